@@ -129,13 +129,6 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
-def recipes(session: nox.Session) -> None:
-    """Apply the recipes of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: only these)."""
-    borrow(session, "test")
-    session.run("python", "-m", "tests.recipes", *session.posargs, "--", *IN_PARALLEL, env=ONE_THREAD)
-
-
-@nox.session
 def old_faults(session: nox.Session) -> None:
     """Bring back each old fault of docs/cuda.md in a copy, see its test fail, and renew that page (-- WORD: some)."""
     borrow(session, "test")
@@ -232,7 +225,7 @@ def audit(session: nox.Session) -> None:
 
 @nox.session
 def cheats(session: nox.Session) -> None:
-    """Run cheats, contaminations and unusual honest forms for real: renew results/gallery/trust (long; -- --short)."""
+    """Run cheats and contaminations for real: renew results/gallery/trust (long; -- --short)."""
     install(session)
     folder = str(RESULTS / "gallery" / "trust")
     session.run("python", "-m", "studies.trust", "--to", folder, *session.posargs)
@@ -255,7 +248,7 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def first_answer(session: nox.Session) -> None:
-    """Measure the time to first answers: renew results/gallery/first_answer."""
+    """Measure the time of a check: renew results/gallery/first_answer (6 minutes)."""
     install(session)
     folder = str(RESULTS / "gallery" / "first_answer")
     session.run("python", "-m", "studies.first_answer", "--to", folder, *session.posargs)

@@ -7,7 +7,6 @@ A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_f
 their sources.
 """
 
-import csv
 import gzip
 import re
 import shutil
@@ -46,7 +45,7 @@ OTHERS = {
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
-    "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
+    "first_answer/first_answer.md": "how soon a check answers",
     "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
@@ -112,9 +111,9 @@ def shrink(path: Path) -> None:
 
 
 def tried() -> str:
-    """Summarise the outcomes of cheats, contaminations and honest forms by group; or say that they were not run yet."""
+    """Summarise the outcomes of cheats and contaminations by group; or say that they were not run yet."""
     folder = GALLERY / "trust"
-    account, honest = folder / "trust.md", folder / "trust_honest.csv"
+    account = folder / "trust.md"
     if not account.exists():
         return "It was not run on this state of the code yet."
     summary = account.read_text(encoding="utf-8").split("\n## ")[0].splitlines()
@@ -122,12 +121,6 @@ def tried() -> str:
     rows[1] = len(rows[0]) * ["---"]  # as wide as its columns there
     lines = [f"| {' | '.join(cell.strip() for cell in row)} |" for row in rows]
     lines += ["", "[All cases](../results/gallery/trust/trust.md), each with its reason."]
-    if honest.exists():
-        with honest.open(encoding="utf-8", newline="") as file:
-            forms = list(csv.DictReader(file))
-        rejected = [form["form"] for form in forms if int(form["num_rejected"])]
-        which = f" ({', '.join(rejected)})" if rejected else ""
-        lines[-1] += f" Of {len(forms)} unusual honest forms, {len(rejected)} were rejected{which}."
     return "\n".join(lines)
 
 

@@ -28,15 +28,13 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
     """(B, T, D), (B, S, D) -> (B, T, D)."""
-    hidden, padding_mask = mask.hidden, None  # the module also says True where hidden
-    attention_mask = mask.added(x.dtype) if mask.changes_scores else hidden
-    if hidden is not None and mask.is_padding:
-        padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
-    elif hidden is not None and hidden is attention_mask and len(hidden) == 1:
-        attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
-    elif attention_mask is not None:
-        whole = (len(x), module.num_heads, x.shape[1], context.shape[1])
-        attention_mask = attention_mask.expand(whole).flatten(0, 1)  # any -> (B,H,T,S) -> (B*H,T,S)
+    padding_mask = attention_mask = None
+    if mask.changes_scores:
+        attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
+    elif mask.is_padding:
+        padding_mask = mask.hidden_as("bs")  # the module also says True where hidden
+    elif mask.hidden is not None:
+        attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)
     output: Tensor
     output, _ = module(
         x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True
@@ -66,7 +64,6 @@ IMPLEMENTATION = adapt(
     packed("in_proj_{}", out="out_proj"),
     call=call,
     changes_scores=True,
-    axes=("kv_len",),
     unsupported=unsupported,
     dropout=set_dropout,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",

@@ -260,7 +260,7 @@ def table(run: Path, to: Path) -> str:
 
 {misses}{markdown_table([row(name, found) for name, found in judged.items()])}
 
-Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
+Regret is the time of the choice over that of the best of {len(NAMES)} implementations on the same shape, in the
 same blocks of {held_out.plan.num_rounds} visits, each in a fresh process; a mean is geometric, with a 95 % interval by
 shapes. Noise is half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that
 shape, if it is more. What a dispatch adds is not in the times. The policy was learned from

@@ -43,6 +43,11 @@ def rows(folder: Path, name: str) -> list[Row]:
     return [row for line in _lines(file_of(folder, name)) for row in json.loads(line)]
 
 
+def done(folder: Path, name: str) -> int:
+    """Count the stored repetitions of a piece."""
+    return len(_lines(file_of(folder, name)))
+
+
 def complete(pieces: Sequence[Piece], folder: Path, most: int = 0, pool: Executor | None = None) -> None:
     """Make the missing repetitions; `most` limits them for each piece.
 

@@ -42,7 +42,7 @@ SIZES = ((1, 64, 2, 64), (2, 64, 4, 16), (2, 96, 2, 32), (1, 131, 4, 16), (1, 16
 """Batch rows, tokens, heads, width."""
 PROBES = ("normal", "equal", "large")
 """One of these is tried along with needles, which come nearest to a limit."""
-SKIPPED = ("context_parallel", "fastest")
+SKIPPED = ("context_parallel",)
 """The first needs a GPU for each rank, the second calls one of the others."""
 
 
@@ -157,7 +157,7 @@ def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
         f"{numbers.min()} to {numbers.max()} of {seeds} seeds for each instruction set and number of threads: "
-        "`python -m studies.margins`. Shares of what is allowed (checking/tolerance.py); "
+        "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
         "[every implementation](margins.csv).\n"
     )
     lines = [

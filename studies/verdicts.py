@@ -17,10 +17,10 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Reason
-from attnbench.storage.records import Comparison, Verdict
+from attnbench.storage.records import Verdict
 from attnbench.units import markdown_table, percent
 from studies import frame
 

@@ -2,12 +2,9 @@
 
 from functools import lru_cache
 
-import msgspec
-
 from attnbench.checking.agreement import References, ask_oracle
-from attnbench.processes.messages import Check, Heartbeat, Prepare, Prepared, Reply
+from attnbench.processes.messages import Check, Heartbeat, Reply
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import PREPARE
 from attnbench.workloads.workload import Workload
 
 
@@ -18,10 +15,6 @@ def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> Ref
 
 
 def checked(request: Check, runner: Worker | None = None, judge: Worker | None = None) -> Reply:
-    """Judge a cell of an implementation in `runner`, by default a fresh one."""
-    runner = runner or Worker(Heartbeat())
-    prepared = runner.answer(Prepare(**{name: getattr(request, name) for name in PREPARE}))
-    if not isinstance(prepared, Prepared):
-        return prepared
-    judge = judge or Worker(Heartbeat(), runner.answer)
-    return judge.answer(msgspec.structs.replace(request, prepared=prepared))
+    """Judge a cell of an implementation in `runner`, by default a fresh one; `judge` asks a runner of its own."""
+    judge = judge or Worker(Heartbeat(), (runner or Worker(Heartbeat())).answer)
+    return judge.answer(request)

@@ -249,7 +249,7 @@ def operators(name: str, call_s: float) -> Operators:
     calls = tuple(
         Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s) for op, (kind, n, share) in shares.items()
     )
-    return Operators(calls=calls, fault_s=1e-6)
+    return Operators(calls=calls)
 
 
 def _visit(
@@ -269,7 +269,7 @@ def _visit(
             name = arm.implementation
             truth = 30e-6 if arm == PROBE else time_of(workload, name) * (1.0 if name == plan.baseline else slowdown)
             value = truth * float(np.exp(of_block + of_arm[arm] + rng.normal(0, 0.004)))
-            faults = 16384 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
+            faults = 65536 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
             sample = Sample(value=value, epoch=place[0], visit=place[1], block=block, slot=slot, num_faults=faults)
             samples[arm].append(sample)
     return VisitFinished(

@@ -89,3 +89,9 @@ def test_the_page_has_what_the_last_whole_run_found():
         for each in FAULTS
     ]
     assert found == expected
+
+
+def test_each_test_that_the_page_names_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", old_faults.PAGE.read_text(encoding="utf-8"))
+    assert len(named) == len(set(named)) > 0
+    assert [name for file, name in named if f"\ndef {name}(" not in (ROOT / file).read_text(encoding="utf-8")] == []

@@ -12,7 +12,7 @@ from attnbench.api import Outcome
 from tests import journals
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ["attention", "check", "compare", "fastest", "load", "register_attention", "run", "samples", "table"]
+PUBLIC = ["check", "compare", "fastest", "load", "run", "samples", "table"]
 """A name that goes, or changes what it does, needs a line in CHANGELOG.md under Removed or Changed."""
 
 
@@ -47,8 +47,6 @@ def test_the_example_in_the_docstring_runs(name, tmp_path, monkeypatch):
     stored = tmp_path / "stored"
     journals.write(stored, journals.workloads(seq_len=(128,), scope=("attention",)), ("sdpa", "fused"))
     known = {"attnbench": attnbench, "torch": torch, "stored": stored}
-    if name == "register_attention":
-        known["transformers"] = pytest.importorskip("transformers")
     runner = doctest.DocTestRunner(verbose=False)
     for test in EXAMPLES[name]:
         test.globs = dict(known)

@@ -73,9 +73,9 @@ def test_a_suite_of_ones_own_uses_the_engine_and_pytest_benchmark_in_a_few_lines
     assert "test_a_much_slower_one" in read.stdout
 
 
-def seed_of(option=None, ini=""):
+def seed_of(option=None):
     """Return the seed of a session with these settings."""
-    config = SimpleNamespace(option=SimpleNamespace(attnbench_seed=option), getini={"attnbench_seed": ini}.get)
+    config = SimpleNamespace(option=SimpleNamespace(attnbench_seed=option))
     pytest_configure(config)
     return config.option.attnbench_seed
 
@@ -84,9 +84,8 @@ def test_each_session_draws_a_seed_unless_it_is_given_one():
     seeds = {seed_of() for _ in range(3)}
     assert len(seeds) > 1
     assert all(0 <= seed < MOST_SEEDS for seed in seeds)
-    assert seed_of(ini="5") == 5
-    assert seed_of(option=0, ini="5") == 0
-    with pytest.raises(pytest.UsageError, match="attnbench_seed=-1 is not allowed: give a whole number, 0 or more"):
+    assert seed_of(option=0) == 0
+    with pytest.raises(pytest.UsageError, match="--attnbench-seed -1 is not allowed: give 0 or more"):
         seed_of(option=-1)
 
 

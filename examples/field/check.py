@@ -1,121 +1,121 @@
-"""Check the attention of other packages, and write results/gallery/field/README.md: `nox -s field`.
+"""Check public implementations as a user would, and write results/gallery/field/README.md: `nox -s field`.
 
-Each file from_*.py is given by its path, as any user's file would be. The table is made from the run's journal. With a
-run's folder as argument, it is made from that run, without another check.
+Each file of this folder that field.toml names is given to `attnbench check FILE --seed 7 --json`. An answer is kept in
+results/gallery/field/parts, and used again as long as the file is the same; `python examples/field/check.py NAME ...`
+checks these again.
 """
 
+import ast
+import hashlib
+import json
+import statistics
+import subprocess
 import sys
+import tokenize
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.results import Results, read
-from attnbench.commands.running import execute
-from attnbench.processes.execution import new_folder
-from attnbench.processes.planning import build_plan
-from attnbench.storage.records import Record, Status
-from attnbench.units import escaped, plain, significant
+from attnbench.units import escaped
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TABLE = ROOT / "results" / "gallery" / "field" / "README.md"
-COLUMNS = ("implementation", "package", "checked", "masks", "outcome", "worst error / tolerance", "notes")
-HUGE = 1000.0
+ENTRIES: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text(encoding="utf-8"))
+COMMAND = ("-m", "attnbench", "check", "--seed", "7", "--json")
+TIMEOUT_S = 900.0
+BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+COLUMNS = ("file", "package", "lines", "tries", "verdict", "what it means")
 
 INTRODUCTION = """# The field
 
-Attention from other packages, each through an adapter of a few lines ([examples/field](../../../examples/field)),
-checked against the float64 oracle: output, gradient of the input and gradients of all weights, forward and backward, in
-scope `module`. `nox -s field` regenerates this page from the packages in
+Attention of public packages, each plugged in by a file of its own ([examples/field](../../../examples/field)) and
+checked by `attnbench check FILE --seed 7`. `nox -s field` regenerates this page with the packages in
 [requirements.txt](../../../examples/field/requirements.txt).
 
-*Checked* counts the workloads of [sweep.toml](../../../examples/field/sweep.toml) that the module supports; the others
-are `unsupported`, because the module has other biases, sizes or masks. Errors are relative to their tolerance: an
-implementation with an error above 1 disagrees. A disagreement is not always a defect. If a package has another
-convention, or an inviting call means something else, the note says so. Each note comes from reading the package's code.
+*Lines* are those that the adapter takes: lines with code, without imports, comments and blank lines. *Tries* are runs
+that somebody needed who had only [docs/adapters.md](../../../docs/adapters.md), in a trial before the last changes of
+that page. *What it means* comes from reading the package's code.
 """
-ABSENT = {
-    "fairseq 0.12.2": "needs omegaconf 2.0, whose metadata pip refuses since 24.1; on Python 3.11 its import fails",
-    "labml-nn 0.5.1 with labml 0.5": "labml.tracker no longer has what it calls; checked with labml 0.4",
-    "speechbrain 1.1.2": "imports torchaudio, whose library does not load with a torch without CUDA",
-    "torchtune 0.6.1 with torchao 0.18": "torchao no longer has what it imports; checked with torchao 0.9",
-}
-"""Packages that could not be loaded on the machine of the committed table, and why."""
 
 
-def packages() -> dict[str, Any]:
-    """Return each package with its file and its entries."""
-    return tomllib.loads((HERE / "field.toml").read_text(encoding="utf-8"))
+def num_lines(text: str) -> int:
+    """The number of lines with code besides imports."""
+    tree = ast.parse(text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    tokens = tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__)
+    code = [token for token in tokens if token.type not in BLANK]
+    lines = {line for token in code for line in range(token.start[0], token.end[0] + 1)}
+    return len(lines - imported)
 
 
-def checked(specs: Sequence[str]) -> Results:
-    """Check all in one run, and return its results; the journal is kept with the other runs."""
-    planned = build_plan(sweep=str(HERE / "sweep.toml"), implementations=specs, metrics=(), with_baseline=False)
-    return execute(planned, new_folder(ROOT / "results", "field"), stages=("check",))
+def answer(name: str, *, again: bool) -> dict[str, Any]:
+    """The answer of the check of one file, as --json gives it."""
+    file = HERE / f"{name}.py"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    part = TABLE.parent / "parts" / f"{name}.{digest}.json"
+    if again or not part.exists():
+        command = [sys.executable, *COMMAND, str(file.relative_to(ROOT))]
+        done = subprocess.run(  # noqa: S603 - of our own files
+            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        if not done.stdout:
+            raise ValueError(f"the check of {file.name} gives no answer: {done.stderr}")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(done.stdout, encoding="utf-8")
+    stored: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
+    return stored
 
 
-def table(results: Results) -> Iterator[str]:
-    """Yield the page, line by line."""
-    yield INTRODUCTION
-    environment = next(record.environment for record in results.records if record.environment is not None)
-    made = f"{results.started.time[:10]}, commit {results.started.commit}"
-    yield f"On {escaped(environment.cpu)} with torch {environment.versions['torch']}, {made}."
-    yield ""
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield f"|{'|'.join(' --- ' for _ in COLUMNS)}|"
-    for package, listing in packages().items():
-        for name, note in listing["entries"].items():
-            records = [record for record in results.records if record.implementation == name]
-            yield f"| {' | '.join(_cells(name, package, records, note))} |"
-    yield ""
-    yield "Tried, but could not be loaded on this machine:"
-    yield ""
-    yield from (f"- {name}: {reason}" for name, reason in ABSENT.items())
+def row(name: str, entry: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+    """The cells of one file."""
+    judged = found["implementations"].get(name, {})
+    failed = [cell for cell in found["cells"] if cell["status"] in {"error", "timeout", "crashed", "out_of_memory"}]
+    words = judged.get("verdict", "not judged")
+    compared = f"{judged.get('num_compared', 0)} of {judged.get('num_planned', len(found['cells']))} cells"
+    details = [words, compared, *([f"{len(failed)} failed"] if failed else [])]
+    yield f"[{name}](../../../examples/field/{name}.py)"
+    yield f"{entry['package']} {installed(entry['package'])}"
+    yield str(num_lines((HERE / f"{name}.py").read_text(encoding="utf-8")))
+    yield str(entry["tries"])
+    yield f"{found['ending']}: {', '.join(details)}"
+    yield escaped(entry["means"])
 
 
-def _cells(name: str, package: str, records: Sequence[Record], note: str) -> Iterator[str]:
-    """Yield the cells of a row, none of them empty."""
-    tried = [record for record in records if record.status is not Status.unsupported]
-    counts = Counter(str(record.status) for record in tried)
-    yield f"`{name}`"
-    yield f"{package} {_version(package)}"
-    yield f"{len(tried)} of {len(records)}"
-    yield ", ".join(dict.fromkeys(record.workload.mask_rule.name for record in tried)) or "-"
-    yield ", ".join(f"{number} {status}" for status, number in counts.items()) or "nothing could be checked"
-    ratios = [record.agreement.error_ratio for record in tried if record.agreement is not None]
-    finite = [ratio for ratio in ratios if ratio is not None]
-    yield "not finite" if None in ratios else (_short(max(finite)) if finite else "-")
-    yield escaped("; ".join(part for part in (note, _first_finding(tried)) if part)) or "-"
-
-
-def _short(ratio: float) -> str:
-    return significant(ratio, 2) if ratio < HUGE else f"{ratio:.0e}"
-
-
-def _first_finding(records: Sequence[Record]) -> str:
-    wrong = next((record for record in records if record.is_finding), None)
-    if wrong is None:
-        return ""
-    return f"first on {wrong.workload.id}: {plain(wrong.message.partition('; also wrong')[0])}"
-
-
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """The version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:
         return "(not installed)"
 
 
+def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The page, line by line."""
+    lines = [num_lines((HERE / f"{name}.py").read_text(encoding="utf-8")) for name in answers]
+    tries = [ENTRIES[name]["tries"] for name in answers]
+    packages = {ENTRIES[name]["package"] for name in answers}
+    first = next(iter(answers.values()))
+    yield INTRODUCTION
+    yield (
+        f"{len(answers)} implementations of {len(packages)} packages: {statistics.median(lines):g} lines in the "
+        f"median, at most {max(lines)}; {statistics.median(tries):g} try in the median, at most {max(tries)}. "
+        f"With torch {first['versions']['torch']} on {escaped(first['machine'])}."
+    )
+    yield ""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'|'.join(' --- ' for _ in COLUMNS)}|"
+    for name, found in answers.items():
+        yield f"| {' | '.join(row(name, ENTRIES[name], found))} |"
+
+
 def main() -> None:
-    """Run the check, or read a run, and write the page."""
-    folder = HERE.relative_to(Path.cwd())
-    specs = [f"{folder}/{listing['file']}:{name}" for listing in packages().values() for name in listing["entries"]]
-    results = read(Path(sys.argv[1])) if sys.argv[1:] else checked(specs)
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_text("\n".join(table(results)) + "\n", encoding="utf-8")
+    """Check what has no answer, and write the page."""
+    answers = {name: answer(name, again=name in sys.argv[1:]) for name in ENTRIES}
+    TABLE.write_text("\n".join(page(answers)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

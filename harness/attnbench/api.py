@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import Comparison, comparisons
+from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.recommendation import Limits, Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
-from attnbench.commands import recommending, running, terminal
+from attnbench.commands import recommending, running
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
@@ -33,19 +34,19 @@ from attnbench.processes.planning import build_plan, plan_to_choose, rejected
 from attnbench.reports import Picture, answers, cells, recommended, screen, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, Comparison, Verdict
+from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
+T = TypeVar("T")
 Given = str | Callable[..., Any]
 """An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
 `adapt`."""
 CANDIDATE = " (candidate)"
 """Suffix of the candidate's name if the baseline has the same."""
-GIVEN_FILE = "given.py"
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -90,9 +91,7 @@ class Outcome:
         Raises:
             ValueError: there are several verdicts; use `verdicts`.
         """
-        if len(self.verdicts) != 1:
-            raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
-        return next(iter(self.verdicts.values()))
+        return _only([*self.verdicts.values()], "verdicts")
 
     @property
     def choice(self) -> str:
@@ -101,9 +100,7 @@ class Outcome:
         Raises:
             ValueError: there is not exactly one shape; use `recommendations`.
         """
-        if len(self.recommendations) != 1:
-            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
-        return self.recommendations[0].choice
+        return _only(self.recommendations, "recommendations").choice
 
     @property
     def comparison(self) -> Comparison:
@@ -112,9 +109,7 @@ class Outcome:
         Raises:
             ValueError: there is none, or there are several; use `comparisons`.
         """
-        if len(self.comparisons) != 1:
-            raise ValueError(f"there are {len(self.comparisons)} comparisons: see `comparisons`, which has them all")
-        return self.comparisons[0]
+        return _only(self.comparisons, "comparisons")
 
     @property
     def ratio(self) -> float:
@@ -169,6 +164,13 @@ class Outcome:
         return [line.text for line in lines]
 
 
+def _only(items: Sequence[T], name: str) -> T:
+    """The only item."""
+    if len(items) != 1:
+        raise ValueError(f"there are {len(items)} {name}: see `{name}`")
+    return items[0]
+
+
 def check(
     *given: Given,
     seed: int | None = None,
@@ -195,7 +197,7 @@ def check(
         more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
         planned = _plan("check", specs, seed, axes, **more)
         results = _executed(planned, specs, Path(name), stages=("check",))
-    return Outcome(results, terminal.verdicts(results))
+    return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 
 def compare(  # noqa: PLR0913 - all have useful defaults
@@ -309,7 +311,7 @@ def outcome(results: Results) -> Outcome:
     verdicts = dict.fromkeys(names, "not compared")
     for verdict in WORST_LAST:
         verdicts |= {each.implementation: str(verdict) for each in comparisons(results) if each.verdict is verdict}
-    wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
+    wrong = {each.implementation: str(CheckVerdict.wrong) for each in results.records if each.is_wrong}
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 
@@ -353,7 +355,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
     """The spec of each implementation; values without a file are written into the folder first."""
     specs: list[str] = []
     values: dict[str, Any] = {}
-    file = folder / f"{prefix}{GIVEN_FILE}"
+    file = folder / f"{prefix}given.py"
     for each in given:
         if isinstance(each, str):
             specs += held(each)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, RETIRED_OPTIONS, ExitCode
+from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, ExitCode
 from attnbench.commands.options import flattened
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
@@ -133,10 +133,6 @@ def _code() -> int:
             typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
             return ExitCode.wrong_usage
         mistake: Any = error
-        unknown = getattr(mistake, "option_name", "").removeprefix("--")
-        if unknown in RETIRED_OPTIONS:
-            typer.echo(f"error: --{unknown} is gone: {RETIRED_OPTIONS[unknown]}", err=True)
-            return ExitCode.wrong_usage
         if not sys.argv[1:]:
             mistake.show()  # the help
         else:

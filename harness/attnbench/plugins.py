@@ -196,8 +196,8 @@ def held(path: Path) -> list[str]:
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
     classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
-    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored, and functions
-    that others in the file call with further arguments.
+    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored, and so are
+    functions that others in the file call with further arguments or that are passed to `adapt`.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -209,6 +209,8 @@ def held(path: Path) -> list[str]:
     attending -= {
         node.name for node in body if isinstance(node, ast.FunctionDef) and node.name in calls and _needs_more(node)
     }
+    adapted = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) == "adapt"]
+    attending -= {each.id for node in adapted for each in ast.walk(node) if isinstance(each, ast.Name)}
     found: list[str] = []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in attending:

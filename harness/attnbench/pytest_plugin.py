@@ -120,21 +120,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the seed."""
     text = "Seed of the inputs that are checked, and of all orders. Default: drawn for each session."
     parser.getgroup("attnbench").addoption("--attnbench-seed", type=int, default=None, metavar="N", help=text)
-    parser.addini("attnbench_seed", f"{text} --attnbench-seed goes before it.", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw the seed of the session unless one is set: known inputs prove less.
 
     Raises:
-        UsageError: the seed is not a whole number of at least 0.
+        UsageError: the seed is below 0.
     """
     if config.option.attnbench_seed is None:
-        config.option.attnbench_seed = config.getini("attnbench_seed") or secrets.randbelow(MOST_SEEDS)
-    seed = str(config.option.attnbench_seed)
-    if not seed.isdecimal():
-        raise pytest.UsageError(f"attnbench_seed={seed} is not allowed: give a whole number, 0 or more")
-    config.option.attnbench_seed = int(seed)
+        config.option.attnbench_seed = secrets.randbelow(MOST_SEEDS)
+    if config.option.attnbench_seed < 0:
+        raise pytest.UsageError(f"--attnbench-seed {config.option.attnbench_seed} is not allowed: give 0 or more")
 
 
 @pytest.fixture

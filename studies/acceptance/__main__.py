@@ -1,7 +1,8 @@
 """`python -m studies.acceptance V1 V4 --sessions 5`: tests of the method's promises, V1 to V9.
 
-Real sessions have a known truth; V2 and V3 also simulate worlds. Each session is stored when it ends, so that an
-interrupted study can be resumed, and each test prints one line. G1 to G5, for CUDA devices, are in on_cuda.py.
+Real sessions have a known truth; V2, V3 and V5 also simulate worlds. Each session is stored when it ends, so that an
+interrupted study can be resumed. `--list` prints what each test costs. `--old TREE` also runs an older attnbench from a
+checkout, in turns with this one. G1 to G5, for CUDA devices, are in on_cuda.py.
 """
 
 import math
@@ -28,7 +29,10 @@ FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
 """Limits: false verdicts (share), error of a time, width of "the same time" (both relative), and the share of equal
 comparisons that must be called equal."""
 BUDGET_S, OURS = 10.0, "attnbench"
-Take = Callable[[int], Sequence[Row]]
+WITH_OLD, OLD = ("V1", "V4", "V6", "V8"), ", older"
+"""Tests that `--old` runs with an older attnbench, too, and the suffix of their names."""
+Take = Callable[..., Sequence[Row]]
+"""Runs the session of this number; those of `WITH_OLD` also take the tree of the package."""
 Judge = Callable[[Sequence[Row]], tuple[str, bool]]
 
 
@@ -40,12 +44,13 @@ class Test:
     title: str
     limit: str
     number: int  # number of sessions
+    seconds: float  # of one session, on two cores
     take: Take
     judge: Judge
 
 
-def _one(take: Callable[..., Row], **settings: float | bool) -> Take:
-    return lambda number: [take(number, **settings)]
+def _one(take: Callable[..., Row], number: int, **settings: float | bool | Path) -> list[Row]:
+    return [take(number, **settings)]
 
 
 def _count(rows: Sequence[Row], *verdicts: str) -> int:
@@ -149,8 +154,9 @@ def _tests() -> Iterator[Test]:
                 title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
                 limit="settings equal in all; false verdicts in 5 % at most",
                 number=75,
-                take=_one(
-                    sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
+                seconds=15,
+                take=partial(
+                    _one, sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
                 ),
                 judge=_same,
             )
@@ -160,6 +166,7 @@ def _tests() -> Iterator[Test]:
         title="simulated sessions without any difference",
         limit=f"99 % limit of sessions with a false verdict at most {method.LARGEST_FALSE:.0%}",
         number=20,
+        seconds=20,
         take=partial(method.rows, method.NULLS),
         judge=method.judge_alarms,
     )
@@ -168,6 +175,7 @@ def _tests() -> Iterator[Test]:
         title="simulated slowdowns of 3 %",
         limit=f"found in {method.POWER:.0%} at least, called equal in {method.LARGEST_EQUAL:.0%} at most (99 % limit)",
         number=10,
+        seconds=1,
         take=partial(method.rows, method.SLOWDOWNS),
         judge=method.judge_power,
     )
@@ -176,6 +184,7 @@ def _tests() -> Iterator[Test]:
         title="coverage of one watched comparison by its intervals at all looks",
         limit=f"{low:.0%} to {high:.0%} in each world",
         number=2,
+        seconds=20,
         take=partial(method.rows, method.ONE_CELL, num_runs=5000),
         judge=method.judge_coverage,
     )
@@ -185,7 +194,8 @@ def _tests() -> Iterator[Test]:
             title=f"coverage of the printed interval in real sessions, a planted slowdown of {share:.0%}, 8 s",
             limit=f"{low:.0%} at least",
             number=40,
-            take=_one(sessions.compare, share=share, budget_s=8.0, num_threads=1),
+            seconds=14,
+            take=partial(_one, sessions.compare, share=share, budget_s=8.0, num_threads=1),
             judge=_covered,
         )
     for busy in (1, 3):
@@ -198,7 +208,8 @@ def _tests() -> Iterator[Test]:
                 title=f"{what}, one thread, next to {busy} busy processes, 30 s",
                 limit=limit,
                 number=40,
-                take=_one(sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
+                seconds=40,
+                take=partial(_one, sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
                 judge=judge,
             )
     yield Test(
@@ -206,6 +217,7 @@ def _tests() -> Iterator[Test]:
         title="the quick sweep, right decisions by the true ratio (the median of all sessions)",
         limit="all beyond 1.2, 90 % of 1.1 to 1.2, 70 % of those within 3 % equal, 240 s",
         number=4,
+        seconds=260,
         take=sessions.sweep,
         judge=_quick,
     )
@@ -214,6 +226,7 @@ def _tests() -> Iterator[Test]:
         title=f"simulated tables of 120 comparisons, 16 processes, margin {method.MARGIN:.1%}",
         limit=f"99 % limit of false differences among the named at most {FALSE:.0%}",
         number=20,
+        seconds=5,
         take=method.tables,
         judge=method.judge_tables,
     )
@@ -226,7 +239,8 @@ def _tests() -> Iterator[Test]:
             title=f"{f'a planted slowdown of {share:.0%}' if share else 'identical files'}, margin 0.5 %, 60 s",
             limit=limit,
             number=20 if share else 100,
-            take=_one(sessions.compare, share=share, budget_s=60.0, smallest_effect=0.005),
+            seconds=68,
+            take=partial(_one, sessions.compare, share=share, budget_s=60.0, smallest_effect=0.005),
             judge=judge,
         )
     for name, share in (("slower", 0.05), ("same", 0.0)):
@@ -235,6 +249,7 @@ def _tests() -> Iterator[Test]:
             title=f"{f'a slowdown of {share:.0%}' if share else 'identical code'} by every tool, {BUDGET_S:g} s each",
             limit="found in 95 %" if share else "nearer to equal than every rival's best statistic; 5 % alarm",
             number=20,
+            seconds=50,
             take=partial(sessions.rivals, share=share, budget_s=BUDGET_S),
             judge=partial(_against_rivals, is_planted=bool(share)),
         )
@@ -245,6 +260,7 @@ def _tests() -> Iterator[Test]:
                 title=f"sdpa, fused and a function by attnbench and by a plain loop, {threads} threads, T={length}",
                 limit=f"within {absolute.MEDIAN_LIMIT:.0%} in the median, no reading beyond {absolute.LIMIT:.0%}",
                 number=5,
+                seconds=60,
                 take=partial(absolute.session, num_threads=threads, seq_len=length),
                 judge=absolute.judge,
             )
@@ -257,7 +273,8 @@ def _tests() -> Iterator[Test]:
                     title=f"the time by {how} next to {busy} busy processes, {threads} threads",
                     limit="within 10 % of the quiet one, or a warning and no verdict",
                     number=5,
-                    take=_one(sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
+                    seconds=25,
+                    take=partial(_one, sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
                     judge=_neighbours,
                 )
     yield Test(
@@ -265,7 +282,8 @@ def _tests() -> Iterator[Test]:
         title="an honest function next to 3 busy processes, 1.5 s",
         limit="a time in all, doubtful or not",
         number=40,
-        take=_one(sessions.honest, num_busy=3),
+        seconds=10,
+        take=partial(_one, sessions.honest, num_busy=3),
         judge=_honest,
     )
 
@@ -286,35 +304,57 @@ def chosen(names: Sequence[str]) -> list[Test]:
     return [test for test in TESTS.values() if not names or test.id.startswith(tuple(names))]
 
 
-def take(test: Test, folder: Path, number: int = 0) -> None:
-    """Run the missing sessions, `number` at most."""
-    frame.complete([frame.Piece(name=test.id, make=test.take, size=test.number)], folder, number)
+def pieces(test: Test, old: Path | None = None) -> list[frame.Piece]:
+    """The sessions of a test as pieces of the study; those of an older tree have a piece of their own."""
+    found = [frame.Piece(name=test.id, make=test.take, size=test.number)]
+    if old is not None and test.id.startswith(WITH_OLD):
+        make = partial(test.take, tree=old.resolve() / "harness")
+        found.append(frame.Piece(name=test.id + OLD, make=make, size=test.number))
+    return found
 
 
-def outcome(test: Test, folder: Path) -> Outcome | None:
-    """Judge a test by its sessions; None without any."""
-    if not (rows := frame.rows(folder, test.id)):
+def outcome(test: Test, folder: Path, engine: str = "") -> Outcome | None:
+    """Judge a test by its sessions, with engine=OLD by those of the older tree; None without any."""
+    if not (rows := frame.rows(folder, test.id + engine)):
         return None
     found, passes = test.judge(rows)
-    return Outcome(id=test.id, title=test.title, limit=test.limit, found=found, passes=passes)
+    return Outcome(id=test.id + engine, title=test.title, limit=test.limit, found=found, passes=passes)
+
+
+def table(folder: Path) -> str:
+    """Build the table of all outcomes so far."""
+    judged = [found for test in TESTS.values() for engine in ("", OLD) if (found := outcome(test, folder, engine))]
+    return markdown_table(
+        [
+            {"test": each.id, "what": each.title, "limit": each.limit, "found": each.found, "result": each.word}
+            for each in judged
+        ]
+    )
 
 
 def page(folder: Path, machine: str) -> str:
-    """Build the table of all outcomes so far."""
-    judged = {test.id: found for test in TESTS.values() if (found := outcome(test, folder))}
-    table = [
-        {"test": each.id, "what": each.title, "limit": each.limit, "found": each.found, "result": each.word}
-        for each in judged.values()
-    ]
+    """Build the page with the table of all outcomes so far."""
     return f"""# Does the method hold what it promises?
 
 Written by `python -m studies.acceptance` on {machine}. Limits were fixed before the sessions; what misses one
 is a MISS. Shares are printed with the end of their one-sided 95 % interval.
 
-Not run: {"; ".join(test for test in TESTS if test not in judged) or "none"}.
+Not run: {"; ".join(test.id for test in TESTS.values() if not frame.rows(folder, test.id)) or "none"}.
 
-{markdown_table(table)}
+{table(folder)}
 """
+
+
+def costs(tests: Sequence[Test], folder: Path, number: int, old: Path | None) -> str:
+    """Build the table of missing sessions, with the minutes that they take."""
+    rows, total = [], 0.0
+    for test in tests:
+        wanted = min(number or test.number, test.number)
+        missing = sum(max(0, wanted - frame.done(folder, piece.name)) for piece in pieces(test, old))
+        total += missing * test.seconds / 60
+        cells = {"sessions to run": str(missing), "minutes": f"{missing * test.seconds / 60:.1f}"}
+        rows.append({"test": test.id, "what": test.title, **cells})
+    return f"{markdown_table(rows)}\n{total:.0f} minutes in all, on two idle cores."
 
 
 def machine() -> str:
@@ -331,17 +371,26 @@ def accept(
     *,
     number: Annotated[int, typer.Option("--sessions", help="Most of each test; 0: the number that it needs.")] = 0,
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes; sessions are kept there.")] = FOLDER,
+    old: Annotated[
+        Path | None, typer.Option(metavar="TREE", help=f"A checkout of an older commit: {', '.join(WITH_OLD)} use it.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Print the missing sessions and their minutes.")] = False,
 ) -> None:
-    """Run sessions with a known truth, print a line for each test, and write the table. Exit code 1 if one misses."""
-    missed = False
-    for test in chosen(tests or []):
-        take(test, to, number)
+    """Run sessions with a known truth, and print the table of all tests so far. Exit code 1 if one of these misses.
+
+    Sessions that are already stored are not run again. The older tree is one of `git worktree add TREE COMMIT`; its
+    sessions alternate with those of this one.
+    """
+    asked = chosen(tests or [])
+    if only_list:
+        typer.echo(costs(asked, to, number, old))
+        return
+    for test in asked:
+        frame.complete(pieces(test, old), to, number)
         frame.save(to / "acceptance.md", page(to, machine()))
-        found = outcome(test, to)
-        assert found is not None
-        typer.echo(str(found))
-        missed |= not found.passes
-    if missed:
+        typer.echo(str(outcome(test, to)))
+    typer.echo(table(to))
+    if not all(found.passes for test in asked if (found := outcome(test, to))):
         raise typer.Exit(1)
 
 

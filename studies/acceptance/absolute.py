@@ -14,12 +14,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from attnbench.devices import read_counters
-from studies.acceptance.sessions import FIXTURE, run_python
+from attnbench.processes.worker_client import ROOT
+from studies.acceptance.sessions import FIXTURE, cells, printed, run_python
 from studies.frame import Row
 
 MINE = """from torch.nn import functional as F
@@ -70,7 +70,7 @@ Reading = dict[str, float]
 
 def loop(axes: Axes, folder: Path) -> Reading:
     """Time a plain loop in a process of its own."""
-    found: Reading = json.loads(run_python(["-c", LOOP, json.dumps(axes), *SPECS], folder).stdout.splitlines()[-1])
+    found: Reading = printed(["-c", LOOP, json.dumps(axes), *SPECS], folder)
     return found
 
 
@@ -78,25 +78,24 @@ def fixture(axes: Axes, folder: Path) -> Reading:
     """Time each implementation next to `sdpa` by the pytest fixture."""
     found: Reading = {}
     for spec in SPECS[1:]:
-        printed = run_python(["-c", FIXTURE, json.dumps(axes), spec, SPECS[0]], folder).stdout.splitlines()[-1]
-        found |= json.loads(printed)["seconds"]
+        found |= printed(["-c", FIXTURE, json.dumps(axes), spec, SPECS[0]], folder)["seconds"]
     return found
 
 
-def command(isolation: str, axes: Axes, folder: Path) -> Reading:
+def command(isolation: str, axes: Axes, folder: Path, tree: Path = ROOT) -> Reading:
     """Time all of them by `attnbench run`."""
     sets = [f"--set={name}={value}" for name, value in axes.items()]
-    asked = ["-P", "-m", "attnbench", "run", *SPECS[1:], "-i", SPECS[0], *sets, "--conditions", isolation]
-    run_python([*asked, f"--budget={BUDGET_S:g}", f"--results={isolation}"], folder)
-    cells = pd.read_csv(max(folder.glob(f"{isolation}/runs/*/records.csv")))  # the latest: a reading may be repeated
-    return dict(zip(cells["implementation"], map(float, cells["latency_s"]), strict=True))
+    option = "--conditions" if tree == ROOT else "--isolation"  # its former name
+    asked = ["-P", "-m", "attnbench", "run", *SPECS[1:], "-i", SPECS[0], *sets, option, isolation]
+    run_python([*asked, f"--budget={BUDGET_S:g}"], folder, tree)
+    return {cell["implementation"]: float(cell["latency_s"]) for cell in cells(folder)}
 
 
+COMMANDS = {"isolated": "process", "shared": "shared"}
 WAYS: dict[str, Callable[[Axes, Path], Reading]] = {
     "plain": loop,
     "plain again": loop,
-    "isolated": lambda *given: command("process", *given),
-    "shared": lambda *given: command("shared", *given),
+    **{name: partial(command, isolation) for name, isolation in COMMANDS.items()},
     "fixture": fixture,
 }
 
@@ -115,15 +114,20 @@ def quietly(take: Callable[[], Reading]) -> Reading:
     return {}
 
 
-def session(number: int, *, num_threads: int, seq_len: int) -> list[Row]:
-    """Time one shape in every way, in random order; a row for each way."""
+def session(number: int, *, num_threads: int, seq_len: int, tree: Path = ROOT) -> list[Row]:
+    """Time one shape in every way, in random order; a row for each way.
+
+    An attnbench of another tree is timed only by its command.
+    """
     axes: Axes = {"seq_len": seq_len, "mask": "none", "num_threads": num_threads, "direction": "inference"}
+    ways = WAYS if tree == ROOT else {name: way for name, way in WAYS.items() if name != "fixture"}
+    ways = ways | {name: partial(command, isolation, tree=tree) for name, isolation in COMMANDS.items()}
     rows = []
-    for way in random.Random(number).sample(list(WAYS), len(WAYS)):
+    for way in random.Random(number).sample(list(ways), len(ways)):
         with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
             folder = Path(name)
             (folder / "mine.py").write_text(MINE, encoding="utf-8")
-            found = quietly(lambda way=way, folder=folder: WAYS[way](axes, folder))  # type: ignore[misc] # mypy knows no type of a default
+            found = quietly(partial(ways[way], axes, folder))
         rows.append({"session": number, "way": way, "seconds": found})
     return rows
 
@@ -131,21 +135,22 @@ def session(number: int, *, num_threads: int, seq_len: int) -> list[Row]:
 def judge(rows: Sequence[Row]) -> tuple[str, bool]:
     """Whether each cell's median is within 5 % of the plain loop and no reading beyond 10 %."""
     plain = {row["session"]: row["seconds"] for row in rows if row["way"] == "plain"}
-    off: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in list(WAYS)[1:]}
+    taken = {row["way"] for row in rows} - {"plain"}
+    off: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS if way in taken}
     for row in rows:
         base = plain.get(row["session"], {})
         for name in base.keys() & row["seconds"].keys():
             if row["way"] in off:
                 off[row["way"]][name].append(row["seconds"][name] / base[name] - 1)
     words, passes = [], True
-    for way, cells in off.items():
-        medians = {name: statistics.median(own) for name, own in cells.items()}
+    for way, logs in off.items():
+        medians = {name: statistics.median(own) for name, own in logs.items()}
         if not medians:
             words.append(f"{way}: disturbed")
             passes = False
             continue
         name = max(medians, key=lambda name: abs(medians[name]))
-        farthest = max((each for own in cells.values() for each in own), key=abs)
+        farthest = max((each for own in logs.values() for each in own), key=abs)
         words.append(f"{way} {medians[name]:+.1%} ({name}; farthest reading {farthest:+.1%})")
         passes &= way == "plain again" or (abs(medians[name]) <= MEDIAN_LIMIT and abs(farthest) <= LIMIT)
     return f"{'; '.join(words)}; {len(plain)} sessions", passes

@@ -62,7 +62,7 @@ SLOWDOWNS = {
 
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
-    """Draw the noise that the blocks of a process add to its number (POOL,): see `statistics.intervals`."""
+    """Draw the noise in the number of a process, which is a median over its blocks (POOL,)."""
     logs = world.noise * draws.standard_normal((3, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)

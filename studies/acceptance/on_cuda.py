@@ -153,7 +153,7 @@ def heat_up(gpu: Gpu | None = None) -> Outcome:
         settings: Any = {"clock": gpu.clock, "gauge_work": gpu.interference_probe(), "seed": number}
         found = FunctionComparison({"a": work, "b": work}, "a", **settings)
         found.run(1.0, stops=False)
-        logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
+        _, logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded)
         is_alarm = found.judgements["b"].verdict in {Verdict.faster, Verdict.slower}
         rows.append({"is_hot": float(number % 2), "is_alarm": float(is_alarm), "log": float(logs.mean())})
     alarms, limit = sum(float(row["is_alarm"]) for row in rows), _largest_count(len(rows))

@@ -212,8 +212,7 @@ def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
     """Run one comparison by attnbench in fresh processes, as a test does."""
     from attnbench.pytest_plugin import AttentionBench
 
-    asked: dict[str, Any] = {"budget_s": budget_s, "false_share": ALPHA, "isolation": "process", **AXES}
-    found = AttentionBench(seed)(f"{candidate}:mine", f"candidate={base}:mine", **asked)
+    found = AttentionBench(seed)(f"{candidate}:mine", f"base={base}:mine", budget_s=budget_s, false_share=ALPHA, **AXES)
     alarms = float(str(found.verdict) in {"slower", "faster"})
     return [
         {"tool": OURS, "statistic": "ratio", "log": float(np.log(found.ratio))},

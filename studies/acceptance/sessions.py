@@ -1,7 +1,7 @@
 """Real sessions of the command line with a known truth: V1, V3 to V7 and V9.
 
 A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test's
-verdict reads nothing else.
+verdict reads nothing else. `tree` is the folder with the package attnbench: this one's, or an older one's.
 """
 
 import json
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import read
+import pandas as pd
+
 from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.statistics.intervals import median
 from studies.frame import Row
@@ -41,26 +41,47 @@ def mine(query, key, value):
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
 FIXTURE = """
 import json, sys
-from attnbench.commands.terminal import summary
 from attnbench.pytest_plugin import AttentionBench
+from attnbench.reports import story
 
 found = AttentionBench(0)(*sys.argv[2:4], budget_s=3.0, **json.loads(sys.argv[1]))
 frame = found.to_frame()
 seconds = dict(zip(frame["implementation"], frame["latency_s"]))
-warning = "; ".join(summary(found.results)["warnings"])
-print(json.dumps({"verdict": str(found.verdict), "seconds": seconds, "warning": warning}))
+print(json.dumps({"verdict": found.verdict, "seconds": seconds, "is_warned": bool(story.troubles(found.results))}))
 """
 """One comparison by the pytest fixture, of two implementations on a shape."""
 BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
+STUDIES = Path(__file__).parents[2]
+"""The folder with this package."""
 
 
-def run_python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_python(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run Python in the folder to its end, whatever its exit code."""
-    environment = {**os.environ, "PYTHONPATH": module_path(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": module_path(tree)}
     return subprocess.run(  # noqa: S603 - our own command
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def printed(arguments: Sequence[str], folder: Path) -> Any:  # noqa: ANN401 - whatever the program prints
+    """Run Python in the folder, and parse the last line of its output as JSON.
+
+    Raises:
+        RuntimeError: there is none; the message is the end of its errors.
+    """
+    done = run_python(arguments, folder)
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise RuntimeError(done.stderr[-2000:]) from error
+
+
+def cells(folder: Path) -> list[dict[str, Any]]:
+    """Read the rows of the latest records.csv below the folder; a missing verdict is "none"."""
+    table = pd.read_csv(max(folder.glob("**/runs/*/records.csv")))
+    rows: list[dict[str, Any]] = table.fillna({"verdict": "none"}).to_dict("records")  # type: ignore[assignment]
+    return rows
 
 
 @contextmanager
@@ -84,6 +105,7 @@ def compare(  # noqa: PLR0913 - what makes a session
     smallest_effect: float = 0.0,
     num_threads: int = 0,
     num_busy: int = 0,
+    tree: Path = ROOT,
 ) -> Row:
     """Run `attnbench compare` on one cell: a function against itself, slowed down by `share`."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
@@ -96,7 +118,7 @@ def compare(  # noqa: PLR0913 - what makes a session
         options += [f"--budget={budget_s:g}", f"--seed={number}", "--json"]
         options += [f"--smallest-effect={smallest_effect:g}"] * bool(smallest_effect)
         start = time.monotonic()
-        done = run_python(["-P", "-m", "attnbench", "compare", *sides, *options], folder)
+        done = run_python(["-P", "-m", "attnbench", "compare", *sides, *options], folder, tree)
         row: Row = {
             "session": float(number),
             "share": share,
@@ -107,32 +129,20 @@ def compare(  # noqa: PLR0913 - what makes a session
         return row | _compared(done.stdout, folder)
 
 
-def flat(cell: dict[str, Any]) -> dict[str, Any]:
-    """A cell of --json with its time, ratio and verdict side by side."""
-    speed = cell["speed"] or {}
-    return cell | {
-        "latency_s": cell["seconds"],
-        "ratio": 1 / speed["speedup"] if speed else None,
-        "verdict": speed.get("verdict"),
-        "num_processes": speed.get("num_processes", 0),
-    }
-
-
-def _compared(printed: str, folder: Path) -> Row:
+def _compared(output: str, folder: Path) -> Row:
     try:
-        said = json.loads(printed)
-        (cell,) = (each for each in map(flat, said["cells"]) if each["verdict"])
-    except (ValueError, KeyError):
+        warnings = json.loads(output).get("warnings")
+        (cell,) = (each for each in cells(folder) if each["verdict"] != "none")
+    except ValueError:  # nothing was printed, stored or compared
         return {"verdict": "none"}
     (journal,) = folder.glob("results/runs/*/journal.jsonl")
     visits = [event for event in map(json.loads, journal.open(encoding="utf-8")) if event["type"] == "visit_finished"]
-    (judged,) = comparisons(read(journal))
     return {
-        "verdict": str(cell["verdict"]),
+        "verdict": cell["verdict"],
         "ratio": float(cell["ratio"]),
-        "low": 0.0 if judged.low is None else judged.low,
-        "high": math.inf if judged.high is None else judged.high,
-        "is_warned": float(bool(said.get("warnings"))),
+        "low": 0.0 if pd.isna(cell["ratio_low"]) else float(cell["ratio_low"]),
+        "high": math.inf if pd.isna(cell["ratio_high"]) else float(cell["ratio_high"]),
+        "is_warned": float(bool(warnings)),
         "processes": float(len({visit["epoch"] for visit in visits})),
         "alike": float(all(map(_is_alike, visits))),
     }
@@ -155,9 +165,9 @@ def neighbour(number: int, *, num_busy: int, num_threads: int, by_fixture: bool)
     busy = _timed(number, num_busy=num_busy, num_threads=num_threads, by_fixture=by_fixture)
     return {
         "session": float(number),
-        "off": float(busy["seconds"]) / float(quiet["seconds"]) - 1,
+        "off": busy["seconds"] / quiet["seconds"] - 1,
         "verdict": busy["verdict"],
-        "is_warned": float(bool(busy["warning"])),
+        "is_warned": float(busy["is_warned"]),
     }
 
 
@@ -167,20 +177,19 @@ def _timed(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) ->
         folder = Path(name)
         (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
         if by_fixture:
-            done = run_python(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
-            found = json.loads(done.stdout.splitlines()[-1])
+            found: Row = printed(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
             return {**found, "seconds": float(found["seconds"]["mine"])}
-        cell, warnings = _cell(number, folder, axes, budget_s=6.0)
-        return {"verdict": str(cell["verdict"]), "seconds": float(cell["latency_s"]), "warning": "; ".join(warnings)}
+        cell, is_warned = _cell(number, folder, axes, budget_s=6.0)
+        return {"verdict": cell["verdict"], "seconds": float(cell["latency_s"]), "is_warned": is_warned}
 
 
-def _cell(number: int, folder: Path, axes: Mapping[str, object], budget_s: float) -> tuple[dict[str, Any], list[str]]:
-    """Return the cell of `mine.py:mine` in a run next to `sdpa`, and the warnings of the run."""
+def _cell(number: int, folder: Path, axes: Mapping[str, object], budget_s: float) -> tuple[dict[str, Any], bool]:
+    """Return the cell of `mine.py:mine` in a run next to `sdpa`, and whether the run has warnings."""
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
-    said = json.loads(run_python([*asked, f"--seed={number}"], folder).stdout)
-    (cell,) = (each for each in map(flat, said["cells"]) if each["implementation"] == "mine")
-    return cell, list(said.get("warnings", ()))
+    done = run_python([*asked, f"--seed={number}"], folder)
+    (cell,) = (each for each in cells(folder) if each["implementation"] == "mine")
+    return cell, bool(json.loads(done.stdout)["warnings"])
 
 
 def honest(number: int, *, num_busy: int) -> Row:
@@ -201,8 +210,7 @@ def rivals(number: int, *, share: float, budget_s: float) -> list[Row]:
             (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
         files = [str(folder / file) for file in ("base.py", "candidate.py")]
         asked = ["-m", "studies.acceptance.rivals", *files, f"{budget_s:g}", str(number)]
-        rows: list[Row] = json.loads(run_python(asked, Path(ROOT)).stdout.splitlines()[-1])
-    return [{"session": float(number), **row} for row in rows]
+        return [{"session": float(number), **row} for row in printed(asked, STUDIES)]
 
 
 def sweep(number: int, *, budget_s: float = 0.0) -> list[Row]:
@@ -210,23 +218,19 @@ def sweep(number: int, *, budget_s: float = 0.0) -> list[Row]:
     budget = [f"--budget={budget_s:g}"] * bool(budget_s)
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
         start = time.monotonic()
-        asked = ["-P", "-m", "attnbench", "run", "--sweep=quick", *budget, "--json", f"--seed={number}"]
-        done = run_python(asked, Path(name))
+        run_python(["-P", "-m", "attnbench", "run", "--sweep=quick", *budget, f"--seed={number}"], Path(name))
         elapsed_s = time.monotonic() - start
-        said = json.loads(done.stdout)
+        found = cells(Path(name))
     return [
         {
             "session": float(number),
             "cell": f"{cell['implementation']} on {cell['workload']}",
-            "workload": cell["workload"],
             "ratio": float(cell["ratio"]),
-            "verdict": str(cell["verdict"]),
-            "processes": float(cell["num_processes"]),
+            "verdict": cell["verdict"],
             "elapsed_s": elapsed_s,
-            "is_warned": float(bool(said.get("warnings"))),
         }
-        for cell in map(flat, said["cells"])
-        if cell["verdict"] and cell["ratio"] and cell["status"] == "ok"
+        for cell in found
+        if cell["verdict"] != "none" and cell["ratio"] > 0 and cell["status"] == "ok"
     ]
 
 

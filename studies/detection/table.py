@@ -6,13 +6,13 @@ import pandas as pd
 
 from attnbench.units import markdown_table
 
-TITLE = "# What the check detects\n"
-TEMPLATE = """{title}
+TEMPLATE = """# What the check detects
+
 Made by `nox -s detection`: {num_mistakes} known mistakes, planted in the textbook form, tried at lengths {lengths}
 in {dtypes}; and {num_implementations} honest implementations on workloads and inputs drawn from {num_seeds} seeds.
 
 Missed by our check: {missed}. Honest results that it rejected: {num_rejected} of {num_honest}; the nearest came to
-{nearest} of what is allowed.
+{nearest} of its limit.
 
 ## Rules
 
@@ -81,7 +81,6 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     whole = trials[trials["inputs"] == "all"]
     return TEMPLATE.format(
-        title=TITLE,
         num_mistakes=cells["mistake"].nunique(),
         lengths=lengths,
         dtypes=", ".join(cells["dtype"].unique()),

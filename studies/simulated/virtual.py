@@ -41,7 +41,6 @@ from attnbench.storage.events import (
     Sides,
     VisitFinished,
 )
-from attnbench.storage.fold import State
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
@@ -62,7 +61,6 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.timing import blocks
-from attnbench.timing.schedule import visit_seed
 from attnbench.workloads.workload import Workload
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World
@@ -288,23 +286,3 @@ def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
         is_apart=is_apart,
     )
     return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)
-
-
-def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: int) -> State:
-    """Run a session of one workload, each visit in a fresh process: a rival, the baseline twice and the probe."""
-    workload, state = workloads(1)[0], State()
-    reference = Arm(implementation=baseline)
-    arms = (
-        (reference, baseline),
-        (reference.as_control(), baseline),
-        (Arm(implementation=rival), rival),
-        (PROBE, ""),
-    )
-    for number in range(num_visits):
-        client.start(number)
-        seed = visit_seed(client.seed, workload.id, number)
-        asked = SampleBlocks(workload=workload, arms=arms, epoch=number, number=number, num_blocks=4, seed=seed)
-        taken = client.ask(asked)
-        assert isinstance(taken, VisitFinished)
-        state.apply(taken)
-    return state

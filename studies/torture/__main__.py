@@ -20,7 +20,7 @@ HEADER = """# What a run survives
 
 Made by `nox -s torture`. Each trial is a real one: processes are killed, journals damaged, disks filled. *Died*: a
 traceback, a hang, another exit code than was due, or processes that are left. *Lost*: finished work that is gone, or a
-number that changed. *Unclear*: a message that does not say what was given, what is allowed, or what to do.
+number that changed. *Unclear*: a message without the input, the allowed values, or a way out.
 
 """
 

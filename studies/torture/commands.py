@@ -126,9 +126,9 @@ def told(folder: Path, arguments: list[str]) -> Trial:
         if len(said) != 1 or not said[0].isprintable():
             unclear = f"not one line: {note(printed)}"
         elif code == 2 and not any(hint in said[0] for hint in HINTS):  # noqa: PLR2004 - wrong usage
-            unclear = f"not what to do: {said[0]}"
+            unclear = f"without a way out: {said[0]}"
         elif not _names(said[0], arguments, folder):
-            unclear = f"not what was given: {said[0]}"
+            unclear = f"without the input: {said[0]}"
     return Trial(subject="command lines and sweeps", what=what, died=died, unclear=unclear)
 
 

@@ -106,7 +106,7 @@ def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Tri
             saved = salvage(place.folder, place.folder / "saved")
             kept = list(events(saved.folder / JOURNAL)) if saved.is_damaged else []
             if any(each not in intact for each in kept[1:-1]):
-                lost = lost or "what was salvaged says something else"
+                lost = lost or "salvaged events differ"
         except DamagedError:
             pass  # its plan is damaged; without it nothing can be read
         except Exception as error:  # noqa: BLE001 - as above

@@ -1,6 +1,6 @@
 """`python -m studies.trust`: run the corpus for real and write the tables. Rerun it to resume."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,11 +10,10 @@ import typer
 
 from studies import frame
 from studies.frame import Piece
-from studies.trust import outcome, sessions, table, unusual
+from studies.trust import outcome, sessions, table
 from studies.trust.corpus import CONTROL, Case, cases, clean, control
 from studies.trust.outcome import Clean, Row
 from studies.trust.sessions import Session
-from studies.trust.unusual import Trial
 
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 """Sessions without any cheat, at the usual settings and at others; their range shows the noise."""
@@ -23,19 +22,14 @@ NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 def trust(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the tables go.")] = Path("results/trust"),
     name: Annotated[str, typer.Option(help="The files' name.")] = "trust",
-    family: Annotated[
-        Literal["all", "cheats", "contaminations", "honest"], typer.Option(help="What is tried.")
-    ] = "all",
-    only: Annotated[str, typer.Option(metavar="ID,ID", help="These cases or forms alone.")] = "",
+    family: Annotated[Literal["all", "cheats", "contaminations"], typer.Option(help="Which cases to run.")] = "all",
+    only: Annotated[str, typer.Option(metavar="ID,ID", help="These cases alone.")] = "",
     *,
-    short: Annotated[
-        bool, typer.Option("--short", help="Fewer clean runs, shorter runs, honest forms at few shapes.")
-    ] = False,
+    short: Annotated[bool, typer.Option("--short", help="Fewer clean runs, and shorter runs.")] = False,
 ) -> None:
-    """Run cheats, contaminations and honest forms through the command line; exit code 1 if any is judged wrongly."""
+    """Run cheats and contaminations through the command line; exit code 1 if any is judged wrongly."""
     chosen = [case for case in cases() if _is_chosen(case.id, only) and _is_of(case, family)]
-    forms = [form for form in unusual.names() if _is_chosen(form, only)] if family in {"all", "honest"} else []
-    if not chosen and not forms:
+    if not chosen:
         raise typer.BadParameter(f"{only}: there is no such case")
     references: dict[str, Clean] = {}
     rows: list[Row] = []
@@ -49,16 +43,10 @@ def trust(
         run = partial(sessions.run, case.source, case.settings, short=short)
         (session,) = _sessions(to, case.id, run, 1)
         rows.append(outcome.row(case, session, references[key]))
-    trials: list[Trial] = []
-    for group, names in unusual.groups(forms).items():
-        piece = Piece(name=f"honest {group}", make=partial(_tried, names, short))
-        frame.complete([piece], to)
-        trials += msgspec.convert(frame.rows(to, piece.name), list[Trial])
-    table.write(rows, trials, to, name)
+    table.write(rows, to, name)
     bad = sum(not row.is_good for row in rows if row.group != CONTROL)
-    rejected = sum(trial.num_rejected > 0 for trial in trials)
-    typer.echo(f"{bad} of {len(chosen)} cases judged wrongly, {rejected} of {len(trials)} honest forms rejected: {to}")
-    if bad or rejected:
+    typer.echo(f"{bad} of {len(chosen)} cases judged wrongly: {to}")
+    if bad:
         raise typer.Exit(1)
 
 
@@ -74,10 +62,6 @@ def _sessions(to: Path, name: str, run: Callable[[], Session], number: int) -> t
     """Run or read the sessions of one candidate."""
     frame.complete([Piece(name=name, make=lambda _: [msgspec.to_builtins(run())], size=number)], to)
     return msgspec.convert(tuple(frame.rows(to, name)), tuple[Session, ...])
-
-
-def _tried(names: Sequence[str], short: bool, _: int) -> list[frame.Row]:  # noqa: FBT001 - of a partial
-    return [msgspec.to_builtins(trial) for trial in unusual.tried(names, short=short)]
 
 
 def _usable(clean_sessions: tuple[Session, ...]) -> Clean:

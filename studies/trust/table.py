@@ -1,4 +1,4 @@
-"""Tables of cheats, contaminations and honest forms, as Markdown and CSV."""
+"""Tables of cheats and contaminations, as Markdown and CSV."""
 
 import textwrap
 from collections import Counter
@@ -9,8 +9,8 @@ import msgspec
 import pandas as pd
 
 from attnbench.units import markdown_table, plain
+from studies import frame
 from studies.trust.outcome import Row
-from studies.trust.unusual import Trial
 
 OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
@@ -30,20 +30,11 @@ range of clean runs; that of the group "control", in which nobody cheats, is noi
 """
 
 
-def write(rows: Sequence[Row], trials: Sequence[Trial], to: Path, stem: str = "trust") -> None:
-    """Write STEM.csv and STEM.md, and STEM_honest.csv if honest forms were tried."""
-    to.mkdir(parents=True, exist_ok=True)
-    if rows:
-        frame(rows).to_csv(to / f"{stem}.csv", index=False, float_format="%.4g")
-        (to / f"{stem}.md").write_text(markdown(rows), encoding="utf-8")
-    if trials:
-        honest = pd.DataFrame([msgspec.structs.asdict(trial) for trial in trials])
-        honest.to_csv(to / f"{stem}_honest.csv", index=False, float_format="%.4g")
-
-
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Convert the rows to a pandas table."""
-    return pd.DataFrame([msgspec.structs.asdict(row) | {"is_good": row.is_good} for row in rows])
+def write(rows: Sequence[Row], to: Path, stem: str = "trust") -> None:
+    """Write STEM.csv and STEM.md."""
+    cells = pd.DataFrame([msgspec.structs.asdict(row) | {"is_good": row.is_good} for row in rows])
+    frame.save(to / f"{stem}.csv", cells.to_csv(index=False, float_format="%.4g"))
+    frame.save(to / f"{stem}.md", markdown(rows))
 
 
 def markdown(rows: Sequence[Row]) -> str:

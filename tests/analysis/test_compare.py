@@ -1,17 +1,26 @@
 """Verdicts: intervals against 1 and the margin, and the selection of compared cells."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, control_effects, paired_times, runs_the_same, too_noisy
+from attnbench.analysis.comparisons import (
+    Comparison,
+    comparisons,
+    control_effects,
+    paired_times,
+    runs_the_same,
+    too_noisy,
+)
 from attnbench.analysis.results import Results
+from attnbench.reports import story
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import LATENCY, Arm, Comparison, Verdict
+from attnbench.storage.records import LATENCY, Arm, Verdict
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
-from tests import journals
+from tests import journals, tables
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))
 
@@ -56,7 +65,7 @@ def test_one_process_of_two_visits_decides_nothing(tmp_path: Path) -> None:
     short = journals.write(tmp_path, POINTS, ("sdpa", "fused"), num_epochs=1, num_visits=2)
     for found in comparisons(short):
         assert (found.verdict, found.low, found.high) == (Verdict.undecided, None, None)
-        assert found.minimum_detectable_effect is None
+        assert found.detectable is None
         assert found.ratio > 1
 
 
@@ -115,8 +124,20 @@ def test_discarded_blocks_have_no_say(results: Results) -> None:
     (found,) = [each for each in comparisons(disturbed) if _is(each, workload, "fused")]
     (whole,) = [each for each in comparisons(results) if _is(each, workload, "fused")]
     assert found.ratio != whole.ratio
-    assert (found.num_processes, whole.num_processes) == (8, 16)
+    assert (found.effect.num_processes, whole.effect.num_processes) == (8, 16)
 
 
 def _is(found: Comparison, workload: str, name: str) -> bool:
     return (found.workload.id, found.implementation) == (workload, name)
+
+
+@pytest.mark.usefixtures("many_visits")
+def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path: Path) -> None:
+    truth = {"baseline": 1.0, "near": 1.025, "slow": 1.5}
+    client = virtual.SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2, layout=0.03)
+    found = virtual.execute(virtual.plan(1, tuple(truth), budget_s=1.0), tmp_path, client)
+    assert story.decided(found) == "1 of 2 comparisons decided"
+    cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(found)}
+    assert re.fullmatch(
+        r"undecided \(\d+(\.\d+)? % would show; about \d+ s more needed\), same kernel", cells["near"]
+    ), cells

@@ -37,23 +37,21 @@ def test_the_textbook_form_is_near_2_and_its_curve_is_found_exactly():
     found = fit((length, textbook(length)) for length in LENGTHS)
     assert found is not None
     assert found.lengths == LENGTHS[-4:]
-    assert 1.97 < found.low < found.exponent < found.high < 2.0
+    assert found.exponent(GIB) == pytest.approx(2.0, abs=0.01)
     assert found.parts == pytest.approx((0, 8 * 64 * 4, 2 * 8 * 4), abs=1e-3)
     reach = found.reach(GIB)
     assert reach is not None
     assert reach.is_exact
     assert textbook(math.floor(reach.point)) <= GIB < textbook(math.ceil(reach.point))
-    assert found.slope(reach.point) == pytest.approx(2.0, abs=0.01)
 
 
 def test_a_constant_part_bends_the_line_of_a_linear_form_and_the_curve_still_finds_the_limit():
     found = fit((length, flash(length)) for length in LENGTHS)
     assert found is not None
-    assert 0.8 < found.exponent < 1.0
+    assert 0.8 < found.exponent(found.lengths[-1]) < 1.0
     reach = found.reach(GIB)
     assert reach is not None
     assert reach.point == pytest.approx((GIB - 591_872) / (8 * 65 * 4), rel=1e-6)
-    assert found.slope(reach.point) == pytest.approx(1.0, abs=0.01)
 
 
 def test_what_bends_at_short_lengths_has_no_say():
@@ -68,7 +66,6 @@ def test_a_curve_that_does_not_fit_gives_a_reach_that_says_so():
     exact = fit((length, textbook(length)) for length in LENGTHS).reach(GIB)
     assert not reach.is_exact
     assert reach.low < exact.point < reach.high
-    assert rough.low < 2 < rough.high
 
 
 @pytest.mark.parametrize("lengths", [(), (512,), (512, 1024), (512, 512, 1024)])
@@ -79,7 +76,7 @@ def test_fewer_than_three_lengths_say_nothing_of_growth(lengths):
 def test_what_does_not_grow_never_reaches_a_limit_and_a_limit_below_it_is_none():
     constant = fit((length, 1000.0) for length in LENGTHS)
     assert constant.reach(GIB) is None
-    assert constant.exponent == pytest.approx(0, abs=1e-9)
+    assert constant.exponent(512) == pytest.approx(0, abs=1e-9)
     assert fit((length, flash(length)) for length in LENGTHS).reach(1000) is None
 
 
@@ -97,7 +94,7 @@ def found(measured):
 
 def test_a_run_gives_the_growth_of_each_implementation(found):
     assert set(found) == {"fused", "sdpa"}
-    assert found["fused"].fit.exponent > found["sdpa"].fit.exponent
+    assert found["fused"].exponent > found["sdpa"].exponent
     assert [length for length, _ in found["fused"].points] == [256, 512, 1024, 1536]
 
 
@@ -109,7 +106,7 @@ def fused(found):
 
 def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
     said = growth_report.sentence(fused)
-    assert said.startswith("fused: 256 MiB are reached at T=2032, growing with T^1.98; memory grows with T^")
+    assert said.startswith("fused: 256 MiB are reached at T=2032; there memory grows with T^1.98, fitted over T=")
 
 
 def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
@@ -126,14 +123,11 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     assert few.reach is None
 
 
-def test_json_and_picture_say_the_same(fused, found):
+def test_json_says_the_same(fused, found):
     checked = [fused, found["sdpa"]]
     read = json.loads(json.dumps([growth_report.facts(each) for each in checked]))
-    assert read[0]["exponent"] == checked[0].fit.exponent
+    assert read[0]["exponent"] == checked[0].exponent
     assert read[0]["reached_at"] == checked[0].reach.point
-    drawn = growth_report.curves(checked)
-    assert "limit" in drawn.title
-    assert drawn.svg.startswith("<svg ")
 
 
 @pytest.mark.long
@@ -176,13 +170,12 @@ def command(*arguments: str, cwd: Path):
     )
 
 
-def test_the_command_says_where_the_limit_is_and_draws(written):
+def test_the_command_says_where_the_limit_is(written):
     folder, done = written
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
-    assert f"512 MiB are reached at T={reached}," in done.stdout
+    assert f"512 MiB are reached at T={reached};" in done.stdout
     assert "inference" in done.stdout
     (run,) = (folder / "results" / "runs").iterdir()
-    assert (run / "growth.png").exists()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}

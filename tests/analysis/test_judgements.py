@@ -1,5 +1,6 @@
 """A verdict states its coverage, and rests on enough cells or says that it does not."""
 
+import msgspec
 import pytest
 
 from attnbench.analysis.conclusion import Ending
@@ -16,7 +17,7 @@ PLANNED = tuple(
 )
 
 
-def agreement(*, error: float = 0.1, found: str = "", conventions: tuple[str, ...] = ()) -> Agreement:
+def agreement(*, error: float | None = 0.1, found: str = "", conventions: tuple[str, ...] = ()) -> Agreement:
     output = TensorError(
         tensor="output",
         error=error,
@@ -25,7 +26,8 @@ def agreement(*, error: float = 0.1, found: str = "", conventions: tuple[str, ..
         rounding_band=0.1,
         worst=(0,),
         expected=1.0,
-        actual=1.0 + error,
+        actual=None if error is None else 1.0 + error,
+        largest=1.0,
     )
     rules = (RuleResult(rule="hidden NaN", holds=False, found=found, is_noted=True),) if found else ()
     probes = (ProbeResult(probe="normal", tensors=(output,)),)
@@ -39,7 +41,9 @@ def judgement(
     records = []
     for workload, status in zip(planned, statuses, strict=False):
         error = 3.0 if status is Status.disagrees else 0.1
-        judged = agreement(error=error, **details) if status in {Status.ok, Status.disagrees} else None  # type: ignore[arg-type]
+        judged = (
+            agreement(error=error, **details) if status in {Status.ok, Status.disagrees, Status.approximate} else None
+        )  # type: ignore[arg-type]
         records.append(
             Record(
                 run="r",
@@ -84,6 +88,7 @@ def test_below_a_third_of_the_cells_a_verdict_is_reserved(num_right: int, *, is_
     judged = judgement(*[Status.ok] * num_right, *[Status.unsupported] * (len(PLANNED) - num_right))
     assert judged.verdict is CheckVerdict.right
     assert judged.word == ("right" if is_enough else "right where tried")
+    assert ("a verdict needs 4 cells, or only what it takes: --set mask=" in judged.sentence) is not is_enough
     assert (endings.of_check([judged]).ending is Ending.passed) is is_enough
 
 
@@ -122,3 +127,15 @@ def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
 def test_what_computes_in_float32_is_not_measured_by_the_tolerance_of_float64() -> None:
     assert judgement(*[Status.ok] * 12).worst is not None
     assert judgement(*[Status.ok] * 12, conventions=("float32",)).worst is None
+
+
+def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_finite() -> None:
+    near, infinite = (agreement(error=error) for error in (0.1, None))
+    records = [msgspec.structs.replace(judgement(Status.approximate).records[0], agreement=a) for a in (near, infinite)]
+    first, both, last = (
+        Judgement(implementation="mine", records=tuple(some), planned=PLANNED).sentence
+        for some in (records[:1], records, records[1:])
+    )
+    assert "off by 10 % of the largest value, at worst 10 %, on 1 of 12 cells" in first
+    assert "on 2 of 12 cells; not finite on 1 of them" in both
+    assert "not finite on 1 of 12 cells" in last

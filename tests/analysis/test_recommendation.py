@@ -9,6 +9,7 @@ import pytest
 
 from attnbench.analysis.recommendation import NOT_TIMED, Limits, recommend
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import table
 from attnbench.commands import recommending
 from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult, Status
@@ -122,6 +123,12 @@ def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results)
     lead = found.lead("fused")
     assert lead is not None
     assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.ratio, "s")
+
+
+def test_a_cell_has_the_time_that_every_table_shows(results: Results) -> None:
+    (found,) = recommend(results)
+    cells = table(results).set_index("implementation")
+    assert found.seconds == {name: cells["paired_latency_s"][name] for name in NAMES}
 
 
 def test_all_of_it_is_json(results: Results) -> None:

@@ -296,6 +296,57 @@ def test_what_empty_rows_get_is_a_convention(function, kind, axes):
     assert found.conventions == (kind,)
 
 
+def zeros_for_empty_rows(query, key, value, *, mask=None):
+    return softmax(scores_of(query, key), mask) @ value
+
+
+def by_strides(contiguous, other):
+    def function(query, key, value, *, mask=None):
+        return (contiguous if query.is_contiguous() else other)(query, key, value, mask=mask)
+
+    return function
+
+
+def nan_everywhere(query, key, value, *, mask=None):
+    """Rows that see no key make the whole batch row NaN."""
+    return zeros_for_empty_rows(query, key, value, mask=mask).where(mask.any(-1).all(-1)[..., None, None], math.nan)
+
+
+def a_little_more(query, key, value, *, mask=None):
+    return 1.01 * zeros_for_empty_rows(query, key, value, mask=mask)
+
+
+@pytest.mark.parametrize("axes", EMPTY, ids=lambda axes: axes["mask"])
+@pytest.mark.parametrize(
+    ("contiguous", "other", "kind"),
+    [
+        (nothing_hidden, zeros_for_empty_rows, "all"),
+        (filled_with_nan, zeros_for_empty_rows, "nan"),
+        (zeros_for_empty_rows, filled_with_nan, ""),
+        (zeros_for_empty_rows, zeroed_afterwards, ""),
+    ],
+)
+def test_a_convention_may_depend_on_strides(contiguous, other, kind, axes):
+    """As in SDPA on CUDA, which takes cuDNN or another kernel by the strides."""
+    found = judged(by_strides(contiguous, other), workload(**axes))
+    assert found.agrees, found.diagnosis
+    assert found.conventions == (kind,) * bool(kind)
+
+
+@pytest.mark.parametrize("other", [nan_everywhere, a_little_more])
+@pytest.mark.parametrize("contiguous", [nothing_hidden, zeros_for_empty_rows])
+def test_rows_that_see_a_key_do_not_depend_on_strides(contiguous, other):
+    found = judged(by_strides(contiguous, other), workload(**EMPTY[1]))
+    assert found.grade is Grade.wrong
+    assert found.broken_rules[0].rule == "layouts"
+
+
+def test_a_convention_that_depends_on_strides_is_a_finding_where_zeros_are_asked_for():
+    implementation = from_function(by_strides(zeros_for_empty_rows, nothing_hidden), "mine.py:mine")
+    strict = compare(references(workload(**EMPTY[0])), implementation, rejects=(EMPTY_ROWS,))
+    assert "layouts" in {rule.rule for rule in strict.agreement.broken_rules}
+
+
 @pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
 def test_it_is_a_finding_where_zeros_are_asked_for(function, kind):
     references = ask_oracle(workload(**EMPTY[0]), 0)
@@ -304,10 +355,6 @@ def test_it_is_a_finding_where_zeros_are_asked_for(function, kind):
     assert not strict.agreement.agrees
     assert strict.agreement.conventions == ()
     assert "sees no key" in diagnose(references, implementation, strict).diagnosis
-
-
-def zeros_for_empty_rows(query, key, value, *, mask=None):
-    return softmax(scores_of(query, key), mask) @ value
 
 
 def test_a_hidden_nan_is_a_note_or_a_finding() -> None:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from attnbench.checking import oracle
+from attnbench.checking import case, oracle
 from attnbench.checking.case import draw_normal
 from attnbench.workloads.workload import Workload
+from tests import reference
 
 MASKS = ["causal", "padding_to_nothing", "boolean(40)", "additive", "causal+alibi", "softcap(1)"]
 MASKS += ["softcap(1)+alibi_bottom_right", "alibi+softcap(2)", "padding+additive+softcap(1)+alibi"]
@@ -19,6 +20,8 @@ def test_a_yardstick_is_the_oracle_forward_and_backward(mask, form):
     inputs = draw_normal(point, 0).map(lambda tensor: (2 * tensor).requires_grad_())
     expected, found = (oracle.answer(point, inputs, rows, each) for each in (oracle.attend, form))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    formula = reference.attention(*(inputs.tensors[name] for name in case.QKV), point, {})
+    torch.testing.assert_close(expected, formula[:, :, rows], rtol=0, atol=1e-13)
     leaves = list(inputs.tensors.values())
     gradients = [torch.autograd.grad(made, leaves, torch.ones_like(made)) for made in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-13)

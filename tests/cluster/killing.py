@@ -21,7 +21,7 @@ import psutil
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.cluster.driver import SLOT
-from attnbench.cluster.host import HOST, folder_of_runs
+from attnbench.cluster.host import HOST
 from attnbench.commands import ExitCode
 from attnbench.storage import events
 from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
@@ -135,12 +135,14 @@ def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> Non
         cluster.remove(name)
         time.sleep(GONE_S)
         cluster.nodes[name] = cluster.add(name)
-    else:
-        word = "ray::measure" if victim == "task" else "attnbench.processes.worker"
-        found = [each for each in psutil.Process().children(recursive=True) if word in _command_of(each)]
-        if found:
-            with suppress(psutil.NoSuchProcess):
-                random.choice(found).kill()
+    elif found := running("ray::measure" if victim == "task" else "attnbench.processes.worker"):
+        with suppress(psutil.NoSuchProcess):
+            random.choice(found).kill()
+
+
+def running(word: str) -> list[psutil.Process]:
+    """Return the descendants of this process with that word in their command."""
+    return [each for each in psutil.Process().children(recursive=True) if word in _command_of(each)]
 
 
 def _command_of(process: psutil.Process) -> str:
@@ -151,12 +153,11 @@ def _command_of(process: psutil.Process) -> str:
 
 
 def begun(results: Path) -> Path | None:
-    """Wait until a host has started to measure a share, and return the run; None if that takes too long."""
+    """Wait until a task measures a share, and return the run; None if that takes too long."""
     end_s = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < end_s:
-        for run in find_runs(results):
-            if any((folder_of_runs() / run.name).glob(f"*/*/{JOURNAL}")):
-                return run
+        if (runs := find_runs(results)) and running("attnbench.processes.worker"):
+            return runs[-1]
         time.sleep(0.1)
     return None
 
@@ -178,23 +179,22 @@ def wrong(run: Path, alone: Results) -> list[str]:
         if without.get(key, verdict) != verdict
     ]
     there = _visits(run)
-    merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
-    kept = Counter(visit.workload for share, visits in there.items() if share in merged for visit in visits)
+    kept = Counter(visit.workload for visits in there.values() for visit in visits)
     held = Counter(found.num_visits)
     if kept != held:
         problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
-    numbers = Counter(place.partition("/")[2] for place in merged)  # a folder belongs to one share on one host
+    numbers = Counter(place.partition("/")[2] for place in there)  # a folder belongs to one share on one host
     problems += [f"share {share} was measured by {number} hosts" for share, number in numbers.items() if number > 1]
     return problems
 
 
 def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
-    """Read the visits in the journals of all hosts of this machine, by host and share."""
+    """Read the visits in the journals of all hosts, by host and share."""
     return {
         f"{path.parent.parent.name}/{path.parent.name}": [
             event for event in read_events(path) if isinstance(event, events.VisitFinished)
         ]
-        for path in sorted((folder_of_runs() / run.name).glob(f"*/*/{JOURNAL}"))
+        for path in sorted((run / HOSTS).glob(f"*/*/{JOURNAL}"))
     }
 
 

@@ -60,9 +60,8 @@ PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attn
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path, monkeypatch):
+def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with killing.machines() as cluster:
         words = [*killing.SHORT, "--cluster", cluster.address, "--results", str(tmp_path)]
         driving = subprocess.Popen(
@@ -86,9 +85,8 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path, monkeypatch):
+def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     alone = killing.local(tmp_path / "local")
     with killing.machines() as cluster:
         for victim in killing.VICTIMS:

@@ -44,14 +44,14 @@ def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = Tr
 def run(tmp_path) -> tuple[Path, RunStarted, list[Share]]:
     plan = journals.write(tmp_path / "plan", POINTS, NAMES, num_visits=1, num_epochs=1).plan
     started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
-    return tmp_path / "run", started, split(plan, "run", 1)
+    return tmp_path / "run", started, split(plan, 1)
 
 
 def test_shares_have_each_workload_once_and_the_whole_budget():
     plan = msgspec.structs.replace(journals_plan(), budget_s=60.0)
     names = set()
     for hosts in (1, 2, 50):
-        shares = split(plan, "run", hosts)
+        shares = split(plan, hosts)
         names.add(tuple(share.name for share in shares))
         taken = Counter(workload.id for share in shares for workload in share.plan.workloads)
         assert taken == Counter(workload.id for workload in plan.workloads)

@@ -5,7 +5,7 @@ import torch
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.processes.planning import build_plan
+from attnbench.commands import check
 
 MINE = """
 def mistaken(query, key, value, mask):
@@ -38,8 +38,14 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(wrong, tmp_path, mon
     assert "--report" in str(done.exception) + done.output
 
 
-def test_alone_it_is_about_pytorchs_own_attention_in_every_dtype():
-    plan = build_plan(sweep="stock")
+def test_alone_or_with_a_device_it_is_about_pytorchs_own_attention_in_every_dtype(tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check, "_checked", lambda planned, *_, **__: plans.append(planned))
+    for more in ([], ["--set", "device=cpu"]):
+        CliRunner().invoke(app, ["check", "--report", "stock.md", *more])
+    plan, on_cpu = plans
+    assert on_cpu.workloads == tuple(each for each in plan.workloads if each.device == "cpu")
     assert {workload.dtype for workload in plan.workloads} == {"float32", "bfloat16", "float16"}
     assert {"sdpa_flash", "torch_mha", "flex", "sdpa+compile"} <= set(plan.implementations)
 

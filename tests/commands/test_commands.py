@@ -101,6 +101,13 @@ def test_conditions_and_the_phase_of_a_model_are_parameters_of_a_plan():
     assert not {"phase", "cache", "allocator"} & usual.keys()
 
 
+def test_a_device_alone_keeps_the_shapes_of_the_sweep():
+    usual = build_plan(sweep="check", implementations=["sdpa"])
+    set_alone = build_plan(sweep="check", implementations=["sdpa"], settings=["device=cpu"], is_exact=True)
+    assert set_alone.workloads == tuple(each for each in usual.workloads if each.device == "cpu")
+    assert len(set_alone.workloads) > 1
+
+
 @pytest.mark.parametrize(
     ("conditions", "words"), [("clod", "did you mean cold"), ("cold,warm", "cold and warm exclude one another")]
 )

@@ -24,7 +24,6 @@ from attnbench.reports import endings, screen, story
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL, find_runs, newest_run
 from attnbench.storage.records import PROBE
-from tests import forks
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -177,24 +176,6 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     assert any(line.startswith("Base rev:plain (") and "candidate rev:wrong (" in line for line in shown)
     assert any(line.startswith("lost: spare") for line in shown)
     assert any(line.startswith("disagrees: mine") for line in shown)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["rev:plain"], "give two sides, BASE and CANDIDATE"),
-        (["rev:plain", "rev:slow", "-i", "mine.py:mine", "--set", "colour=red"], "there is no axis colour"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
-    program = [forks.python(), "-P", "-m", "attnbench", "compare", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
-    runs = set(find_runs(repo / "results"))
-    found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert said in found.stderr
-    assert found.stderr.count("\n") == 1
-    assert set(find_runs(repo / "results")) == runs
 
 
 @pytest.mark.long

@@ -87,24 +87,22 @@ def compared_with_itself(warp):
     return doctor.judge_noise(compared)
 
 
-def test_the_noise_floor_is_measured_for_its_budget_and_quiet_where_the_machine_is():
+@pytest.mark.parametrize(
+    ("spread", "disturbed", "advice"),
+    [
+        (0.01, 0.0, ""),
+        (0.8, 0.0, "smaller differences cannot be detected: see what else is running"),
+        (0.0, 0.35, "other work disturbs this machine: do not rely on times that are measured now"),
+    ],
+)
+def test_the_noise_floor_is_measured_for_its_budget_and_has_its_advice(spread, disturbed, advice):
     draws = np.random.default_rng(0)
-    found = compared_with_itself(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.01)))
-    assert "(measured for 10.0 s)" in found.value
-    assert not found.advice
-
-
-def test_a_noise_floor_of_several_percent_is_not_good_enough():
-    draws = np.random.default_rng(0)
-    found = compared_with_itself(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.8)))
-    assert found.advice == "smaller differences cannot be detected: see what else is running"
-
-
-def test_many_disturbed_blocks_are_worse():
-    draws = np.random.default_rng(0)
-    found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
-    assert found.advice == "other work disturbs this machine: do not rely on times that are measured now"
-    assert "blocks disturbed" in found.value
+    found = compared_with_itself(
+        lambda seconds, _: seconds * (3.0 if draws.random() < disturbed else 1.0) * math.exp(draws.normal(0, spread))
+    )
+    assert "measured for 10." in found.value
+    assert found.advice == advice
+    assert ("blocks disturbed" in found.value) == bool(disturbed)
 
 
 def test_hosts_that_differ_are_not_comparable_and_advice_is_said_with_its_host():

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.conclusion import Mark
+from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
@@ -25,38 +26,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return journals.write(tmp_path_factory.mktemp("run"), POINTS, ("sdpa", "fused", "bmm", journals.EVIL))
 
 
-def raw(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> str:
-    """Return the output for a terminal of that width, without colours."""
+def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> list[str]:
+    """Return the visible lines on a terminal of that width; no text from outside colours them."""
     file = io.StringIO()
     monkeypatch.setattr(
         terminal, "Console", lambda: Console(file=file, width=width, force_terminal=True, no_color=True)
     )
     terminal.print_results(results)
-    return file.getvalue()
-
-
-def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> list[str]:
-    """Return its visible lines."""
-    return [line.rstrip() for line in Text.from_ansi(raw(results, monkeypatch, width)).plain.splitlines()]
-
-
-def test_lines_are_broken_between_words(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
-    lines = printed(results, monkeypatch)
-    text = " ".join(" ".join(lines).split())
-    assert "blocks discarded because of interference" in text
-    assert max(map(len, lines)) <= 80
-
-
-def test_contention_is_said_before_any_result(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "DOUBTFUL" not in "".join(printed(results, monkeypatch))
-    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
-    lines = printed(dataclasses.replace(results, system_load=load), monkeypatch)
-    places = [
-        next(place for place, line in enumerate(lines) if text in line)
-        for text in ("DOUBTFUL", "High CPU contention during the run: other processes had 83 %", "Time of a call")
-    ]
-    assert places == sorted(places)
+    assert "\x1b[31m" not in file.getvalue()
+    return [line.rstrip() for line in Text.from_ansi(file.getvalue()).plain.splitlines()]
 
 
 def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +69,14 @@ def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatc
 def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
     names = ("sdpa", "sdpa_math", "naive_loop", "liar", "torch_mha")
     points = journals.workloads(mask=("causal",), seq_len=(512, 2048), scope=("attention",))
-    assert terminal.verdicts(journals.write(tmp_path, points, names)) == {
+    judged = judgements(journals.write(tmp_path, points, names))
+    assert {each.implementation: each.word for each in judged} == {
         "sdpa": "right",
         "sdpa_math": "right where tried",  # the other crashed
         "naive_loop": "right",  # the other is predicted to be out of reach, and was not tried
         "liar": "WRONG",
         "torch_mha": "not judged",  # unsupported
     }
-
-
-def test_text_from_outside_has_no_effect(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[31m" not in raw(results, monkeypatch)
 
 
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Adapters: a right module passes in every layout, a wrong one is found, and errors are clear."""
 
 import re
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -169,9 +170,75 @@ def test_a_planted_mistake_is_found(name):
     assert not judge(WRONG[name], POINT).agrees
 
 
-def test_a_module_without_a_context_of_its_own_is_asked_for_self_attention():
-    assert RIGHT["split"].built_in()["kv_len"] == 0
-    assert "kv_len" not in adapt(Split, SPLIT, call=across, axes=["kv_len"]).built_in()
+def any_number(*tensors):
+    return across(*tensors)
+
+
+def across_inside(module, x, context, mask):
+    def inside():
+        return module(x, context, mask=mask.visible)
+
+    return inside()
+
+
+def test_a_context_of_another_length_is_tried_if_call_passes_it_on():
+    same_length = adapt(Packed, packed("qkv", out="proj"), call=lambda m, x, context, mask: m(x, mask.context))
+    assert same_length.built_in()["kv_len"] == 0
+    point = POINT.with_axes({"kv_len": 12})
+    assert "pass on the context in call" in str(reason_against(same_length, point))
+    for call in (across, across_inside, any_number, partial(across)):
+        cross = adapt(Split, SPLIT, call=call)
+        assert "kv_len" not in cross.built_in()
+        assert judge(cross, point).agrees
+    assert adapt(Split, SPLIT, call=across, sizes={"kv_len": 0}).built_in()["kv_len"] == 0
+
+
+FORMS = {
+    "bts": lambda m, x, context, mask: m(x, context, mask=of_bts(mask.visible_as("bts"))),
+    "tsb": lambda m, x, context, mask: m(x, context, mask=of_tsb(mask.visible_as("tsb"))),
+    "nts": lambda m, x, context, mask: m(x, context, mask=of_nts(mask.hidden_as("nts"), len(x))),
+    "added": lambda m, x, context, mask: m(x, context, mask=of_nts(mask.added_as("nts", x.dtype), len(x))),
+    "ts": lambda m, x, context, mask: m(x, context, mask=mask.visible_as("ts")),
+    "bs": lambda m, x, context, mask: m(x, context, mask=of_bs(mask.visible_as("bs"))),
+}
+
+
+def of_tsb(mask):
+    return None if mask is None else mask.permute(2, 0, 1)[:, None]
+
+
+def of_bts(mask):
+    return None if mask is None else mask[:, None]
+
+
+def of_bs(mask):
+    return None if mask is None else mask[:, None, None]
+
+
+def of_nts(mask, batch_size):
+    """(B*H, T, S), True where hidden, or -inf: as (B, H, T, S), True where visible."""
+    if mask is None:
+        return None
+    return ~(mask if mask.dtype == torch.bool else mask.isinf()).unflatten(0, (batch_size, -1))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mask_has_the_axes_that_a_package_wants(form):
+    made = adapt(Split, SPLIT, call=FORMS[form])
+    for mask in ("none", "causal", "padding", "causal+padding"):
+        point = POINT.with_axes({"mask": mask, "kv_len": 12})
+        if form in {"ts", "bs"} and mask not in {"none", {"ts": "causal", "bs": "padding"}[form]}:
+            with pytest.raises(NotImplementedError, match=f"differs along .*the code takes {form}"):
+                judge(made, point)
+        else:
+            assert judge(made, point).agrees
+
+
+def test_axes_of_a_mask_are_letters_once_each():
+    made = adapt(Split, SPLIT, call=lambda m, x, context, mask: m(x, context, mask=mask.visible_as("tt")))
+    with pytest.raises(ValueError, match=r"'tt' is not allowed: axes of a mask are b, h, t and s"):
+        judge(made, POINT)
 
 
 def test_a_module_that_is_not_implemented_in_some_sizes_is_unsupported_there():
@@ -187,13 +254,11 @@ def test_a_module_that_is_not_implemented_in_some_sizes_is_unsupported_there():
 
 
 @pytest.mark.parametrize("order", TWO_ORDERS)
-def test_groups_and_contexts_take_part_where_they_are_listed(order):
+def test_groups_and_contexts_are_read(order):
     point = Workload(
         seq_len=5, kv_len=8, num_heads=4, num_kv_heads=2, head_dim=4, scope="module", direction="forward_backward"
     )
-    assert 'axes=("kv_len",)' in str(reason_against(RIGHT["split"], point))
-    listed = adapt(Split, SPLIT, call=across, axes=["kv_len", "num_kv_heads"])
-    assert judge(listed, point).agrees
+    assert judge(RIGHT["split"], point).agrees
 
     class ByGroup(nn.Module):
         def __init__(self, sizes):
@@ -206,7 +271,7 @@ def test_groups_and_contexts_take_part_where_they_are_listed(order):
             query = named["q"].unflatten(-1, (2, -1)).flatten(2, 3)  # (B,T,G,2*K) -> (B,T,H,K)
             return self.proj(attend(query, named["k"], named["v"], None))
 
-    grouped = adapt(ByGroup, per_head("qkv", order, out="proj"), axes=["num_kv_heads"])
+    grouped = adapt(ByGroup, per_head("qkv", order, out="proj"))
     assert judge(grouped, Workload(**(point.axes() | {"kv_len": 5}))).agrees
 
 
@@ -272,8 +337,6 @@ def test_a_layout_that_does_not_fit_is_reported_on_one_line(layout, said):
 
 
 def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(ValueError, match="did you mean kv_len"):
-        adapt(Packed, packed("qkv", out="proj"), axes=["kv_length"])
     with pytest.raises(ValueError, match="give a function of query, key and value"):
         adapt(None)
     with pytest.raises(ValueError, match="no layout"):
@@ -328,7 +391,6 @@ MISUSES = {
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
     "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
-    "axes as a text": (made_of(axes="kv_len"), "axes='kv_len': give a list of names"),
 }
 
 
@@ -348,6 +410,16 @@ LATER = {
     "a module of one size": (
         lambda: adapt(lambda sizes: nn.MultiheadAttention(8, 2), packed("in_proj_{}", out="out_proj"), call=alone),
         "the module is not made for embed_dim 12",
+    ),
+    "a bare parameter taken for a layer": (
+        lambda: adapt(lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj", out="out_proj")),
+        'in_proj_weight is a parameter and no layer: write "in_proj_{}"',
+    ),
+    "its name taken for a layer": (
+        lambda: adapt(
+            lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj_weight", out="out_proj")
+        ),
+        'in_proj_weight is a parameter and no layer: write "in_proj_{}"',
     ),
     "not transposed": (
         lambda: adapt(Transposed, packed("qkv", out="proj"), call=alone),

@@ -4,6 +4,7 @@ import re
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from attnbench import plugins
 from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place, reason_against
+from attnbench.contract.adapters import adapt
 from attnbench.contract.functions import from_function, keywords
 from attnbench.contract.loading import compiled, from_value, implementation
 from attnbench.processes.worker import attempts
@@ -300,6 +302,13 @@ def test_a_function_that_does_not_expect_none_is_told_of_it_with_its_place():
     assert judged(needs_a_mask, mask="causal").agrees
 
 
+def test_a_failure_inside_a_package_names_its_line_there_and_the_line_that_called_it():
+    with pytest.raises(ValueError, match="Improper number of dimensions") as raised:
+        np.linalg.norm(np.ones(3), axis=(0, 1, 2))
+    places = r" \(test_functions\.py, line \d+; numpy/linalg/\w+\.py, line \d+\)$"
+    assert re.search(places, attempts.describe(raised.value)[1])
+
+
 def test_every_way_to_take_parameters_is_understood():
     assert keywords(lambda *tensors, mask=None: None, "f") == {"mask": "mask"}
     assert keywords(lambda query, key, value, **others: None, "f") == {"mask": "mask"}
@@ -328,6 +337,7 @@ from attnbench.contract import CanonicalAttention
 
 def mine(query, key, value, *, mask=None, scale=None): ...
 def short(q, k, v, is_causal=False): ...
+def wrapped(q, k, v): ...
 def _helper(query, key, value): ...
 def other(x): ...
 
@@ -340,7 +350,7 @@ class Bound(CanonicalAttention):
 class Nothing: ...
 
 split_layers = adapt(make, split("q", "k", "v", out="o"))
-one, (two, _hidden) = adapt(short), (adapt(mine), 3)
+one, (two, _hidden) = adapt(wrapped), (adapt(WRAPPED), 3)
 many, few = (adapt(each) for each in (mine, short))
 bound = partial(F.scaled_dot_product_attention, is_causal=True)
 other_bound = partial(other, 3)
@@ -352,7 +362,7 @@ core = Core()
 def quick(quantity, kernel, variance): ...
 def banded(q, k, v, left, right): ...
 def by_band(q, k, v): return banded(q, k, v, 8, right=0)
-a, b, c = adapt(short), adapt(mine), adapt(by_band)
+a, b, c = (adapt(number, call=lambda f, q, k, v, mask: wrapped(q, k, v)), adapt(number), adapt(number))
 number = 3
 """
 HELD = ["mine", "short", "Attends", "Bound", "split_layers", "one", "two", "many", "few"]
@@ -425,7 +435,7 @@ def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(ax
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale, or declare one"),
+        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale"),
         ({"sinks": "learned"}, "it takes no sinks: name a parameter sinks"),
         ({"mask": "relative_buckets"}, "the function has no parameter bias"),
     ],
@@ -447,6 +457,7 @@ class Core(nn.Module):
 def test_a_module_of_query_key_and_value_is_a_function(value):
     made = from_value(value, "core")
     assert check(references(Workload(**SIZES, mask="causal"), is_brief=True), made).agrees
+    assert isinstance(value, type) or adapt(value, masks=("none",)).built_in() == {"mask": "none"}
 
 
 @torch.no_grad()

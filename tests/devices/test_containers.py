@@ -112,9 +112,13 @@ def test_a_system_without_groups_has_no_limits(groups):
 
 
 def test_a_worker_fails_beyond_its_containers_memory_as_out_of_memory(groups, monkeypatch):
-    limits = []
-    groups("0::/\n", **VERSION_2)
+    """It leaves a reserve, and may take less once others have taken more."""
+    limits, held = [], types.SimpleNamespace(data=GIB, rss=2 * GIB)  # libraries from files are resident, and no data
     monkeypatch.setattr(cpu.resource, "setrlimit", lambda kind, pair: limits.append(pair[0]))
-    monkeypatch.setattr(cpu, "OOM_SCORE", containers.GROUPS / "score")
+    monkeypatch.setattr(cpu.psutil.Process, "memory_info", lambda _: held)
+    groups("0::/\n", **VERSION_2)
     cpu.limit_memory()
-    assert limits[0] < 4 * GIB
+    for used in (6 * GIB - GIB // 2, 6 * GIB - GIB // 8, 7 * GIB):
+        groups("0::/\n", **VERSION_2 | {"memory.current": str(used)})
+        cpu.limit_memory()
+    assert limits == [GIB + 3 * GIB - 3 * GIB // 10, GIB + GIB // 2 - cpu.RESERVE_BYTES, GIB + GIB // 16, GIB]

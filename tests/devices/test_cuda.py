@@ -112,8 +112,8 @@ def test_a_run_on_graphs_goes_its_whole_way_and_what_waits_costs_its_own_cell(di
 
 
 @pytest.mark.parametrize("launch", ["eager", "graph"])
-def test_a_run_on_inputs_in_turn_at_a_sustained_pace_goes_its_whole_way(launch, tmp_path):
-    found = run(tmp_path / "run", seq_len=2048, cache="rotating", pace="sustained", launch=launch)
+def test_a_run_with_cold_caches_at_a_sustained_pace_goes_its_whole_way(launch, tmp_path):
+    found = run(tmp_path / "run", seq_len=2048, cache="cold", pace="sustained", launch=launch)
     assert {record.status for record in found.values()} == {Status.ok}, [each.message for each in found.values()]
 
 

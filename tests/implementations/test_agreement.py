@@ -365,7 +365,7 @@ def test_an_implementation_imports_torch_the_standard_library_and_the_contract_o
     text = Path(str(spec.origin)).read_text(encoding="utf-8")
     tree = ast.parse(text)
     at_import = imports(tree.body)
-    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.contract.dispatch", "attnbench.ranks"}
+    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.ranks"}
     assert at_import <= contract
     for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
         assert f'missing_package("{module.split(".")[0]}' in text

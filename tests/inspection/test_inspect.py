@@ -52,19 +52,6 @@ def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed()
     assert not torch.equal(first, other.tensors["x"][0])
 
 
-def test_two_sentences_share_their_words():
-    found = look("fused", [TIME, FRUIT], ["mask=none"])
-    one, two = found.walks
-    assert one.words == tuple(TIME.split())
-    assert two.words == tuple(FRUIT.split())
-    np.testing.assert_array_equal(one.steps["query"][0, :, 1], two.steps["query"][0, :, 1])
-
-
-def test_a_causal_mask_hides_later_words():
-    weights = look("fused", [TIME]).walks[0].steps["weights"][0]
-    np.testing.assert_array_equal(weights != 0, np.broadcast_to(np.tril(np.ones((5, 5), dtype=bool)), weights.shape))
-
-
 @pytest.mark.parametrize(
     ("sentences", "settings", "said"),
     [

@@ -17,7 +17,7 @@ from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
-from attnbench.timing.schedule import SPENT
+from attnbench.timing.schedule import ANSWERED, SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -130,6 +130,18 @@ def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch
     monkeypatch.setitem(SPEEDS, "einsum", 0.9)
     (other,) = recommend(run(chosen(names=("sdpa", "einsum")), tmp_path / "other")[0])
     assert other.choice == "einsum"
+
+
+@pytest.mark.parametrize(
+    ("names", "budget_s", "reason"), [(("sdpa", "fused"), 40.0, ANSWERED), (("sdpa", "fused", "bmm"), 0.0, SPENT)]
+)
+def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_first_processes(
+    tmp_path: Path, names: tuple[str, ...], budget_s: float, reason: str
+) -> None:
+    plan = chosen(names=names, budget_s=budget_s)
+    results = virtual.execute(plan, tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], seconds, layout=0.003))
+    assert results.reason == reason
+    assert set(results.num_visits.values()) == {CHOOSING_PROCESSES}
 
 
 def test_limits_exclude_with_the_reason(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons, contention, doubts, judgements, whole
-from attnbench.analysis.conclusion import Conclusion
+from attnbench.analysis.conclusion import Conclusion, Mark
+from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge, judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.policy import learn
@@ -19,12 +20,12 @@ from attnbench.analysis.recommendation import changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.api import outcome
-from attnbench.commands import running
+from attnbench.commands import ExitCode, running
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
-from attnbench.reports import endings, recommended, story
+from attnbench.reports import answers, endings, recommended, story
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Verdict
+from attnbench.storage.records import CANDIDATE, Arm, Verdict
 from attnbench.timing.blocks import Conditions
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -89,32 +90,43 @@ def test_a_run_whose_samples_waited_says_so_first_and_decides_nothing(tmp_path, 
         assert not re.search("faster|slower|equal", "".join(story.answer(results)))
 
 
-@pytest.mark.parametrize(("share", "code"), [(FEW, 1), (MOST, 3)])
-def test_a_comparison_whose_samples_waited_is_inconclusive(tmp_path, share, code):
+@pytest.mark.parametrize(("share", "code"), [(FEW, 1), (MOST, 4)])
+def test_compare_and_gate_end_alike_on_a_session_whose_samples_waited(tmp_path, share, code):
     results = sides(tmp_path, share)
+    decision, conclusion = judge_sides(results, Thresholds()), endings.of_sides(results)
     found = whole(results)
     assert found is not None
     assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
-    assert exit_code(endings.of_sides(results)) == code
-
-
-@pytest.mark.parametrize(("share", "outcome_of_times"), [(FEW, Outcome.finding), (MOST, Outcome.inconclusive)])
-def test_a_gate_on_a_session_whose_samples_waited_is_inconclusive(tmp_path, share, outcome_of_times):
-    decision = judge_sides(sides(tmp_path, share), Thresholds())
-    assert decision.outcome is outcome_of_times
+    assert exit_code(conclusion) == ExitCode[decision.outcome] == code
+    assert str(conclusion.ending) == outputs.HEADINGS[decision.outcome]
     kinds = {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
-    assert kinds == {Kind.slower if outcome_of_times is Outcome.finding else Kind.undecided}
+    assert kinds == {Kind.slower if code == 1 else Kind.undecided}
+    shown = {cell.mark for shape in answers.shapes(results) for cell in shape.others}
+    assert shown == {Mark.slower if code == 1 else Mark.doubtful}
+
+
+def test_one_doubtful_cell_of_several_leaves_the_others_their_verdicts(tmp_path):
+    """Its own verdict and that of all cells together are open, so nothing may pass."""
+    results = sides(tmp_path, 0.0)
+    first, second = results.plan.workloads
+    results = replace(results, doubts={(first.id, Arm(implementation="x", side=CANDIDATE)): "late"})
+    marks = {shape.workload.id: cell.mark for shape in answers.shapes(results) for cell in shape.others}
+    assert marks == {first.id: Mark.doubtful, second.id: Mark.slower}
+    decision = judge_sides(results, Thresholds())
+    kinds = {each.workload: each.kind for each in decision.rulings if each.metric == "latency"}
+    assert kinds == {first.id: Kind.undecided, second.id: Kind.slower}
+    assert (decision.suite.kind, exit_code(endings.of_sides(results))) == (Kind.undecided, 1)
 
 
 @pytest.mark.parametrize("disturbed", ["base", "candidate"])
-def test_a_gate_on_two_runs_is_inconclusive_if_either_was_disturbed(tmp_path, disturbed):
+def test_a_gate_on_two_runs_is_not_valid_if_either_was_disturbed(tmp_path, disturbed):
     runs = {
         name: sweep(tmp_path / name, MOST if name == disturbed else 0.0, virtual.plan(2, NAMES, budget_s=9.0))
         for name in ("base", "candidate")
     }
     decision = judge(runs["base"], runs["candidate"])
-    assert decision.outcome is Outcome.inconclusive
-    assert decision.notes[0].startswith(f"{disturbed}: ")
+    assert decision.outcome is Outcome.invalid
+    assert decision.invalid[0].startswith(f"{disturbed}: ")
 
 
 @pytest.mark.parametrize("share", [FEW, MOST])

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import bind, build, draw_normal, place
+from attnbench.checking.case import build, draw_normal, place
 from attnbench.checking.reference import FormError
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
@@ -24,7 +24,7 @@ from attnbench.processes.remote import (
     Candidates,
     Exchange,
     Remote,
-    methods_of,
+    packs,
     stand_in,
 )
 from attnbench.storage.records import Arm, Status
@@ -32,7 +32,7 @@ from attnbench.workloads.workload import Workload
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
 CELL = {"workload": POINT, "arm": Arm(implementation="x"), "spec": "x"}
-PREPARED = Prepared(has_dropout=False, executed_flops=None, has_attend=True)
+PREPARED = Prepared(has_dropout=False, executed_flops=None)
 DROPPING = msgspec.structs.replace(POINT, num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, dropout=0.2)
 
 
@@ -51,8 +51,8 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
 
     cell = {"workload": point, "arm": Arm(implementation="x"), "spec": "x"}
     with torch.random.fork_rng():
-        methods = methods_of(made.build(place(draw_normal(point, 0), point).weights))
-    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, **methods)
+        has_pack = packs(made.build(place(draw_normal(point, 0), point).weights))
+    prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, has_pack=has_pack)
     return stand_in(Remote(ask, cell), prepared)
 
 
@@ -240,19 +240,6 @@ def test_an_error_there_is_one_here_and_a_lost_process_passes_through_everything
     assert isinstance(found.value, Exception) is bool(raised)
 
 
-def test_gradients_are_those_of_the_module():
-    point = Workload(seq_len=5, num_heads=2, head_dim=4, scope="module", direction="forward_backward", bias="all")
-    made = implementation("fused")
-    inputs = place(draw_normal(point, 0), point)
-    given = torch.randn(1, 5, point.embed_dim)
-    found = []
-    for each in (made, standing_in_for(made, point)):
-        case = build(point, each, inputs, bind(point))
-        (gradient,) = torch.autograd.grad(case.output(), [case.tensors["x"]], given)
-        found.append(gradient)
-    assert torch.equal(*found)
-
-
 class Drops(nn.Module):
     """Drops weights depending on a class attribute, and draws in other places, too."""
 
@@ -394,12 +381,6 @@ def test_operands_that_share_memory_share_it_there_too():
         case.output()
     assert seen == [(True, 2, 0), (False, 3, 0), (False, 1, 2 * one.numel())]
     torch.testing.assert_close(total, sum(apart))
-
-
-def test_values_may_be_read_from_their_keys():
-    point = Workload(seq_len=9, num_heads=2, head_dim=4, value_dim=2, layout="value_in_key", direction="inference")
-    made = doing(lambda query, key, value, mask: F.scaled_dot_product_attention(query, key, key[..., :2]))
-    assert check(ask_oracle(point, 0), made).agrees
 
 
 def test_a_mask_is_handed_on_in_its_form():

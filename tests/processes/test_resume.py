@@ -7,8 +7,8 @@ from attnbench.analysis.results import read
 from attnbench.processes import execution, worker_client
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import build_plan
-from attnbench.processes.stages import Session, TimingStage
-from attnbench.storage.events import ALLOCATORS, CellChecked, CellFailed, Plan, WorkerStarted
+from attnbench.processes.stages import Session, Timing
+from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events, write
 from attnbench.storage.records import Arm, Environment, Status
 from attnbench.workloads.workload import Workload
@@ -98,33 +98,10 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
         arms = [Arm(implementation=name) for name in ("fused", "sdpa")]
         for arm in arms:
             one.record(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
-        stage = TimingStage("time", lambda _: None)
-        stage.prepare(one)
-        stage.visit(workload, arms)
+        Timing(one, "time").visit(workload, arms)
     assert one.state.live(workload.id, arms) == []
     assert "while the harness prepared" in (tmp_path / "run" / JOURNAL).read_text()
     assert list(one.state.status.values()) == 2 * [Status.crashed]
-
-
-class NeverPassedOver(dict):
-    """A dictionary for single look-ups only: a run may have 100,000 cells."""
-
-    def __iter__(self):
-        raise AssertionError("all cells are passed over")
-
-    keys = values = items = __iter__
-
-
-def test_progress_counts_cells_by_status_without_a_pass_over_all_of_them(tmp_path):
-    seen = []
-    with Journal(tmp_path / "run") as journal:
-        one = Session(planned("fused"), journal, LostClient(), seen.append)
-        one.state.status = NeverPassedOver()
-        for status in (Status.ok, Status.unsupported):
-            one.record(CellChecked(workload=str(status), implementation="fused", status=status))
-        one.record(CellFailed(workload="ok", implementation="fused", status=Status.crashed, message=""))
-        one.show_progress("check", "", 2, 2)
-    assert seen[0].counts == {"crashed": 1, "unsupported": 1}
 
 
 def test_an_environment_is_distinguished_from_another_by_its_fingerprint():

@@ -17,7 +17,6 @@ from attnbench.storage.events import (
     ALLOCATORS,
     SCHEMA,
     CellChecked,
-    CellFailed,
     CellMeasured,
     Plan,
     RunFinished,
@@ -25,9 +24,8 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -204,15 +202,6 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     execution.execute(planned, folder, lambda _: None)  # resuming a finished run adds no work
     assert read(folder).num_visits == results.num_visits
     assert sum(isinstance(e, RunFinished) for e in events(journal)) == 2
-
-
-def test_a_later_failure_takes_back_the_time():
-    """The fold of a cell that was measured and then failed."""
-    state, arms = State(), [Arm(implementation="i"), Arm(implementation="j")]
-    state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
-    assert state.live("w", arms) == arms[:1]
-    state.apply(CellFailed(workload="w", implementation="i", status=Status.crashed, message="gone"))
-    assert state.live("w", arms) == []
 
 
 def test_each_kind_is_checked_in_full_once_and_other_sizes_by_the_normal_inputs(tmp_path):

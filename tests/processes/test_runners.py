@@ -18,9 +18,9 @@ from attnbench.processes import messages, runners
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
-from attnbench.processes.stages import TimingStage
+from attnbench.processes.stages import Timing
 from attnbench.storage.events import ArmSamples, VisitFinished
-from attnbench.storage.records import PROBE, Arm, Sample, Status
+from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -45,8 +45,11 @@ class Scripted:
     Of all that time the worker waits `delay` for a processor.
     """
 
-    def __init__(self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, delay=0.0, wrong="", num_calls=10):
+    def __init__(
+        self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, delay=0.0, wrong="", num_calls=10, failing=None
+    ):
         self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
+        self.failing = failing
         self.wrong, self.delay, self.delayed_s, self.size = wrong, delay, 0.0, num_calls
         self.asked, self.layouts, self.is_running = [], [], False
         self.siblings = []
@@ -75,6 +78,8 @@ class Scripted:
     def ask(self, request):
         self.asked.append(request)
         match request:
+            case messages.SampleBlocks() if self.failing in dict(request.arms):
+                return messages.Failed(arm=self.failing, status=Status.error, message="no")
             case messages.SampleBlocks():
                 samples = []
                 for slot, (arm, _) in enumerate(request.arms):
@@ -82,7 +87,8 @@ class Scripted:
                     one = one if arm == PROBE else msgspec.structs.replace(one, num_calls=self.size)
                     samples.append(ArmSamples(arm=arm, samples=(one,) * request.num_blocks))
                     self.spend(request.num_blocks * (one.value if arm == PROBE else self.size * self.sampled_s))
-                return VisitFinished(workload=request.workload.id, epoch=0, visit=0, arms=tuple(samples))
+                workload, arms = request.workload.id, tuple(samples)
+                return VisitFinished(workload=workload, epoch=0, visit=0, arms=arms, called_s=1.0)
             case messages.PrepareWitness():
                 self.num_calls = request.num_calls
             case messages.Witness():
@@ -358,6 +364,68 @@ def test_code_from_a_file_or_another_package_is_foreign():
     assert all(map(is_foreign, ("x.py:f", "a=x.py:f+compile", "other")))
 
 
+def paired(base, candidate):
+    return Runners({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side)
+
+
+X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
+Y_BASE = Arm(implementation="y", side=BASE)
+SIDED = ((X, "x.py:f"), (Y_BASE.as_control(), "old/y.py:f"), (PROBE, ""), (Y_BASE, "old/y.py:f"), (Y, "y.py:f"))
+COMPARED = messages.SampleBlocks(workload=Workload(), arms=SIDED, epoch=1, number=3, num_blocks=4, seed=6)
+
+
+def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
+    base, candidate = (Scripted(Clock(), claimed_s=own) for own in (1.0, 2.0))
+    reply = paired(base, candidate).ask(COMPARED)
+    samples = {taken.arm: taken.samples for taken in reply.arms}
+    assert list(samples) == [*[arm for arm, _ in SIDED], X.as_control(), Y.as_control()]
+    assert {arm: {s.value for s in taken} for arm, taken in samples.items()} == {
+        X: {2.0}, Y: {2.0}, Y_BASE: {1.0}, Y_BASE.as_control(): {1.0}, PROBE: {PROBE_SAMPLE_S},
+        X.as_control(): {2.0}, Y.as_control(): {2.0},
+    }  # fmt: skip
+    for client in (base, candidate):  # making ready and verifying are no part of a block
+        assert [request.num_blocks for request in client.asked] == [1, 1, 1, 1, 1, 0]
+        assert [request.verifies for request in client.asked] == [False] * 5 + [True]
+    assert all(request.settles for request in (*base.asked, *candidate.asked))
+    old, new = "old/y.py:f", "y.py:f"
+    assert base.asked[0].arms == ((Y_BASE.as_control(), old), (Y_BASE, old), (PROBE, ""))
+    mirrored = ((X, "x.py:f"), (Y, new), (X.as_control(), "x.py:f"), (Y.as_control(), new), (PROBE, ""))
+    assert candidate.asked[0].arms == mirrored
+    for block in range(4):
+        slots = sorted(s.slot for taken in samples.values() for s in taken if s.block == block)
+        assert len(set(slots)) == len(slots) == len(samples)
+    firsts = {samples[Y][block].slot < samples[Y_BASE][block].slot for block in range(4)}
+    assert firsts == {True, False}
+    assert reply.called_s == 12.0
+
+
+def test_requests_go_to_the_worker_whose_side_it_is():
+    base, candidate = Scripted(Clock()), Scripted(Clock())
+    both = paired(base, candidate)
+    limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
+    for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
+        both.ask(messages.Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
+    assert [request.spec for request in base.asked] == ["a.py:f"]
+    assert [request.spec for request in candidate.asked] == ["b.py:f"]
+
+
+def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
+    def blamed(base=None, candidate=None):
+        return paired(Scripted(Clock(), failing=base), Scripted(Clock(), failing=candidate)).ask(COMPARED).arm
+
+    assert blamed(candidate=Y.as_control()) == Y
+    assert blamed(base=Y_BASE.as_control()) == Y_BASE.as_control()
+    assert blamed(candidate=X.as_control()) == X
+
+
+def test_memory_layouts_are_dealt_to_the_sides_at_random():
+    base, candidate = Scripted(Clock()), Scripted(Clock())
+    both = paired(base, candidate)
+    for epoch in range(20):
+        both.start(epoch)
+    assert len({*base.layouts, *candidate.layouts}) == 40
+
+
 MINE = """
 import os, threading, time
 import torch
@@ -481,7 +549,7 @@ def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s,
     session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
     state = SimpleNamespace(samples={workload.id: taken})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
-    assert TimingStage._num_blocks(stage, workload) == num_blocks
+    assert Timing._num_blocks(stage, workload) == num_blocks
 
 
 def test_a_baseline_may_be_foreign_too():

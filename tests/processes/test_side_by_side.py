@@ -123,7 +123,7 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
     (row,) = comparisons(results)
     epochs = {event.epoch for event in events(results, VisitFinished)}
     assert len(epochs) == results.num_visits[row.workload.id]
-    assert row.num_processes == len(epochs) in LOOKS
+    assert row.effect.num_processes == len(epochs) in LOOKS
 
 
 class Asked(SimulatedPair):

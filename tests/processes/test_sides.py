@@ -2,15 +2,20 @@
 
 import hashlib
 import os
+import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnbench import plugins
 from attnbench.processes import sides
+from attnbench.processes.execution import client_for
 from attnbench.processes.sides import is_self_contained
 from attnbench.storage.events import Side, Sides
 from attnbench.storage.records import BASE, CANDIDATE
+from studies.simulated import virtual
 from tests.repositories import PLAIN, SLOW, commit, git, repository
 
 TINY = ("seq_len=8", "num_heads=2", "head_dim=8", "direction=inference", "mask=none")
@@ -147,12 +152,6 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     assert "lies in no git repository" not in str(refused.value)
 
 
-def test_a_repository_that_was_moved_away_is_reported_in_the_words_of_git(tmp_path):
-    (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
-    with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
-        sides.repository_root(tmp_path)
-
-
 def test_a_plan_has_each_implementation_from_both_sides(repo):
     found = planned("rev:one", "rev:two", "mine.py:mine")
     assert names(found) == ["mine (base)", "mine"]
@@ -178,10 +177,6 @@ def test_what_is_on_one_side_only_is_lost_or_new(repo):
     assert list(found.sides.lost) == ["gone"]
     assert found.sides.lost["gone"] == "cannot read implementations/gone.py: No such file or directory"
     assert list(found.sides.new) == ["fresh"]
-
-
-def test_the_same_code_on_both_sides_is_compared_if_it_is_named(repo):
-    assert names(planned("rev:two", "rev:two", "same")) == ["same (base)", "same"]
 
 
 def test_two_files_are_two_sides_under_the_name_of_the_second(repo):
@@ -299,3 +294,56 @@ def test_the_folder_of_an_environment_is_a_side(tmp_path):
     assert sides._side(f"env:{tmp_path / 'next'}", tmp_path).python == str(python)
     with pytest.raises(ValueError, match=r"env:none is not a side .* env:FOLDER"):
         sides._side("env:none", tmp_path)
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """Start the two workers of a plan with one file on each side; each side has the named files, all empty."""
+
+    def made(implementation, *files):
+        both = []
+        for whose in (BASE, CANDIDATE):
+            for file in (implementation, *files):
+                (tmp_path / whose / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / whose / file).touch()
+            specs = {"x": f"{tmp_path / whose / implementation}:f"}
+            both.append(Side(given=whose, root=str(tmp_path / whose), implementations=specs))
+        plan = msgspec.structs.replace(
+            virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
+            sides=Sides(base=both[0], candidate=both[1], is_apart=True),
+        )
+        return client_for(plan, tmp_path / "run")
+
+    return made
+
+
+def module_of(client, name):
+    """Return the file of a side that a process would import for a module; None for no file, or Python's own."""
+    python = [sysconfig.get_path("stdlib"), f"{sysconfig.get_path('platstdlib')}/lib-dynload"]
+    spec = PathFinder.find_spec(name, [*python, *map(str, client.template.folders)])
+    if spec is not None and spec.origin is not None and spec.origin.startswith(tuple(python)):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+@pytest.mark.parametrize("own", ["foo", "src/foo", "python/foo", "packages/foo/foo", "packages/foo/src/foo"])
+def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
+    inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
+    with workers(f"{own}/attn.py", *inside) as client:
+        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
+            assert module_of(one, "foo") == tmp_path / whose / own / "__init__.py"
+            assert [module_of(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
+
+
+def test_what_lies_beside_an_implementation_by_chance_does_not_hide_python(tmp_path, workers):
+    chance = ["types.py", "kernels/random.py", "kernels/json/__init__.py"]
+    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as client:
+        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
+            assert module_of(one, "helper") == tmp_path / whose / "helper.py"
+            assert module_of(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
+            assert [module_of(one, name) for name in ("types", "random", "json")] == [None] * 3
+
+
+def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
+    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as client:
+        assert module_of(client.clients[CANDIDATE], "foo") == tmp_path / "candidate" / "foo" / "__init__.py"

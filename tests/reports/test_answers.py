@@ -5,7 +5,9 @@ import re
 import pytest
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.reports import answers
+from attnbench.analysis.recommendation import recommend
+from attnbench.reports import answers, endings, recommended, screen, story, verdict
+from attnbench.storage.records import Status
 from tests import journals
 
 
@@ -54,6 +56,45 @@ def test_what_is_undecided_is_never_advice(tmp_path):
     assert re.fullmatch(r"fused is undecided, 2\.0\dx slower so far \(too few processes\) at T=512\.", advice(short))
     three = journals.write(tmp_path / "3", journals.workloads(seq_len=(512,)), ("sdpa", "fused", "bmm"), num_epochs=3)
     assert advice(three) == "Nothing is shown to be faster than sdpa so far."
+
+
+@pytest.fixture
+def without_baseline(tmp_path, monkeypatch):
+    """A run whose baseline is wrong on causal shapes, like stock SDPA's gradients on an H100."""
+    usual = journals.status
+
+    def status(workload, name):
+        is_bad = name == journals.BASELINE and workload.mask == "causal"
+        return (Status.disagrees, "its gradient is off", False) if is_bad else usual(workload, name)
+
+    monkeypatch.setattr(journals, "status", status)
+    points = journals.workloads(mask=("none", "causal"), seq_len=(512, 2048))
+    return journals.write(tmp_path / "run", points, ("sdpa", "chunked", "bmm"))
+
+
+def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its_place(without_baseline):
+    """On an H100 the answer named the wrong one, and ranked no other."""
+    found = without_baseline
+    assert advice(found).startswith("Keep sdpa: nothing is faster on any of 2 shapes. sdpa is WRONG on causal T=512, ")
+    assert "causal T=2048: the others are compared with chunked. Keep chunked: bmm is 1." in advice(found)
+    rows = {row["shape"]: row for row in answers.table(answers.shapes(found), "sdpa")}
+    causal = rows["causal T=512"]
+    assert causal["fastest"] == "chunked"
+    assert causal["time of sdpa"].endswith(" (chunked)")
+    assert causal["wrong"] == "1"
+    assert rows["no mask T=512"]["fastest"] == "sdpa"
+    shown = "\n".join(line.text for line in screen.screen(found))
+    assert re.search(r"^causal +T=512 +WRONG .* \S+ ms", shown, re.MULTILINE)
+    choices = verdict.report(found, endings.of_run(found), 1, ["run"]).choices
+    assert [(choice.reference, choice.choice == "sdpa") for choice in choices] == [
+        ("sdpa", True),
+        ("sdpa", True),
+        ("chunked", False),
+        ("chunked", False),
+    ]
+    assert causal["time of sdpa"] in story.page(found)
+    answered = recommended.answer(recommend(found)[-1])
+    assert answered.startswith("Take chunked: it is the fastest, 1.")
 
 
 def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):

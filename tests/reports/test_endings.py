@@ -5,7 +5,7 @@ import itertools
 import pytest
 import typer
 
-from attnbench.analysis.conclusion import ENDINGS, TIMED, Ending, Mark, Question, conclude, factor, mark
+from attnbench.analysis.conclusion import ENDINGS, TIMED, Conclusion, Ending, Mark, Question, conclude, factor, mark
 from attnbench.analysis.judgements import CheckVerdict
 from attnbench.commands import ExitCode, running
 from attnbench.reports import answers, endings
@@ -64,8 +64,10 @@ def test_of_several_the_worst_decides_and_is_named(pair, question):
     codes = [CODES[question].get(str(each), 0) for each in pair]
     if Mark.not_judged in pair and question is Question.measurement:
         codes = [CODES[question].get(str(each), 0) for each in pair if each is not Mark.not_judged]
+    is_void = question is Question.change and TIMED.intersection(pair) == {Mark.doubtful}  # no time is left
+    codes = [3 if code == 4 and not is_void else code for code in codes]
     urgency = [1, 4, 3, 0]
-    assert running.EXIT_CODE_OF[found.ending] == min(codes, key=urgency.index)
+    assert running.exit_code(found) == min(codes, key=urgency.index)
     assert str(one) in found.words
     assert str(other) in found.words
     for name, each in (("mine", one), ("theirs", other)):
@@ -79,8 +81,9 @@ def test_nothing_judged_is_no_pass():
 
 
 def test_every_ending_has_its_exit_code():
-    assert set(running.EXIT_CODE_OF) == set(Ending)
-    assert set(running.EXIT_CODE_OF.values()) == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
+    codes = {running.exit_code(Conclusion(ending=ending, words="")) for ending in Ending}
+    assert codes == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
+    assert running.exit_code(Conclusion(ending=Ending.passed, words=""), has_failed=True) == ExitCode.finding
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, lines, plot, ratio_plot, style
+from attnbench.reports import Picture, Report, lines, ratio_plot, style
 from attnbench.storage.records import Arm
 from tests import journals
 
@@ -76,18 +76,17 @@ def test_the_picture_of_a_run_is_time_against_length_where_there_are_five(tmp_pa
 
 def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     for places in ([0.5] * 6, [0.0, 0.01, 0.98, 1.0], [0.2, 0.21, 0.6, 0.61, 0.62], [-0.1, 1.2], [0.3]):
-        moved = plot.apart(places, 0.07)
+        moved = lines.apart(places, 0.07)
         assert len(moved) == len(places)
         assert all(after - before >= 0.07 - 1e-9 for before, after in pairwise(moved))
         assert all(-1e-9 <= place <= 1 + 1e-9 for place in moved)
-    assert plot.apart([0.1, 0.5, 0.9], 0.07) == [0.1, 0.5, 0.9]
+    assert lines.apart([0.1, 0.5, 0.9], 0.07) == [0.1, 0.5, 0.9]
 
 
 def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them() -> None:
     names = [Arm(implementation=name) for name in journals.SPEEDS]
-    drawn = [plot.Line(arm=arm, points=[plot.Point(x=1, y=2.0**place)]) for place, arm in enumerate(names)]
-    named = plot.labelled(drawn, journals.BASELINE)
-    assert len(named) == len(set(named)) == plot.MOST_LINES < len(names)
+    named = lines.labelled({arm: 2.0**place for place, arm in enumerate(names)}, journals.BASELINE)
+    assert len(named) == len(set(named)) == lines.MOST_LINES < len(names)
     assert str(named[0]) == journals.BASELINE
 
 

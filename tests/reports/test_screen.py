@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.reports import answers
+from attnbench.reports import answers, story
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
 from tests.reports import snapshots
 from tests.reports.snapshots import SWEEPS
@@ -96,3 +96,6 @@ def test_gpus_have_their_names_without_further_facts(sweeps, monkeypatch):
     }
     monkeypatch.setattr(type(found), "environments", environments)
     assert any(line.startswith("NVIDIA H200, NVIDIA L4, ") for line in lines(found))
+    (environment,) = environments.values()
+    memory = "NVIDIA H200, 140 GiB, compute capability 9.0; NVIDIA L4, 8.00 B,"
+    assert story.described(environment)["accelerator"].startswith(memory)

@@ -5,11 +5,9 @@ import random
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from attnbench.statistics.interference import FEWEST, LARGEST_CALM, InterferenceGauge
-from attnbench.statistics.intervals import pairs
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample
@@ -24,41 +22,36 @@ def calm(number: int, seed: int = 1) -> list[float]:
     return [1e-3 * (1 + draws.gauss(0, 0.01)) for _ in range(number)]
 
 
-def test_a_late_probe_discards_its_block_and_no_other():
-    values = calm(40)
-    values[20] *= 1.5
+def discarded(values: list[float]) -> set[int]:
+    """Return the discarded blocks of one process."""
     gauge = InterferenceGauge()
     gauge.add("a", probes(values))
-    assert gauge.discarded == {"a": {(0, 0, 20)}}
-    assert (gauge.num_discarded, gauge.num_blocks) == (1, 40)
+    assert gauge.num_blocks == len(values)
+    return {block for _, _, block in gauge.discarded.get("a", set())}
 
 
-def test_an_early_probe_discards_nothing():
-    values = calm(40)
-    values[20] /= 3
-    gauge = InterferenceGauge()
-    gauge.add("a", probes(values))
-    assert gauge.num_discarded == 0
+@pytest.mark.parametrize(
+    ("values", "late"),
+    [
+        ([*calm(20), 1.5e-3, *calm(19)], {20}),
+        ([*calm(20), 0.3e-3, *calm(19)], set()),  # early
+        ([1e-3] * (FEWEST - 1) + [9e-3], set()),  # before a few probes nothing is late
+        ([1e-3 * 1.01**block for block in range(200)], set()),  # a drift
+        ([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3], {31}),  # a very calm machine
+        ([], set()),
+    ],
+    ids=["late", "early", "few", "drift", "calm", "none"],
+)
+def test_a_late_probe_discards_its_block_and_no_other(values, late):
+    assert discarded(values) == late
 
 
 def test_what_was_said_of_a_block_does_not_change_with_what_follows():
     values = calm(60)
     for late in (15, 30, 45):
         values[late] *= 2
-    found = []
-    for length in range(61):
-        gauge = InterferenceGauge()
-        gauge.add("a", probes(values[:length]))
-        found.append({block for _, _, block in gauge.discarded.get("a", set())})
+    found = [discarded(values[:length]) for length in range(61)]
     assert found == [{late for late in (15, 30, 45) if late < length} for length in range(61)]
-
-
-def test_before_a_few_probes_nothing_is_late():
-    gauge = InterferenceGauge()
-    gauge.add("a", probes([1e-3] * (FEWEST - 1) + [9e-3]))
-    assert gauge.num_discarded == 0
-    gauge.add("a", probes([9e-3], visit=1))
-    assert gauge.num_discarded == 1
 
 
 def test_a_new_process_is_judged_by_its_own_as_soon_as_these_are_enough():
@@ -100,34 +93,11 @@ def test_a_probe_is_judged_among_those_of_its_kind():
     assert gauge.num_blocks == 22
 
 
-def test_a_drift_discards_nothing():
-    gauge = InterferenceGauge()
-    gauge.add("a", probes([1e-3 * 1.01**block for block in range(200)]))
-    assert gauge.num_discarded == 0
-
-
 def test_a_noisy_machine_needs_more_than_a_quarter():
     draws = random.Random(2)
     noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
-    gauge = InterferenceGauge()
-    gauge.add("a", probes([*noisy, 1.5e-3]))
-    assert (0, 0, 49) not in gauge.discarded.get("a", set())
+    assert 49 not in discarded([*noisy, 1.5e-3])
     assert 1 + LARGEST_CALM < 1.5
-
-
-def test_on_a_very_calm_machine_less_than_a_quarter_is_nothing():
-    gauge = InterferenceGauge()
-    gauge.add("a", probes([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
-    assert gauge.discarded == {"a": {(0, 0, 31)}}
-
-
-def test_a_discarded_block_is_no_evidence():
-    values = calm(12)
-    values[10] = 9e-3
-    gauge = InterferenceGauge()
-    gauge.add("a", probes(values))
-    found = pairs(probes([2.0] * 10 + [50.0, 2.0]), probes([1.0] * 12), gauge.discarded["a"])
-    assert np.exp(found.logs) == pytest.approx([2.0] * 11)
 
 
 def test_the_rule_is_blind_to_what_is_compared():
@@ -135,7 +105,7 @@ def test_the_rule_is_blind_to_what_is_compared():
     values, draws = calm(40), random.Random(3)
     values[12], values[33] = 3e-3, 2e-3
 
-    def discarded(arm_values):
+    def discarded_with(arm_values):
         state = State()
         for visit in range(10):
             here = slice(4 * visit, 4 * visit + 4)
@@ -146,13 +116,7 @@ def test_the_rule_is_blind_to_what_is_compared():
 
     one = {name: [1e-3 * draws.uniform(1, 9) for _ in range(40)] for name in ("a", "b")}
     other = {"a": draws.sample(one["b"], 40), "b": [1e3] * 40}
-    assert discarded(one) == discarded(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
-
-
-def test_a_visit_without_probes_says_nothing():
-    gauge = InterferenceGauge()
-    gauge.add("a", ())
-    assert (gauge.num_discarded, gauge.num_blocks, gauge.discarded) == (0, 0, {})
+    assert discarded_with(one) == discarded_with(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
 
 
 THREADS = """

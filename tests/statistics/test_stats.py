@@ -9,7 +9,6 @@ from attnbench.statistics.intervals import (
     Estimate,
     by_process,
     effect_of,
-    growth_exponent,
     median,
     median_estimate,
     pairs,
@@ -105,14 +104,14 @@ def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
 
 def test_a_discarded_block_has_no_pair() -> None:
     arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    found = pairs(arm, [Sample(1.0, block=0), Sample(1.0, block=1)], discarded={(0, 0, 1)})
-    assert found.logs.tolist() == [math.log(2.0)]
+    _, logs = pairs(arm, [Sample(1.0, block=0), Sample(1.0, block=1)], discarded={(0, 0, 1)})
+    assert logs.tolist() == [math.log(2.0)]
 
 
 def test_pairs_are_in_the_order_of_time() -> None:
     arm, baseline = samples([[2.0, 4.0], [8.0], [16.0]]), samples([[1.0, 1.0], [1.0], [1.0]])
-    found = pairs(arm[::-1], baseline)
-    assert np.exp(found.logs) == pytest.approx([2.0, 4.0, 8.0, 16.0])
+    _, logs = pairs(arm[::-1], baseline)
+    assert np.exp(logs) == pytest.approx([2.0, 4.0, 8.0, 16.0])
 
 
 def test_no_pair_no_number() -> None:
@@ -152,17 +151,6 @@ def test_a_process_gives_the_mean_of_its_visits() -> None:
 def test_visits_of_a_single_process_count_and_share_its_bias() -> None:
     found = effect_of({(0, visit): 0.1 for visit in range(8)})
     assert (found.num_processes, found.bias) == (8, LAYOUT_LOG)
-
-
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
-def test_growth_exponent_of_a_power_law_is_its_power(power: float) -> None:
-    lengths = [128, 512, 2048]
-    assert growth_exponent(lengths, [3e-5 * length**power for length in lengths]) == pytest.approx(power)
-
-
-def test_growth_needs_two_lengths() -> None:
-    assert growth_exponent([512, 512], [1.0, 2.0]) is None
-    assert growth_exponent([], []) is None
 
 
 def covers(estimate: Estimate, truth: float) -> bool:

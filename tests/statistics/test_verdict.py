@@ -17,7 +17,6 @@ from attnbench.statistics.verdict import (
     half_widths,
     holm_level,
     judge,
-    last_look,
     p_values,
     yekutieli_level,
 )
@@ -91,11 +90,6 @@ def test_between_looks_nothing_changes() -> None:
     assert {each.effect.num_processes for each in judged} == {8}
 
 
-@pytest.mark.parametrize(("number", "look"), [(0, 0), (3, 0), (4, 4), (7, 4), (16, 16), (63, 32), (64, 64), (500, 64)])
-def test_last_look(number: int, look: int) -> None:
-    assert last_look(number) == look
-
-
 def test_too_few_processes_have_no_interval() -> None:
     (judged,) = judge({"it": effect([0.5] * (FEWEST_PROCESSES - 1))}).values()
     assert judged.reason is Reason.few_processes
@@ -149,11 +143,6 @@ def test_holm_level_rejects_what_the_procedure_rejects() -> None:
             rejected.add(place)
         level = float(holm_level(values, 0.05))
         assert {place for place in range(7) if values[place] <= level} == rejected
-
-
-def test_holm_level_of_many_sessions_is_that_of_each() -> None:
-    values = np.random.default_rng(4).random((5, 6)) ** 5
-    assert holm_level(values, 0.01) == pytest.approx([float(holm_level(row, 0.01)) for row in values])
 
 
 @pytest.mark.parametrize("power", [1, 4, 9])

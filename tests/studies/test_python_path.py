@@ -11,7 +11,7 @@ from studies.acceptance.sessions import run_python
 
 STARTS = {
     "a session of acceptance": lambda folder: run_python(["-c", "pass"], folder),
-    "a command that is timed": lambda _: first_answer.timed(["list"]),
+    "a command that is timed": lambda _: first_answer.timed("sdpa"),
 }
 
 

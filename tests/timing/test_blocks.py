@@ -3,8 +3,6 @@
 import gc
 import itertools
 import math
-import os
-import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,7 +10,7 @@ import pytest
 
 from attnbench.devices import waiting
 from attnbench.devices.cpu import CpuClock
-from attnbench.statistics.intervals import median, visit_numbers
+from attnbench.statistics.intervals import visit_numbers
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 from attnbench.timing import blocks
 from studies.simulated.machine import VirtualClock
@@ -156,13 +154,6 @@ def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
     assert [s.start_s for s in samples["a"]] == sorted(s.start_s for s in samples["a"])
 
 
-def test_values_are_seconds_per_call_and_exact_on_a_quiet_machine():
-    clock = VirtualClock()
-    samples = visit(calls_of(clock, a=3e-5, b=7e-4), clock, at())
-    assert {round(s.value, 12) for s in samples["a"]} == {3e-5}
-    assert {round(s.value, 12) for s in samples["b"]} == {7e-4}
-
-
 def test_orders_follow_from_the_seed_alone():
     def orders(seed):
         clock = VirtualClock()
@@ -186,13 +177,6 @@ def test_a_machine_that_slows_down_leaves_the_ratio_alone():
     logs = [*visit_numbers([samples["a"]], [samples["b"]]).values()]
     assert len(logs) == 12
     assert abs(math.exp(sum(logs) / 12) / 1.5 - 1) < 0.01
-
-
-def test_spikes_of_a_shared_machine_do_not_move_the_median():
-    draws = random.Random(1)
-    clock = VirtualClock(lambda seconds, _: seconds * (10 if draws.random() < 0.05 else 1))
-    samples = visit(calls_of(clock, a=2e-3), clock, at(num_blocks=200))
-    assert median(s.value for s in samples["a"]) == pytest.approx(2e-3)
 
 
 def counting(clock: VirtualClock, calls: Counter[str], name: str, cost: float) -> blocks.TimedCall:
@@ -274,14 +258,6 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
     assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
 
 
-def test_on_a_virtual_clock_nothing_comes_from_the_machine_below(monkeypatch):
-    """Samples of one seed are compared bit for bit, independent of this machine's load."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0), raising=False)
-    clock = VirtualClock()
-    samples = visit(calls_of(clock, a=1e-3), clock, at())
-    assert {s.load for s in samples["a"]} == {0.0}
-
-
 def test_the_processors_clock_moves_on_and_knows_its_step():
     clock = CpuClock()
     assert 0 < CpuClock().resolution_s < 1e-3
@@ -312,13 +288,6 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     assert visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == reported.count("flush") == 8
 
 
-def test_time_inside_calls_is_counted_with_the_untimed_ones():
-    clock = VirtualClock()
-    contenders = calls_of(clock, a=2e-3, b=30e-3)
-    visit(contenders, clock, at(num_blocks=5))
-    assert sum(each.called_s for each in contenders) == pytest.approx(clock.now())
-
-
 class Busy:
     """A process whose threads use this much processor time, as `measure` requests for both."""
 
@@ -338,14 +307,6 @@ def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(mon
     monkeypatch.setattr(waiting, "time", busy)
     waiting.settle()
     assert busy.now_s == pytest.approx(waits_s)
-
-
-def test_what_an_earlier_process_found_is_not_calibrated_anew():
-    clock, calls = VirtualClock(), Counter()
-    fresh = counting(clock, calls, "a", 0.2)
-    known = ((fresh.arm, 0.2),)
-    visit([fresh], clock, blocks.Visit(epoch=0, number=0, num_blocks=1, seed=0, known=known))
-    assert calls["a"] == 3  # the first, which allocates, the warm-up, and the sample
 
 
 @pytest.mark.parametrize(
@@ -390,12 +351,6 @@ def test_sustained_samples_are_taken_when_the_clock_has_settled_or_at_a_limit(fr
     assert least_s <= first_s <= most_s
     assert all(each.value * each.num_calls >= blocks.SUSTAINED_SAMPLE_S for taken in samples.values() for each in taken)
     assert sum(each.called_s for each in contenders) == pytest.approx(clock.now())
-
-
-def test_a_burst_begins_at_once():
-    clock = VirtualClock()
-    samples = visit(calls_of(clock, a=1e-3), clock, at(num_blocks=3))
-    assert samples["a"][0].start_s < 2 * blocks.WARM_S
 
 
 def test_what_the_driver_says_is_read_around_each_block_and_never_inside_a_sample():

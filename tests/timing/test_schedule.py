@@ -1,15 +1,14 @@
 """The order of visits: passes of fresh processes over open comparisons, balanced, and the same after a kill."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
 from attnbench.statistics.effects import WHOLE, cell_numbers, effects, judged, over_cells
-from attnbench.storage.events import ArmSamples, CellChecked, VisitFinished, WorkerStarted
+from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
 from attnbench.storage.fold import State
-from attnbench.storage.records import PROBE, Arm, Sample, Status, Verdict
+from attnbench.storage.records import PROBE, Arm, Sample, Verdict
 from attnbench.timing.schedule import Race, Step, visit_seed
 from studies.simulated import virtual
 from studies.simulated.virtual import ENVIRONMENT, plan
@@ -184,15 +183,6 @@ def test_effects_are_those_of_each_comparison_and_judged_together() -> None:
     assert set(found) == {(workload, Arm(implementation=name)) for workload in WORKLOADS for name in NAMES[1:]}
     assert judged(ASKED, effects(ASKED, found)) == race.judged
     assert {judgement.effect.num_processes for judgement in race.judged.values()} == {4}
-
-
-def test_a_state_counts_what_its_events_say() -> None:
-    state = State()
-    start(state)
-    for name, status in (("baseline", Status.ok), ("near", Status.ok), ("far", Status.unsupported)):
-        state.apply(CellChecked(workload=WORKLOADS[0], implementation=name, status=status))
-    assert state.live(WORKLOADS[0], ASKED.specs) == [Arm(implementation="baseline"), Arm(implementation="near")]
-    assert state.counts == Counter({Status.ok: 2, Status.unsupported: 1})
 
 
 def test_the_seed_of_a_visit_follows_from_run_workload_and_number() -> None:

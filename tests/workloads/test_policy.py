@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from attnbench.workloads.policy import Evidence, Policy, Regret, Row, digest, is_plain
+from attnbench.workloads.policy import Evidence, Policy, Regret, Row, is_plain
 from attnbench.workloads.workload import Workload
 
 KIND = {
@@ -116,7 +116,6 @@ def test_a_file_is_read_as_it_was_written_with_a_line_for_each_shape(tmp_path):
         ("64, 64, 64, ", "64, 64, ", "."),
         ("0.5", "0", "> 0"),
         ('"chunked"', '"evil.py:run"', "names installed implementations"),
-        ('"chunked"', '"fastest"', "names installed implementations"),
         ('"format": 3', '"format": 9', "format 9"),
         ('"rows"', '"row"', "unknown field"),
         ("}\n", "", "truncated"),
@@ -144,14 +143,3 @@ def test_a_file_of_an_older_format_says_so(tmp_path, old):
 def test_no_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot read the policy"):
         Policy.load(tmp_path / "none.json")
-
-
-def test_the_digest_of_fastest_changes_with_the_policy_alone(tmp_path, monkeypatch):
-    path = tmp_path / "policy.json"
-    monkeypatch.setenv("ATTNBENCH_POLICY", str(path))
-    bare, other = digest("fastest"), digest("sdpa")
-    policy().save(path)
-    first = digest("fastest")
-    policy(rows=()).save(path)
-    assert len({bare, first, digest("fastest")}) == 3
-    assert digest("sdpa") == other

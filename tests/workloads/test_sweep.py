@@ -144,22 +144,13 @@ def test_a_bad_selection_is_refused_before_any_work(selection, said):
         build_plan(**{"sweep": "quick", **selection})
 
 
-def test_fastest_takes_part_unnamed_where_there_is_a_policy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
-    assert "fastest" not in build_plan(sweep="quick").implementations
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "policy.json").write_text("{}")
-    assert "fastest" in build_plan(sweep="quick").implementations
-
-
 def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text('summary = "mine"\n[[grid]]\nseq_len = 4\n')
     everybody = set(plugins.implementation_names()) - set(plugins.DISTRIBUTING)
-    assert set(build_plan(sweep="quick").implementations) == everybody - {"flex", "fastest"}
+    assert set(build_plan(sweep="quick").implementations) == everybody - {"flex"}
     assert set(build_plan(sweep="quick", implementations=["flex"]).implementations) == {"flex", "sdpa"}
-    assert set(build_plan(sweep=str(mine)).implementations) == everybody - {"fastest"}
+    assert set(build_plan(sweep=str(mine)).implementations) == everybody
 
 
 def test_a_sweep_cannot_leave_out_what_there_is_not(tmp_path):

@@ -8,6 +8,7 @@ import math
 import operator
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +24,6 @@ from attnbench.storage.records import (
     CONTROL_LATENCY,
     LATENCY,
     Arm,
-    Comparison,
     Flag,
     Key,
     Operators,
@@ -35,6 +35,7 @@ from attnbench.storage.records import (
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent
+from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
 """If a session can only detect more than a factor of two, it supports no statement about sizes."""
@@ -43,6 +44,26 @@ CONTENTION = 0.1
 MOST_WAITING = 0.25
 """Largest share of samples with waiting threads. A larger share moves the median: with a quarter of the samples
 waiting, it is the upper third of the others; with half of them, it is the waiting time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Judgement):
+    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
+
+    The interval is the one behind the verdict: in 95 % of runs all intervals of all comparisons hold at every look.
+    """
+
+    workload: Workload
+    implementation: str
+    side: str = ""  # as in Arm
+    baseline: str  # the compared implementation; for two sides, the same one on the base
+    more_s: float | None = None  # estimated seconds until a decision; None: decided, or unknown
+    is_same_kernel: bool = False  # the same operators ran as for the baseline
+
+    @property
+    def key(self) -> Key:
+        """The compared cell."""
+        return self.workload.id, Arm(implementation=self.implementation, side=self.side)
 
 
 @lru_cache(maxsize=2)
@@ -77,19 +98,27 @@ def judgements(results: Results) -> dict[Key, Judgement]:
     Comparisons that other work may have disturbed stay undecided.
     """
     seen = judged(results.plan, session_effects(results))
-    return seen | doubted({key: judgement for key, judgement in seen.items() if is_disturbed(results, key)})
+    return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
 
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
-    pass_s, records = _pass_s(results), {record.key: record for record in results.records}
+    records = {record.key: record for record in results.records}
     compared = []
     for key, judgement in judgements(results).items():
         if key != WHOLE:
             baseline = records[key[0], results.plan.reference(key[1])]
-            compared.append(_comparison(judgement, records[key], baseline, pass_s))
+            compared.append(comparison(judgement, records[key], baseline, _more_s(judgement, results)))
     return compared
+
+
+def _more_s(judged: Judgement, results: Results) -> float | None:
+    """Estimate the seconds until a decision, in which fresh processes visit the open comparisons."""
+    needed, most = judged.processes_needed, max(results.num_visits.values(), default=0)
+    if judged.verdict is not Verdict.undecided or needed is None or results.elapsed_s is None or not most:
+        return None
+    return max(1, needed - judged.effect.num_measured) * max(0.0, results.elapsed_s - results.check_s) / most
 
 
 @lru_cache(maxsize=1)
@@ -108,26 +137,16 @@ def paired_times(results: Results) -> dict[Key, float]:
     return times_s
 
 
-def _comparison(judged: Judgement, record: Record, baseline: Record, pass_s: float | None) -> Comparison:
-    """Convert a judgement to the public form; `pass_s` is the time of one pass over the open comparisons."""
-    more_s = None
-    if judged.verdict is Verdict.undecided and judged.processes_needed is not None and pass_s is not None:
-        more_s = max(1, judged.processes_needed - judged.effect.num_measured) * pass_s
+def comparison(judged: Judgement, record: Record, baseline: Record, more_s: float | None = None) -> Comparison:
+    """A judgement of a cell, with the cells that it compares."""
     return Comparison(
+        **vars(judged),
         workload=record.workload,
         implementation=record.implementation,
         side=record.side,
         baseline=baseline.implementation,
-        ratio=judged.ratio,
-        low=judged.low,
-        high=judged.high,
-        verdict=judged.verdict,
-        margin=judged.margin,
-        num_processes=judged.effect.num_processes,
-        reason="" if judged.reason is None else str(judged.reason),
-        minimum_detectable_effect=judged.detectable,
         more_s=more_s,
-        is_same_kernel=record.side == "" and runs_the_same(record.operators, baseline.operators),
+        is_same_kernel=not record.side and runs_the_same(record.operators, baseline.operators),
     )
 
 
@@ -138,14 +157,6 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
         for seen in (one, other)
     )
     return bool(first) and first == second
-
-
-def _pass_s(results: Results) -> float | None:
-    """Estimate the seconds that a fresh process takes to visit the open comparisons."""
-    most = max(results.num_visits.values(), default=0)
-    if results.elapsed_s is None or not most:
-        return None
-    return max(0.0, results.elapsed_s - results.check_s) / most
 
 
 def control_effects(results: Results) -> dict[Key, Effect]:
@@ -226,22 +237,6 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
     return doubts
 
 
-def broken(results: Results) -> list[Warned]:
-    """Reasons why no time of a session counts, one sentence each."""
-    lines = []
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
-        lines.append(Warn.discarded_blocks.says(text))
-    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
-    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
-        text = "The machine changed during this run: times are not comparable."
-        lines.append(Warn.machine_changed.says(text))
-    return lines
-
-
 @lru_cache(maxsize=1)
 def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
@@ -257,7 +252,16 @@ def session_doubts(results: Results) -> list[Warned]:
         kept = f"threads waited for a processor in {percent(share)} of the samples"
         text = f"Other work kept the processors busy: {kept}. Times are too long."
         lines.append(Warn.waiting_threads.says(text))
-    lines += broken(results)
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
+        lines.append(Warn.discarded_blocks.says(text))
+    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+        text = "The machine changed during this run: times are not comparable."
+        lines.append(Warn.machine_changed.says(text))
     slowed, is_usual = throttled(results)
     return lines if is_usual or slowed is None else [*lines, slowed]
 
@@ -278,20 +282,19 @@ def doubts(results: Results) -> list[Warned]:
     return lines
 
 
-def is_disturbed(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline; without a key, of all cells."""
-    cells, (workload, arm) = cell_doubts(results), key or ("", Arm())
-    return bool(session_doubts(results)) or key in cells or (workload, results.plan.reference(arm)) in cells
-
-
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
-    """Whether the times of a cell (without a key: of all cells) are too doubtful for a verdict.
+    """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
 
-    Two sides are measured in the same blocks, so load alone does not make them doubtful.
+    Without a key: of every compared cell, so that the session is not valid. The mean of all cells is doubtful if any
+    cell is.
     """
-    if results.plan.sides is None:
-        return is_disturbed(results, key)
-    return key in results.doubts or bool(broken(results))
+    if session_doubts(results):
+        return True
+    if key is None or key == WHOLE:
+        cells = [is_doubtful(results, each) for each in session_effects(results) if each != WHOLE]
+        return any(cells) if key == WHOLE else bool(cells) and all(cells)
+    workload, arm = key
+    return not cell_doubts(results).keys().isdisjoint({key, (workload, results.plan.reference(arm))})
 
 
 def throttled(results: Results) -> tuple[Warned | None, bool]:
@@ -299,7 +302,7 @@ def throttled(results: Results) -> tuple[Warned | None, bool]:
 
     A power cap is harmless: it is the usual state of a busy GPU.
     """
-    active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
+    active = {workload: why for workload, why in results.throttled.items() if why}
     workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
     during = [active[name] for name in workloads if name in active]
     if not during:

@@ -61,7 +61,7 @@ ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
     },
     Question.measurement: _BAD,
     Question.choice: {**_BAD, **_OPEN, Mark.doubtful: Ending.inconclusive},
-    Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.invalid},
+    Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.inconclusive},
 }
 """How each command ends by a mark; any other mark is a pass."""
 SPEEDS = {
@@ -121,10 +121,15 @@ class Conclusion:
 
 
 def ending(marks: Sequence[Mark], question: Question) -> Ending:
-    """The most urgent ending of the marks; without any mark but `not judged` it is inconclusive."""
+    """The most urgent ending of the marks; without any mark but `not judged` it is inconclusive.
+
+    A comparison whose times are all doubtful is not valid.
+    """
     if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
     endings = {ENDINGS[question].get(mark, Ending.passed) for mark in marks}
+    if question is Question.change and TIMED.intersection(marks) == {Mark.doubtful}:
+        endings.add(Ending.invalid)
     return next(end for end in Ending if end in endings)
 
 

@@ -1,7 +1,7 @@
-"""Growth of memory with length: an exponent with its interval, a curve, and the length that reaches a limit.
+"""Growth of memory with length: an exponent, a curve, and the length that reaches a limit.
 
-Memory is a count, not a sample: the same call always needs the same bytes. Only the extrapolation is uncertain, so all
-intervals come from the misfit of a simple law at the measured lengths.
+Memory is a count, not a sample: the same call always needs the same bytes. Only the extrapolation is uncertain, so its
+bounds come from the misfit of the curve at the measured lengths.
 """
 
 import math
@@ -13,7 +13,6 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
-from attnbench.statistics.verdict import half_widths
 from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.workloads.workload import Workload
 
@@ -45,17 +44,10 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Growth over `lengths`, the fitted ones.
-
-    `exponent` is the slope of log(bytes) over log(length): 1 is linear, 2 quadratic; `low` and `high` bound it at 95 %.
-    `parts` is the curve.
-    """
+    """The curve of bytes over the fitted lengths."""
 
     lengths: tuple[int, ...]
     values: tuple[float, ...]
-    exponent: float
-    low: float
-    high: float
     parts: Parts
 
     @property
@@ -68,8 +60,8 @@ class Fit:
         a, b, c = self.parts
         return a + b * length + c * length**2
 
-    def slope(self, length: float) -> float:
-        """The exponent of the curve at a length."""
+    def exponent(self, length: float) -> float:
+        """The slope of log(bytes) over log(length) at a length: 1 is linear, 2 quadratic."""
         _, b, c = self.parts
         return (b * length + 2 * c * length**2) / self.predict(length)
 
@@ -82,27 +74,13 @@ class Fit:
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """Fit the growth over (length, bytes); None with fewer than three lengths, or if no memory is used.
-
-    The exponent is the least-squares slope on log scales, its interval Student's t over the residuals.
-    """
+    """Fit the growth over (length, bytes); None with fewer than three lengths, or if no memory is used."""
     every = sorted((length, value) for length, value in points if length > 0 and value > 0)
     if len({length for length, _ in every}) < FEWEST_LENGTHS:
         return None
     used = every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :]
     lengths, values = tuple(x for x, _ in used), tuple(y for _, y in used)
-    from scipy.stats import linregress  # here, because it imports too slowly for --help
-
-    line = linregress(np.log(lengths), np.log(values))
-    exponent, half = float(line.slope), float(half_widths(float(line.stderr), len(lengths) - 2, 0.05))
-    return Fit(
-        lengths=lengths,
-        values=values,
-        exponent=exponent,
-        low=exponent - half,
-        high=exponent + half,
-        parts=curve(used),
-    )
+    return Fit(lengths=lengths, values=values, parts=curve(used))
 
 
 def curve(points: Sequence[tuple[int, float]]) -> Parts:
@@ -144,6 +122,13 @@ class Growth:
     def reach(self) -> Reach | None:
         """The length that reaches the limit."""
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
+
+    @property
+    def exponent(self) -> float | None:
+        """The exponent where the limit is reached, or else at the longest length."""
+        if self.fit is None:
+            return None
+        return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach.point)
 
     @property
     def workload(self) -> Workload:

@@ -100,7 +100,12 @@ class Judgement:
     @property
     def is_enough(self) -> bool:
         """Whether enough cells were compared for an unqualified verdict."""
-        return len(self.compared) >= max(1, math.ceil(LEAST_SHARE * len(self.planned))) and not self.failed
+        return len(self.compared) >= self.least and not self.failed
+
+    @property
+    def least(self) -> int:
+        """The number of compared cells that an unqualified verdict needs."""
+        return max(1, math.ceil(LEAST_SHARE * len(self.planned)))
 
     @property
     def is_unsupported(self) -> bool:
@@ -142,12 +147,15 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """The distance from attention on normal inputs, in words: median cell and worst cell."""
+        """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
         shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
-        if len(finite) < len(shares) or not finite:
-            return f"its output is not finite on {len(shares) - len(finite)} of these"
-        return f"off by {percent(statistics.median(finite))} of the largest value, at worst {percent(max(finite))},"
+        cells = f"on {len(shares)} of {len(self.planned)} cells"
+        if not finite:
+            return f"not finite {cells}"
+        lost = f"; not finite on {len(shares) - len(finite)} of them" if len(finite) < len(shares) else ""
+        median, worst = percent(statistics.median(finite)), percent(max(finite))
+        return f"off by {median} of the largest value, at worst {worst}, {cells}{lost}"
 
     @property
     def word(self) -> str:
@@ -165,14 +173,17 @@ class Judgement:
         if self.is_unsupported:
             return f"{self.verdict}: {self.records[0].message or 'unsupported'}"
         if self.verdict is CheckVerdict.approximate:
-            return f"{self.verdict}, neither judged nor timed: {self.error} on {compared} of {cells}"
+            return f"{self.verdict}, neither judged nor timed: {self.error}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
         if self.failed:
-            statuses = sorted({str(record.status) for record in self.failed})
-            parts.append(f"{len(self.failed)} not judged ({', '.join(statuses)})")
+            statuses = ", ".join(sorted({record.status for record in self.failed}))
+            parts.append(f"{len(self.failed)} not judged ({statuses})")
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
+        if 0 < compared < self.least:
+            masks = ",".join(dict.fromkeys(each.workload.mask for each in self.compared if each.workload.seq_len > 1))
+            parts.append(f"a verdict needs {self.least} cells, or only what it takes: --set mask={masks}")
         return "; ".join(parts)
 
 

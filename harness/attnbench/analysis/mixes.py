@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.analysis.comparisons import comparisons, paired_times
+from attnbench.analysis.comparisons import Comparison, comparisons, paired_times
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Arm, Comparison, Key
+from attnbench.storage.records import Arm, Key
 from attnbench.workloads.models import Mix
 
 

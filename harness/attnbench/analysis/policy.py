@@ -12,10 +12,8 @@ from attnbench.analysis.comparisons import doubts, session_effects
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Status
 from attnbench.workloads.policy import (
-    ITSELF,
     OTHERWISE,
     Evidence,
-    Kind,
     Policy,
     Regret,
     Row,
@@ -52,9 +50,7 @@ class Measured:
     def winner(self, smallest_effect: float) -> str:
         """The fastest candidate if it beats sdpa beyond the margin and the noise, else sdpa."""
         name = min([OTHERWISE, *self.logs], key=self.log)
-        if name == OTHERWISE:
-            return OTHERWISE
-        log, half = self.logs[name]
+        log, half = self.logs.get(name, (0.0, 0.0))
         return name if log < -math.log1p(smallest_effect) and log + half < 0 else OTHERWISE
 
 
@@ -72,8 +68,7 @@ def learn(run: Results, *, smallest_effect: float = SMALLEST_EFFECT) -> Policy:
         )
     machines = {environment.machine_fingerprint: environment for environment in run.environments.values()}
     if len(machines) != 1:
-        names = ", ".join(machines) or "none"
-        raise ValueError(f"a policy holds for one machine, and {run.run} is of {names}: give a run of one")
+        raise ValueError(f"a policy holds for one machine, and {run.run} is of {len(machines)}: give a run of one")
     ((fingerprint, machine),) = machines.items()
     table = measure(run)
     winners = [entry.winner(smallest_effect) for entry in table]
@@ -141,18 +136,14 @@ def measure(run: Results) -> list[Measured]:
 
 def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
     """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
-    kinds: dict[Kind, list[int]] = {}
-    for row, entry in enumerate(table):
-        kinds.setdefault(kind_of(entry.workload, entry.num_threads), []).append(row)
+    kinds = [kind_of(entry.workload, entry.num_threads) for entry in table]
+    logs = logs_of([shape_of(entry.workload) for entry in table])
     best = np.array([entry.log(winner) for entry, winner in zip(table, winners, strict=True)])  # sdpa's is 0
     costs = np.zeros(len(table))
-    for rows in kinds.values():
-        logs = logs_of([shape_of(table[row].workload) for row in rows])
-        for place, row in enumerate(rows):
-            others = logs.copy()
-            others[place] = math.inf
-            neighbour = nearest(others, logs[place])
-            costs[row] = 0.0 if neighbour is None else table[row].log(winners[rows[neighbour]])
+    for row, entry in enumerate(table):
+        others = np.array([other for other, kind in enumerate(kinds) if kind == kinds[row] and other != row], dtype=int)
+        neighbour = nearest(logs[others], logs[row])
+        costs[row] = 0.0 if neighbour is None else entry.log(winners[others[neighbour]])
     extra = np.maximum(costs - best, 0.0)
     return Regret(
         mean=math.expm1(extra.mean()),
@@ -163,6 +154,6 @@ def regret(table: Sequence[Measured], winners: Sequence[str]) -> Regret:
 
 
 def is_named(spec: str) -> bool:
-    """Whether a spec is a plain name, valid in other processes too, and not the policy's own."""
+    """Whether a spec is a plain name, valid in other processes too."""
     base, _ = plugins.variant(spec)
-    return base in plugins.implementation_names() and base != ITSELF
+    return base in plugins.implementation_names()

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from attnbench.analysis.comparisons import doubts, samples_of
+from attnbench.analysis.comparisons import doubts, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Place, Point, located, point
 from attnbench.statistics.effects import numbers
-from attnbench.statistics.intervals import by_process, median_estimate
+from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
@@ -88,7 +88,7 @@ class Recommendation:
     choice: str  # "" if nothing can be recommended
     standing: Standing | None
     reference: str  # PyTorch's own choice
-    seconds: dict[str, float]  # median seconds of a call, by implementation
+    seconds: dict[str, float]  # of a call, by implementation, as in the table of cells
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
 
@@ -164,7 +164,8 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
     if stands is not None and doubts(results):
         stands = replace(stands, others=doubted(stands.others))
-    seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
+    times_s = paired_times(results)
+    seconds = {name: times_s[record.key] for name, record in fit.items()}
     order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
     peaks = {
         name: record.samples(PEAK_MEMORY)[0].value for name, record in records.items() if record.samples(PEAK_MEMORY)

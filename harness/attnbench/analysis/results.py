@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnbench.analysis.sanity import DeviceSummary, SystemLoad, judged, slowed, summarized, system_load
+from attnbench.analysis.sanity import SystemLoad, judged, slowed, system_load, throttled_by
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage import events
@@ -53,7 +53,7 @@ class Results:
     warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
     doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
     system_load: SystemLoad | None = None  # load from other work during the run
-    devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, if a driver reports its state
+    throttled: Mapping[str, int] = field(default_factory=dict)  # reasons by workload, as bits
     accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
@@ -137,7 +137,7 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
         warnings=warnings,
         doubts=state.doubts,
         system_load=system_load(state.history, state.timing_workers),
-        devices={workload: summarized(visits) for workload, visits in state.devices.items()},
+        throttled={workload: throttled_by(visits) for workload, visits in state.devices.items()},
         accepted=tuple(state.accepted),
         num_restored=state.num_restored,
         num_lost=state.num_lost,

@@ -54,10 +54,9 @@ Warnings = dict[Key, tuple[Warned, ...]]
 
 FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
-"""Least cost of a minor page fault, for runs that did not measure it."""
+"""Least cost of a minor page fault."""
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
-"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate, as in
-analysis/breakdown.py."""
+"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate."""
 
 
 MOST = 0.5
@@ -268,35 +267,9 @@ def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterat
         yield Warn.kernels_longer.says(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceSummary:
-    """The state of a device while a workload was timed, as its driver reports it; None is unknown."""
-
-    clock_mhz: float | None  # of the multiprocessors: the median, and the lowest
-    lowest_clock_mhz: float | None
-    temperature_c: float | None  # the highest
-    power_w: float | None  # the median
-    throttled_share: float  # share of queries that found a throttle reason
-    throttled_by: int  # union of all reasons, as the bits of CLOCK_EVENTS in devices/nvml.py
-
-
-def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
-    """Summarize the device states of a workload's visits; needs at least one visit."""
-    states = [state for visit in visits for state in visit]
-
-    def known(name: str) -> list[float]:
-        return [value for state in states if (value := getattr(state, name)) > 0]
-
-    clocks, powers = known("clock_mhz"), known("power_w")
-    slow = [state for state in states if state.slowed_by & SLOWING]
-    return DeviceSummary(
-        clock_mhz=median(clocks) if clocks else None,
-        lowest_clock_mhz=min(clocks, default=None),
-        temperature_c=max(known("temperature_c"), default=None),
-        power_w=median(powers) if powers else None,
-        throttled_share=len(slow) / len(states),
-        throttled_by=_union(slow) & SLOWING,
-    )
+def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
+    """All reasons that slowed the device, as the bits of CLOCK_EVENTS in devices/nvml.py; 0 for none."""
+    return _union(state for visit in visits for state in visit) & SLOWING
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
@@ -326,10 +299,9 @@ def _union(states: Iterable[DeviceState]) -> int:
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
-    """Describe the page faults of a call and their share of its time, by the cost measured in this run."""
+    """Describe the page faults of a call and their estimated share of its time."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
-    cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
-    share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)
+    share = min(num_faults * FAULT_S / time.point, LARGEST_FAULTS)
     if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings

@@ -9,7 +9,7 @@ comparing needs it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -19,17 +19,15 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import num_operators, ran
-from attnbench.analysis.comparisons import comparisons, paired_times
+from attnbench.analysis.comparisons import Comparison, comparisons, paired_times
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.sanity import DeviceSummary, warnings_of
-from attnbench.devices import nvml
+from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
 from attnbench.storage.records import (
     CONTROL_LATENCY,
     LATENCY,
     Arm,
-    Comparison,
     Measurement,
     Record,
     Sample,
@@ -77,7 +75,7 @@ CELL_COLUMNS = {
 }
 """Columns that are always present, with their types.
 
-Columns of measured metrics follow, and DEVICE_COLUMNS if a driver reports its state.
+Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
@@ -86,11 +84,6 @@ for the baseline, `allocator` how freed memory was handled. `matmul_share` and `
 run measured. `error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
 finite.
 """
-DEVICE_COLUMNS = {
-    **dict.fromkeys(("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share"), NUMBER),
-    "throttled_by": TEXT,
-}
-"""State of the device while the cell's workload was timed, as in `DeviceSummary`; throttle reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
 
@@ -171,8 +164,6 @@ class Panel:
     axis: str  # seq_len or kv_len
     other: str  # the other length if it differs: "T=1"
     cells: "pd.DataFrame"
-    mark: str = ""  # letter that identifies the panel in the note of a picture, if there are several
-    title: str = ""  # the axes that distinguish the panel from others of a picture
 
     @property
     def letter(self) -> str:
@@ -244,8 +235,7 @@ def _frame(cells: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 
     others = (column for row in cells for column in row)
     frame = pd.DataFrame(cells, columns=list(dict.fromkeys([*columns, *others])))
-    known = CELL_COLUMNS | DEVICE_COLUMNS
-    return frame.astype({column: known[column] for column in frame.columns if known.get(column, NEVER_MISSING)})
+    return frame.astype({column: kind for column, kind in CELL_COLUMNS.items() if kind and column in frame.columns})
 
 
 def _cells(results: Results) -> Iterator[Row]:
@@ -280,7 +270,6 @@ def _cells(results: Results) -> Iterator[Row]:
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
             **{_column(one): median(Samples.of(one.samples).value) for one in _metrics(record)},
-            **_device(results.devices.get(workload.id) if samples else None),
         }
 
 
@@ -313,20 +302,20 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     }
 
 
-def _device(state: DeviceSummary | None) -> Row:
-    """Values of DEVICE_COLUMNS; empty without a device state."""
-    if state is None:
-        return {}
-    return asdict(state) | {"throttled_by": nvml.reasons(state.throttled_by) or None}
-
-
 def _verdict(compared: Comparison | None) -> Row:
     if compared is None:
         return {"is_same_kernel": False}
-    names = ("ratio", "margin", "minimum_detectable_effect", "more_s", "is_same_kernel")
-    texts = {"verdict": str(compared.verdict), "reason": compared.reason or None}
-    interval = {"ratio_low": compared.low, "ratio_high": compared.high}
-    return {name: getattr(compared, name) for name in names} | interval | texts
+    return {
+        "ratio": compared.ratio,
+        "ratio_low": compared.low,
+        "ratio_high": compared.high,
+        "verdict": str(compared.verdict),
+        "reason": None if compared.reason is None else str(compared.reason),
+        "margin": compared.margin,
+        "minimum_detectable_effect": compared.detectable,
+        "more_s": compared.more_s,
+        "is_same_kernel": compared.is_same_kernel,
+    }
 
 
 def _metrics(record: Record) -> Iterator[Measurement]:

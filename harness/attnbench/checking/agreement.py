@@ -57,9 +57,9 @@ class References:
         return rules.for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
 
     @cached_property
-    def for_rules(self) -> "RuleReferences | None":
+    def for_rules(self) -> "RuleReferences":
         """The references of the rules, computed at first use; workloads with the same short length share them."""
-        return RuleReferences.ask(self.short, self.seed, self.on_step)
+        return RuleReferences(self.short, self.seed, self.on_step)
 
 
 def ask_oracle(
@@ -158,7 +158,9 @@ def compare(
         tensor.agrees for probe in results for tensor in probe.tensors
     )
     if not (references.is_brief or implementation.is_approximate or is_narrow):
-        rule_results = _rule_results(references, implementation, {} if known is None else known)
+        rule_results = _rule_results(
+            references, implementation, {} if known is None else known, needs_zeros=EMPTY_ROWS in rejects
+        )
         rule_results = tuple(
             msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in rule_results
         )
@@ -191,17 +193,20 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 
-def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
+def _rule_results(
+    references: References, implementation: Implementation, known: RulesAt, *, needs_zeros: bool
+) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
     seed, on_step = references.seed, references.on_step
     for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
         if untried := rules.untried(workload, known):
             is_short = workload == references.short
-            right = references.for_rules if is_short else RuleReferences.ask(workload, seed, on_step)
-            if right is None:
+            try:
+                right = references.for_rules if is_short else RuleReferences(workload, seed, on_step)
+            except VacuousError:
                 continue
             try:
-                candidate = rules.Candidate(implementation, right)
+                candidate = rules.Candidate(implementation, right, needs_zeros=needs_zeros)
             except Exception:  # noqa: BLE001, S112 - it does not support this length
                 continue
             rules.try_rules(candidate, known, untried, on_step)

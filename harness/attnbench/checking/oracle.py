@@ -309,20 +309,22 @@ def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> T
     return form(query, key, unit, mask)
 
 
-def answer(
+def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
     workload: Workload,
     inputs: Inputs,
     rows: Tensor,
     form: Form = attend,
     on_step: Callable[[], object] = lambda: None,
+    change: Callable[[RowMask], RowMask] = lambda mask: mask,
 ) -> Tensor:
     """The output of a workload at the chosen query rows in the dtype of `inputs`, by the oracle or another form.
 
-    It is computed on the inputs' device; `on_step` is called before each part.
+    It is computed on the inputs' device; `on_step` is called before each part. `change` alters the mask.
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) without an output projection.
     """
     query, key, value = heads(workload, inputs, rows)
-    attended = in_parts(form, query, key, value, row_mask(workload, rows, query.device, inputs.tensors), on_step)
+    mask = change(row_mask(workload, rows, query.device, inputs.tensors))
+    attended = in_parts(form, query, key, value, mask, on_step)
     return attended if workload.scope == "attention" else output(attended, inputs.weights)
 
 
@@ -411,7 +413,7 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Query rows (B, H, R, K) and key (B, G, S, K) rotated by their places, or back, if the workload rotates them."""
+    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload does; `sign` -1 rotates back."""
     query, key, value = heads
     if workload.rotary == "none":
         return heads

@@ -142,7 +142,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Larger scores, beyond common clamps: as large as leaves digits that separate keys.
+    """Scores beyond common clamps, as large as possible as long as the dtype separates keys.
 
     In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
     an honest form have lost their digits.
@@ -213,10 +213,10 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
 
 
 def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> Inputs:
-    """The inputs of scope `module` with every score of a query shifted up or down by `shift`, at random.
+    """Shift all scores of each query in scope `module` up or down by `shift`, with a random sign.
 
-    The first number of a query's token gives the sign; the second of a key's token is the same for all. One more column
-    of the projections reads each.
+    Feature 0 of a query's token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query
+    projection reads the former, and one of the key projection the latter, so that their product is the shift.
     """
     x, source = inputs.tensors["x"].clone(), "context" if "context" in inputs.tensors else "x"
     x[..., 0] = _signs(x.shape[:-1], draws)

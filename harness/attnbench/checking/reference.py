@@ -77,19 +77,20 @@ class Reference:
         leniency: float = 1.0,
         change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
         rows: Tensor | None = None,
-        grad_value: float | None = None,
+        grad_rows: Tensor | None = None,
+        mask: Callable[[oracle.RowMask], oracle.RowMask] = lambda mask: mask,
         has_gradients: bool = True,
         left_out: Collection[str] = (),
         is_screened: bool = False,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle and the textbook forms; `change` alters every form, the oracle's and the yardsticks'.
+        """Evaluate the oracle and the textbook forms; `change` and `mask` alter every form and its mask.
 
         They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035).
 
         `leniency` multiplies tolerances where a few draws say little about an honest error. `rows` are the query rows
         to compare, chosen at random by default. Gradients are compared if the direction has them and the reference
-        `has_gradients`, except for those `left_out`. The output's gradient at those rows is `grad_value`, or else
+        `has_gradients`, except for those `left_out`. The output's gradient at those rows is `grad_rows`, or else
         drawn. `is_screened` also computes `screen`. `on_step` is called before each part of an answer.
 
         Raises:
@@ -109,10 +110,8 @@ class Reference:
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
         self.on_step = on_step
         self.is_screened = is_screened and len(self.rows) < workload.seq_len
-        grad_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
-        if grad_value is not None:
-            grad_rows.fill_(grad_value)
-        self.grad_rows = grad_rows.to(dtype)  # the gradient of the output at those rows
+        drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
+        self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
         self._compared = compared
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         has_float64 = device(workload.device).has_float64
@@ -122,7 +121,7 @@ class Reference:
             form, any_tensor = change(form), inputs.weights.query
             grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
             return answers(
-                compared, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form, on_step)
+                compared, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form, on_step, mask)
             )
 
         reduced = oracle.at_rows(workload, self._rounded, self.rows)
@@ -344,8 +343,8 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
     """The size of intermediate sums in the gradient of a value that several query heads read; 0 if only one does.
 
-    With few keys such sums may cancel in every number, and their roundings remain. At least one of a query's weights on
-    S keys is at least 1/S, so its term is at least that share of the output's gradient.
+    With few keys these sums may cancel in every element and leave only rounding errors. At least one of a query's
+    weights on S keys is at least 1/S, so its term is at least that share of the output's gradient.
     """
     readers = workload.num_heads // workload.num_kv_heads
     return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0

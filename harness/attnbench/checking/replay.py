@@ -12,7 +12,7 @@ file: foreign code runs in that process alone, and the judge in another one.
 import math
 import pickle
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.tolerance import Tolerance, by_row
+from attnbench.checking.case import QKV, Inputs, draw_weights
+from attnbench.checking.oracle import RowMask
+from attnbench.checking.reference import Reference, errors
 from attnbench.contract.declared import kind
 from attnbench.contract.functions import Signature
 from attnbench.contract.loading import implementation
 from attnbench.contract.outside import repeat_heads
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
+from attnbench.workloads.workload import Workload
 
-PARTS = ("query", "key", "value")
-ENTRIES = (*PARTS, "mask", "scale", "is_causal", "gradient")
-MOVED = 2
-"""Honest forms: on the inputs as they are, and moved by a rounding."""
+ENTRIES = (*QKV, "mask", "scale", "is_causal", "gradient")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ def load(file: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"--replay {file} cannot be loaded: {error}") from None
     names = set(saved) if isinstance(saved, dict) else set()
-    if not set(PARTS) <= names <= set(ENTRIES):
+    if not set(QKV) <= names <= set(ENTRIES):
         raise ValueError(f"--replay {file} holds {', '.join(sorted(map(str, names)))}: give {', '.join(ENTRIES)}")
-    shapes = {name: tuple(getattr(saved[name], "shape", ())) for name in PARTS}
+    shapes = {name: tuple(getattr(saved[name], "shape", ())) for name in QKV}
     is_fine = all(len(shape) == 4 for shape in shapes.values())  # noqa: PLR2004
     if is_fine:
         (batch, heads, _, width), key, value = shapes.values()
@@ -66,10 +66,10 @@ def load(file: Path) -> dict[str, Any]:
     return captured
 
 
-def settings(saved: dict[str, Any]) -> list[str]:
-    """The captured call as axes of a workload."""
+def settings(saved: dict[str, Any]) -> dict[str, Any]:
+    """The captured call as axes of a workload; its mask is not one of them."""
     (batch, heads, length, width), (_, groups, keys, wide) = saved["query"].shape, saved["value"].shape
-    axes: dict[str, object] = {
+    return {
         "scope": "attention",
         "batch_size": batch,
         "num_heads": heads,
@@ -84,97 +84,50 @@ def settings(saved: dict[str, Any]) -> list[str]:
         "mask": "causal" if saved.get("is_causal") else "none",
         "embed_dim": heads * width,
     }
-    return [f"{name}={value}" for name, value in axes.items()]
 
 
-def visible(saved: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """The keys that queries see, and the numbers to add to their scores, on the CPU; None: all, or nothing."""
-    length, keys = saved["query"].shape[2], saved["key"].shape[2]
-    mask, added = saved.get("mask"), None
-    mask = None if mask is None else mask.cpu()
-    if mask is not None and mask.dtype != torch.bool:
-        mask, added = mask > -math.inf, mask.double()
-    if saved.get("is_causal"):
-        below = torch.ones(length, keys, dtype=torch.bool).tril()
-        mask = below if mask is None else mask & below
-    return mask, added
+@dataclass(frozen=True, kw_only=True)
+class CapturedMask(RowMask):
+    """A mask with numbers that are added to the scores (B, H, T, S), minus infinity at hidden keys."""
+
+    added: Tensor
+
+    def changed(self, scores: Tensor, place: tuple[int, int] | None = None) -> Tensor:
+        """The scores (B, H, R, S), or (R, S) of one batch row and head, with the captured numbers."""
+        added = self.added[self.batch, self.heads]
+        return scores + (added if place is None else added[place]).to(scores)
 
 
-def textbook(tensors: tuple[Tensor, ...], saved: dict[str, Any]) -> tuple[Tensor, float]:
-    """Attention head by head in the tensors' dtype, and the largest score; a query that sees no key gets 0."""
-    query, key, value = tensors[0], *(repeat_heads(each, tensors[0].shape[1]) for each in tensors[1:])
-    scale = query.shape[-1] ** -0.5 if saved.get("scale") is None else saved["scale"]
-    mask, added = visible(saved)
-    shape = (*query.shape[:3], key.shape[2])
-    outputs, largest = [], 0.0
-    for row in range(shape[0]):
-        heads = []
-        for head in range(shape[1]):
-            scores = query[row, head] @ key[row, head].T * scale
-            if added is not None:
-                scores = scores + added.expand(shape)[row, head].to(scores.dtype)
-            if mask is not None:
-                scores = scores.masked_fill(~mask.expand(shape)[row, head], -math.inf)
-            empty = (scores == -math.inf).all(-1, keepdim=True)
-            scores = scores.masked_fill(empty, 0.0)
-            largest = max(largest, float(scores.detach().where(scores.isfinite(), 0.0).abs().max()))
-            heads.append(scores.softmax(-1).masked_fill(empty, 0.0) @ value[row, head])
-        outputs.append(torch.stack(heads))
-    return torch.stack(outputs), largest
-
-
-def answers(output: Tensor, leaves: tuple[Tensor, ...], gradient: Tensor | None) -> dict[str, Tensor]:
-    """The output and, with an incoming gradient, those of query, key and value."""
-    found = {"output": output.detach()}
-    if gradient is not None:
-        made = torch.autograd.grad(output, leaves, gradient.to(output), allow_unused=True, materialize_grads=True)
-        found |= {f"gradient of {name}": each for name, each in zip(PARTS, made, strict=True)}
-    return {name: each.detach().double().cpu() for name, each in found.items()}
-
-
-def tolerances(saved: dict[str, Any]) -> list[Tolerance]:
-    """The right answer of each tensor with its limits, from honest forms in the dtype of the inputs.
+def reference(saved: dict[str, Any]) -> Reference:
+    """The right answer to the captured inputs, with the limits of each tensor.
 
     Raises:
-        ValueError: these fail or overflow.
+        ValueError: these are no inputs of attention, or honest code is not finite there.
     """
-    gradient, dtype = saved.get("gradient"), saved["query"].dtype
-    draws = torch.Generator().manual_seed(0)
-
-    def by(tensors: Iterator[Tensor]) -> tuple[dict[str, Tensor], float]:
-        leaves = tuple(each.cpu().requires_grad_(gradient is not None) for each in tensors)
-        output, largest = textbook(leaves, saved)
-        return answers(output, leaves, None if gradient is None else gradient.cpu()), largest
-
-    def moved(tensor: Tensor, step: int) -> Tensor:
-        share = torch.rand(tensor.shape, generator=draws, dtype=torch.float64) * 2 - 1
-        return (tensor.detach().cpu().double() * (1 + step * torch.finfo(dtype).eps * share)).to(dtype)
-
+    workload, gradient, mask = Workload(**settings(saved)), saved.get("gradient"), saved.get("mask")
+    shape = (*saved["query"].shape[:3], saved["key"].shape[2])
+    added = torch.zeros((), dtype=torch.float64) if mask is None else mask.detach().double()
+    if mask is not None and mask.dtype == torch.bool:
+        added = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -math.inf)
     try:
-        expected, largest = by(saved[name].detach().double() for name in PARTS)
-        honest = [by(moved(saved[name], step) for name in PARTS)[0] for step in range(MOVED)]
+        added = added.expand(shape)
     except RuntimeError as error:
         raise ValueError(f"--replay has no inputs of attention: {error}") from None
-    query, keys = saved["query"], saved["key"].shape[2]
-    is_half = torch.finfo(dtype).bits < 32  # noqa: PLR2004 - float32's
-    wide = math.sqrt(max(query.shape[2], keys)) + (math.sqrt(query.shape[3]) + 2) * largest
-    sizes = {name: float(each.abs().max()) for name, each in expected.items()}
-    of_gradients = max((size for name, size in sizes.items() if name != "output"), default=0.0)
-    limits = [
-        Tolerance(
-            name,
-            right,
-            [by_row(each[name] - right, -2) for each in honest],
-            axis=-2,
-            dtype=dtype,
-            num_roundings=(1.0 if name == "output" else 2.0) if is_half else wide,
-            scale=sizes[name] if name == "output" else of_gradients,
-        )
-        for name, right in expected.items()
-    ]
-    if not all(each.is_finite for each in limits):
-        raise ValueError(f"--replay has inputs on which attention in {dtype} is not finite: no answer can be judged")
-    return limits
+    if gradient is not None and gradient.shape != (*shape[:3], workload.value_dim):
+        raise ValueError(f"--replay has no inputs of attention: its gradient has shape {tuple(gradient.shape)}")
+
+    def captured(mask: RowMask) -> CapturedMask:
+        given = {field.name: getattr(mask, field.name) for field in fields(RowMask)} | {"scale": saved.get("scale")}
+        return CapturedMask(**given, added=added)
+
+    return Reference(
+        workload,
+        Inputs(tensors={name: saved[name].detach().cpu().double() for name in QKV}, weights=draw_weights(workload)),
+        0,
+        mask=captured,
+        rows=torch.arange(workload.seq_len),
+        grad_rows=gradient,
+    )
 
 
 def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
@@ -188,7 +141,7 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(signature, Signature):
         raise ValueError("--replay calls a function of query, key and value, and not a module")  # noqa: TRY004
     names, gradient = signature.names, saved.get("gradient")
-    leaves = tuple(saved[name].detach().requires_grad_(gradient is not None) for name in PARTS)
+    leaves = tuple(saved[name].detach().requires_grad_(gradient is not None) for name in QKV)
     passed: dict[str, Any] = {}
     for entry in ("mask", "scale", "is_causal"):
         entry_value = saved.get(entry)
@@ -209,10 +162,15 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     output: object = signature.function(*tensors, **passed)
     if not isinstance(output, Tensor):
         raise ValueError(f"the function returned {kind(output)}: it must return one tensor (B, H, T, V)")  # noqa: TRY004
-    return answers(output.transpose(1, 2) if is_tokens_first else output, leaves, gradient)
+    output = output.transpose(1, 2) if is_tokens_first else output
+    answers = {"output": output}
+    if gradient is not None:
+        made = torch.autograd.grad(output, leaves, gradient.to(output), allow_unused=True, materialize_grads=True)
+        answers |= {f"gradient of {name}": each for name, each in zip(QKV, made, strict=True)}
+    return {name: each.detach().double().cpu() for name, each in answers.items()}
 
 
-def judge(saved: dict[str, Any], limits: list[Tolerance], file: Path) -> Agreement:
+def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
     """Compare the answers in the file with the right ones, and the inputs there with the captured ones.
 
     Raises:
@@ -220,23 +178,23 @@ def judge(saved: dict[str, Any], limits: list[Tolerance], file: Path) -> Agreeme
     """
     try:
         written: Any = torch.load(file, weights_only=True)
-        is_kept = all(torch.equal(saved[name], written["inputs"][name]) for name in PARTS)
-        actual = [written["answers"][each.name].double() for each in limits]
+        is_kept = all(torch.equal(saved[name], written["inputs"][name]) for name in QKV)
+        actual = {name: written["answers"][name].double() for name in right.expected}
     except Exception:  # noqa: BLE001 - foreign code writes anything
         raise ValueError("its process ended without answers") from None
-    for each, tensor in zip(limits, actual, strict=True):
-        if tensor.shape != each.expected.shape:
-            raise ValueError(f"the {each.name} has shape {tuple(tensor.shape)}, not {tuple(each.expected.shape)}")
+    for name, expected in right.expected.items():
+        if actual[name].shape != expected.shape:
+            raise ValueError(f"the {name} has shape {tuple(actual[name].shape)}, not {tuple(expected.shape)}")
     rule = RuleResult(rule="inputs kept", holds=is_kept, found="" if is_kept else "the call changes its inputs")
-    errors = tuple(each.judge(tensor) for each, tensor in zip(limits, actual, strict=True))
-    return Agreement(oracle="float64", probes=(ProbeResult(probe="captured", tensors=errors),), rules=(rule,))
+    probe = ProbeResult(probe="captured", tensors=errors(actual, right))
+    return Agreement(oracle="float64", probes=(probe,), rules=(rule,))
 
 
 def answer(request: Request) -> None:
     """Write the function's answers, and its inputs after the call, into the file of the request."""
     saved = load(Path(request.file))
     answers = called(request.spec, saved)
-    torch.save({"answers": answers, "inputs": {name: saved[name].detach() for name in PARTS}}, request.answers)
+    torch.save({"answers": answers, "inputs": {name: saved[name].detach() for name in QKV}}, request.answers)
 
 
 if __name__ == "__main__":

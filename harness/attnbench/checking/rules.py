@@ -25,7 +25,6 @@ from attnbench.checking.reference import (
     Observation,
     Reference,
     ask,
-    error,
     errors,
     gradients,
     lacks_backward,
@@ -66,6 +65,8 @@ class RuleReferences:
     """The right answers for the rules; each kind is computed at first use."""
 
     def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
+        """Evaluate the oracle; it raises VacuousError if the right answer is constant."""
+        on_step()
         self.workload, self.seed, self.on_step = workload, seed, on_step
         self.normal = reference_for_probe(workload, "normal", seed, on_step)
 
@@ -79,22 +80,18 @@ class RuleReferences:
         """The answer to the normal inputs with a few numbers changed."""
         return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
 
-    @classmethod
-    def ask(cls, workload: Workload, seed: int, on_step: Callable[[], object]) -> "RuleReferences | None":
-        """Evaluate the oracle; None if the right answer is constant."""
-        on_step()
-        try:
-            return cls(workload, seed, on_step)
-        except VacuousError:
-            return None
-
 
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(self, implementation: Implementation, references: RuleReferences) -> None:
-        """Call the implementation on the normal inputs; its exceptions propagate."""
-        self.implementation = implementation
+    def __init__(
+        self, implementation: Implementation, references: RuleReferences, *, needs_zeros: bool = False
+    ) -> None:
+        """Call the implementation on the normal inputs; its exceptions propagate.
+
+        With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
+        """
+        self.implementation, self.needs_zeros = implementation, needs_zeros
         self.references, self.normal = references, references.normal
         self.workload = self.normal.workload
         self.output = self.call()  # on the normal inputs
@@ -103,22 +100,41 @@ class Candidate:
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
         if self.workload.layout == "value_in_key":
             self.sources.remove("value")
-        self.seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
-        if self.settled(self.output, self.normal)[1]:
-            self.seen = self.seen | ~self.seen.any(dim=-1, keepdim=True)  # any answer is allowed for such queries
+        seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        is_free = not needs_zeros and self.workload.sinks == "none"
+        self.empty = ~seen.any(dim=-1) & is_free  # (B, T) queries that may get any answer
+        self.seen = seen | self.empty[..., None]
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
-    @staticmethod
-    def settled(output: Tensor, reference: Reference) -> tuple[Observation, str]:
-        """Replace the answer for queries that see no key by the right one; also return its convention."""
+    def settled(self, output: Tensor, reference: Reference) -> Tensor:
+        """The output with the right answer for queries that see no key, if their answer is a convention."""
         rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        return settle(Observation(output.detach(), {"output": rows}), reference)
+        observed = Observation(output.detach(), {"output": rows})
+        return settle(observed, reference, "" if self.needs_zeros else None)[0].output
 
     @property
     def is_trained(self) -> bool:
         """Whether calls have gradients."""
         return self.normal.grad_output is not None
+
+    @cached_property
+    def grad_output(self) -> Tensor | None:
+        """The incoming gradient: 0 for queries that may get any answer, so that it reaches no other gradient."""
+        usual = self.normal.grad_output
+        return None if usual is None else usual.masked_fill(self.of_empty("output", usual), 0.0)
+
+    def of_empty(self, name: str, tensor: Tensor) -> Tensor:
+        """The numbers of a tensor that depend on the answer of queries that see no key; it broadcasts to the tensor."""
+        operand = name.removeprefix("gradient of ")
+        if operand in {"output", "query"} or (operand == "x" and "context" in self.tokens):
+            rows = self.empty  # (B, T)
+        else:
+            rows = self.empty.any(dim=1, keepdim=True)  # every key and value of the batch row
+        if operand not in {"output", *TOKENS}:
+            return rows.any().to(tensor.device)
+        shape = (rows.shape[0], *[1] * (tensor.dim() - 3), rows.shape[1], 1)
+        return rows.view(shape).to(tensor.device)
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
@@ -164,23 +180,15 @@ class Candidate:
 
     def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
         """The gradients; empty in inference, or without a backward pass."""
-        if not self.is_trained:
+        if self.grad_output is None:
             return {}
         try:
+            grad = self.grad_output.clone() if grad is None else grad
             return gradients(case, output, self.normal, grad, retain_graph=True)
         except Exception as error:
             if lacks_backward(error):
                 return {}
             raise
-
-    @cached_property
-    def alike(self) -> list[list[str]]:
-        """Groups of at least two operands with one shape that may share memory; none if they share it already."""
-        if self.workload.layout == "value_in_key" or self.workload.scope == "module":
-            return []
-        shapes = {tuple(tensor.shape): [*self.tokens] for tensor in self.tokens.values()}
-        named = [[name for name in names if self.tokens[name].shape == shape] for shape, names in shapes.items()]
-        return [names for names in named if len(names) > 1]
 
     @cached_property
     def answer(self) -> Answer:
@@ -200,7 +208,10 @@ class Candidate:
         return _apart(*(each[is_hidden] for each in rows))
 
     def apart(self, actual: Answer, expected: Answer) -> str:
-        """The first tensor of two answers that differs more than honest ones may, and by how much; or ""."""
+        """The first tensor of two answers that differs more than honest ones may, and by how much; or "".
+
+        Outputs of queries that see no key are left out, and gradients that they make NaN.
+        """
         known = self.normal.expected
         for name, right in expected.items():
             if name not in known:
@@ -208,7 +219,9 @@ class Candidate:
             usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
             larger = max(1.0, size / usual) if usual else 1.0
             allowed = max(2 * self.normal.tolerance(name) * larger, LEAST_APART * size)
-            if not (found := _apart(actual.get(name, torch.zeros_like(right)), right)) <= allowed:
+            observed = actual.get(name, torch.zeros_like(right))
+            is_free = self.of_empty(name, right) & (observed.isnan() | right.isnan() | (name == "output"))
+            if not (found := _apart(*(each.masked_fill(is_free, 0.0) for each in (observed, right)))) <= allowed:
                 return f"{name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 
@@ -244,7 +257,7 @@ def compared(trials: Callable[[Candidate], Iterable[Trial]]) -> Rule:
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
     """The error of an output, in words; "" if it is right."""
-    found = output_error(candidate.settled(output, reference)[0].output, reference)[0]
+    found = output_error(candidate.settled(output, reference), reference)[0]
     if found.grade is not Grade.wrong:
         return ""
     size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
@@ -300,7 +313,7 @@ def without_gradients(candidate: Candidate) -> str:
 @compared
 def handed_in(candidate: Candidate) -> Iterator[Trial]:
     """The output's gradient is read correctly for any strides: those of a sum, of a mean over the queries, ..."""
-    if (usual := candidate.normal.grad_output) is None:
+    if (usual := candidate.grad_output) is None:
         return
     narrow = {
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0],
@@ -308,7 +321,8 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
     }
     for words, numbers in narrow.items():
         grad = numbers.expand_as(usual)
-        dense = candidate.ask(grad=grad.contiguous())
+        dense = candidate.ask(grad=grad.contiguous())  # it reaches gradients through queries that see no key
+        dense = {name: each.masked_fill(candidate.of_empty(name, each), math.nan) for name, each in dense.items()}
         yield f"an incoming gradient that is {words} gives", partial(candidate.ask, grad=grad), dense
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
@@ -341,27 +355,23 @@ def twice(candidate: Candidate) -> Iterator[Trial]:
         yield "a second backward pass of one graph gives", again, first
 
 
-def shared(candidate: Candidate) -> str | None:
-    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients.
-
-    It does not apply if key and value cannot share memory, or without gradients; other workloads cover these.
-    """
-
-    def trials(candidate: Candidate) -> Iterator[Trial]:
-        for names in candidate.alike:
-            for axis in (2, 3):
-                views = memory.packed([candidate.tokens[name] for name in names], axis)
-                words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
-                yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
-            one = candidate.tokens[names[0]].clone()
-            copies = candidate.ask({name: one.clone() for name in names})
-            grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
-            total = sum((copies[name].double() for name in grads), torch.zeros(()))
-            same = partial(candidate.ask, dict.fromkeys(names, one))
-            yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
-
-    is_whole = any({"key", "value"} <= set(names) for names in candidate.alike)
-    return compared(trials)(candidate) or ("" if is_whole and len(candidate.answer) > 1 else None)
+@compared
+def shared(candidate: Candidate) -> Iterator[Trial]:
+    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
+    workload, tokens = candidate.workload, candidate.tokens
+    if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
+        return
+    names = [name for name, tensor in tokens.items() if tensor.shape == tokens["key"].shape]
+    for axis in (2, 3):
+        views = memory.packed([tokens[name] for name in names], axis)
+        words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
+        yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
+    one = tokens["key"].clone()
+    copies = candidate.ask({name: one.clone() for name in names})
+    grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
+    total = sum((copies[name].double() for name in grads), torch.zeros(()))
+    same = partial(candidate.ask, dict.fromkeys(names, one))
+    yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
 
 
 @compared
@@ -371,7 +381,7 @@ def sizes(candidate: Candidate) -> Iterator[Trial]:
     Factors are powers of 2, which change no digit: any difference means overflow or lost small numbers.
     """
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
-    if (usual := candidate.normal.grad_output) is not None:
+    if (usual := candidate.grad_output) is not None:
 
         def for_small() -> Answer:
             answer = candidate.ask(grad=usual / of_grad)
@@ -454,35 +464,23 @@ def _under(candidate: Candidate, form: str) -> Answer:
     return {"output": candidate.call(form=form)}
 
 
-def layouts(candidate: Candidate) -> str | None:
+@compared
+def layouts(candidate: Candidate) -> Iterator[Trial]:
     """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
 
-    Neighbouring tensors have different layouts, which keep the alignment that the device needs; in a cache, both key
-    and value have room for more tokens. If one such mixture fails, the layouts are tried alone, for the simplest case.
+    After each layout alone, neighbouring tensors have different ones. They keep the alignment that the device needs.
     """
     alignment_bytes = candidate.case().device.alignment_bytes
-
-    def laid(ways: Iterable[Mapping[str, str]], _: Candidate) -> Iterator[Trial]:
-        for way in ways:
-            kinds = {*way.values()}
-            words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
-            tensors = {
-                token: memory.LAYOUTS[way[token]](tensor, alignment_bytes) for token, tensor in candidate.tokens.items()
-            }
-            yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
-
-    *names, longest = memory.LAYOUTS
+    tokens, names = candidate.tokens, list(memory.LAYOUTS)
+    alone = [dict.fromkeys(tokens, name) for name in names]
     mixed = [
-        {token: names[(place + turn) % len(names)] for place, token in enumerate(candidate.tokens)}
-        for turn in range(len(names))
+        {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
     ]
-    cached, alone = (
-        dict.fromkeys(candidate.tokens, longest),
-        [dict.fromkeys(candidate.tokens, name) for name in names],
-    )
-    if broken := compared(partial(laid, [*mixed, cached]))(candidate):
-        return compared(partial(laid, alone))(candidate) or broken
-    return ""
+    for way in (*alone, *mixed):
+        kinds = {*way.values()}
+        words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
+        tensors = {token: memory.LAYOUTS[name](tokens[token], alignment_bytes) for token, name in way.items()}
+        yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
 
 
 @compared
@@ -514,15 +512,11 @@ def outputs_apart(candidate: Candidate) -> str:
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
 
-    def is_answer_to(reference: Reference, output: Tensor) -> bool:
-        return error("output", output.index_select(-2, reference.rows.to(output.device)), reference).agrees
-
-    if is_answer_to(other, second):
+    if not output_off(candidate, second, other):
         return ""
-    if is_answer_to(candidate.normal, second):
+    if not output_off(candidate, second, candidate.normal):
         return KEPT
-    anew = ask(candidate.implementation, other).compared["output"]
-    if not error("output", anew, other).agrees:
+    if output_off(candidate, ask(candidate.implementation, other).output, other):
         return ""
     return "a second call on other values in the same tensors is wrong: something is kept from the first"
 
@@ -533,9 +527,9 @@ def backwards_apart(candidate: Candidate) -> str:
     def is_wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
-    both = (candidate.normal, candidate.references.other)
-    if any(reference.grad_output is None for reference in both):
+    if not candidate.is_trained:
         return ""
+    both = (candidate.normal, candidate.references.other)
     first = candidate.case()
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
     cases = (first, dataclasses.replace(first, tensors=tensors))
@@ -544,8 +538,7 @@ def backwards_apart(candidate: Candidate) -> str:
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
         wrong = is_wrong(gradients(case, output, reference), reference)
         if wrong and not is_wrong(ask(candidate.implementation, reference).compared, reference):
-            names = ", ".join(wrong)
-            words = f"after two forward calls the backward pass of the {which} gives another {names}"
+            words = f"after two forward calls the backward pass of the {which} gives another {', '.join(wrong)}"
             return f"{words}: it reads what belongs to the other call"
     return ""
 
@@ -619,7 +612,7 @@ RULES: dict[str, Tried] = {
     "incoming gradients": Tried(handed_in, USUAL, may_refuse=True),
     "gradients apart": Tried(frozen, ("scope", "way"), may_refuse=True),
     "second backward pass": Tried(twice, USUAL, may_refuse=True),
-    "shared memory": Tried(shared, ("scope", "half", "operands"), may_refuse=True),
+    "shared memory": Tried(shared, OF_OPERANDS, may_refuse=True),
     "sizes": Tried(sizes, ("scope", "numbers")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction"), may_refuse=True),

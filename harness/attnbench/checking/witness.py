@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out
+from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out, output_shape
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import FormError, Reference, error, output_error, require_form
@@ -82,13 +82,14 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     if not has_gradients and "output" not in observed:
         return ""
     asked = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
+    *outer, _, width = output_shape(workload)
     try:
         reference = Reference(
             asked,
             turned(drawn, workload, seed, number),
             judge_seed,
             rows=rows,
-            grad_value=grad_value(workload),
+            grad_rows=torch.full((*outer, num_rows, width), grad_value(workload)),
             is_screened=is_thorough and not is_whole,
             on_step=on_step,
         )

@@ -126,7 +126,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
             started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             if (path := folder / JOURNAL).exists():
                 started = next(event for event in read_events(path) if isinstance(event, events.RunStarted))
-            shares = split(plan, folder.name, num_hosts)
+            shares = split(plan, num_hosts)
             merge(folder, started, shares)  # allows to continue from here
             lost = None
             try:

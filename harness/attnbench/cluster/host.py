@@ -14,15 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import psutil
 
 from attnbench.cluster.shares import Share
 from attnbench.processes.execution import execute
-from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
-from attnbench.storage.journal import events as read_events
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
 SLOT = "ATTNBENCH_BENCH_SLOT"
@@ -43,22 +42,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(message: bytes) -> bytes:
-    """Measure a Share, continuing the journal if this host has begun one; return an Answer.
+    """Measure a Share from its beginning; return an Answer.
 
     Raises:
-        ValueError: the share is from another version, has a bad name, or cannot be measured.
+        ValueError: the share is from another version, or cannot be measured.
         OSError: nothing can be written here.
     """
     share, host = msgspec.json.decode(message, type=Share), own_name()
     if share.attnbench != (here := version("attnbench")):
         raise ValueError(f"{host} has attnbench {here}, and the driver {share.attnbench}")
-    if not (NAME.fullmatch(share.run) and NAME.fullmatch(share.name)):
-        raise ValueError(f"{share.run}/{share.name} is no name of a share")
-    folder = folder_of_runs() / share.run / host / share.name
-    with bench_slot():
-        if not is_finished(folder / JOURNAL):
-            execute(share.plan, folder, lambda _: None)
-    return msgspec.json.encode(Answer(host=host, journal=(folder / JOURNAL).read_bytes()))
+    with bench_slot(), TemporaryDirectory(prefix="attnbench-share-") as folder:
+        execute(share.plan, Path(folder), lambda _: None)
+        return msgspec.json.encode(Answer(host=host, journal=(Path(folder) / JOURNAL).read_bytes()))
 
 
 def examine() -> str:
@@ -84,20 +79,6 @@ def own_name() -> str:
     with suppress(OSError):
         machine += Path("/etc/machine-id").read_text(encoding="ascii")
     return f"host-{hashlib.sha256(machine.encode()).hexdigest()[:6]}"
-
-
-def folder_of_runs() -> Path:
-    """The folder for journals of shares on a host, with one folder for each run; they are never removed."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "attnbench" / "cluster"
-
-
-def is_finished(path: Path) -> bool:
-    """Whether a journal exists and is complete; a damaged one is not."""
-    last: events.Event | None = None
-    with suppress(ValueError, OSError):
-        for event in read_events(path):
-            last = event
-    return isinstance(last, events.RunFinished)
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 A share has a few workloads with all their implementations, so that all samples of a cell are from one host. The merged
 journal is an ordinary one with all events of each share, in which `worker_started` names the host of the events after
-it. Unfinished shares stay in the host's own journal, there.
+it. A share is kept as a whole: an unfinished one is measured again.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -29,7 +28,6 @@ MOST_SHARES = 32
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """A plan for one host; its files lie at the same paths on every host."""
 
-    run: str
     name: str
     attnbench: str  # version of the driver
     plan: Plan
@@ -42,7 +40,7 @@ def part(plan: Plan, place: int, number: int) -> Plan:
     return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
 
 
-def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
+def split(plan: Plan, num_hosts: int) -> list[Share]:
     """Split a plan: each share takes every n-th workload, so that all take about equally long.
 
     The shares and their names depend only on the plan. The budget applies to each host.
@@ -51,16 +49,14 @@ def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     specs = {spec: absolute(spec) for spec in plan.implementations}
     shares = []
     for place in range(number):
+        smaller = part(plan, place, number)
         smaller = msgspec.structs.replace(
-            part(plan, place, number),
+            smaller,
             implementations=tuple(specs.values()),
             digests={specs.get(spec, spec): digest for spec, digest in plan.digests.items()},
+            budget_s=plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts,
         )
-        digest = hashlib.sha256(msgspec.json.encode(smaller)).hexdigest()[:8]
-        name = f"{place:0{len(str(number))}}-{digest}"
-        budget_s = plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts
-        smaller = msgspec.structs.replace(smaller, budget_s=budget_s)
-        shares.append(Share(run=run, name=name, attnbench=version("attnbench"), plan=smaller))
+        shares.append(Share(name=f"{place:02}", attnbench=version("attnbench"), plan=smaller))
     return shares
 
 

@@ -67,19 +67,3 @@ RETIRED_COMMANDS = {
     "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
 """Removed commands, and their replacements."""
-RETIRED_OPTIONS = {
-    "allocator": "give --conditions retain, steady or system",
-    "batch-invariant": "attnbench check NAME --invariance certifies what fastest recommends",
-    "cache": "give --conditions cold or rotating",
-    "device-facts": "run on a machine that has the device",
-    "false-share": "attnbench.compare(false_share=...) has it",
-    "gradients": "give --set direction=forward_backward",
-    "hosts": "give --cluster to attnbench run",
-    "hosts-per-cell": "one host of each kind measures each cell",
-    "isolation": "give --conditions process or shared",
-    "launch": "give --conditions graph",
-    "pace": "give --conditions sustained",
-    "phase": "give --model NAME:decode",
-    "seq-len": "give --set seq_len=T",
-}
-"""Removed options, and their replacements, for commands without an option of that name."""

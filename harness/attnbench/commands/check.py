@@ -114,13 +114,16 @@ def check(
         if is_invariance:
             from attnbench.commands import invariance  # slow to import
 
-            if not (options.settings or options.model):
-                options = replace(options, settings=[INVARIANCE])
+            if not options.has_shapes:
+                options = replace(options, settings=[INVARIANCE, *(options.settings or ())])
                 more["is_exact"] = True
             invariance.check(options.plan(**more), not_judged, as_json=as_json)
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
         planned = structs.replace(
             options.plan(declarations=declarations, rejects=rejects, **more), is_interpreted=is_interpreted
+        )
+        running.note(
+            f"{planned.num_cells} cells on {', '.join(dict.fromkeys(each.device for each in planned.workloads))}"
         )
         checked, stopped = _checked(planned, folder, template, replay, goes_on=goes_on)
     from attnbench.analysis.judgements import judgements  # only now: slow to import
@@ -154,8 +157,8 @@ def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -
     stock.require_suffix(report)
     if is_invariance:
         raise ValueError("--report has the verdicts of a check: leave out --invariance")
-    selects = {"--sweep", "--set", "--model", "--implementation", "names"} & typed(options.context)
-    return options if selects else replace(options, sweep=STOCK)
+    selects = {"--sweep", "--model", "--implementation", "names"} & typed(options.context)
+    return options if selects or options.has_shapes else replace(options, sweep=STOCK)
 
 
 def _checked(
@@ -186,7 +189,7 @@ def _captured(replay: Path, options: SelectionOptions, specs: list[str]) -> Sele
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & typed(options.context):
         raise ValueError("--replay FILE goes with implementations alone: name them, and leave out other selections")
-    return replace(options, settings=settings(load(replay)))
+    return replace(options, settings=[f"{name}={value}" for name, value in settings(load(replay)).items()])
 
 
 def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
@@ -199,7 +202,7 @@ def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> Selection
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     if is_invariance:
         raise ValueError("--invariance is of compiled kernels: leave out --interpret")
-    settings = options.settings if options.settings or options.model else list(INTERPRETED_SIZES)
+    settings = options.settings if options.has_shapes else [*INTERPRETED_SIZES, *(options.settings or ())]
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)
 

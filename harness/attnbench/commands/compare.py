@@ -60,11 +60,8 @@ def _compare(
     from attnbench.reports import endings
 
     if resume is not None:
-        folder, resumed = running.to_resume(
-            options.context, resume, results, {"base", "candidate", "names", "--implementation"}
-        )
-        if resumed.sides is None:
-            raise ValueError(f"{resume} has no two sides: go on with {resumed.resume_command(resume)}")
+        folder, resumed = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
+        assert resumed.sides is not None
         if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
             again = f"type {resumed.resume_command(resume)} if you trust it"
             raise ValueError(f"a journal does not decide which sides are compared: {again}")

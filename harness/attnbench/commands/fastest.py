@@ -9,8 +9,8 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 OPTIONS = TimingOptions(sweep="fastest")
-AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--policy"}
-"""Arguments and options that --resume allows."""
+AGAIN = {"--memory", "--deterministic", "--policy"}
+"""Options that --resume allows."""
 
 
 def fastest(
@@ -42,7 +42,7 @@ def fastest(
     """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
 
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
-    --policy, a sweep's answers are learned as a policy (attnbench.attention).
+    --policy, a sweep's answers are learned as a policy: a table of winners.
     """
     from attnbench.analysis.policy import learn
     from attnbench.analysis.recommendation import Limits, recommend
@@ -53,10 +53,7 @@ def fastest(
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
-        folder, planned = running.to_resume(options.context, resume, results, AGAIN)
-        if planned.command != "fastest":
-            raise ValueError(f"{resume} does not look for the fastest: go on with {planned.resume_command(resume)}")
-        running.require_named(planned, planned.implementations, options.named)
+        folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
         if along:
             others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}

@@ -10,8 +10,6 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder
 
 MOST_RUNS = 2
-EXIT_CODES = {"finding": ExitCode.finding, "inconclusive": ExitCode.inconclusive, "invalid": ExitCode.invalid}
-"""Exit codes by the decision's outcome; other outcomes pass."""
 
 
 def gate(
@@ -78,7 +76,7 @@ def gate(
         typer.echo(outputs.terminal(decision))
         if to is not None:
             typer.echo(f"Files: {to}")
-    raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
+    raise typer.Exit(ExitCode.__members__.get(decision.outcome, ExitCode.passed))
 
 
 COMMAND = Command(

@@ -30,14 +30,13 @@ def growth(
     from attnbench.reports import endings
     from attnbench.reports import growth as report
 
-    if options.settings and not any(each.partition("=")[0].strip() == "direction" for each in options.settings):
-        options = replace(options, settings=[*options.settings, DIRECTION])
+    settings = options.settings or []
+    if options.has_shapes and not any(each.partition("=")[0].strip() == "direction" for each in settings):
+        options = replace(options, settings=[*settings, DIRECTION])
     planned = options.plan(with_baseline=False)
     folder = new_folder(results, planned.sweep)
     measured = running.execute(planned, folder, stages=("check", "metrics"))
     grown = growths(measured, planned.memory_limit_bytes)
-    if grown:
-        report.curves(grown).save(folder / "growth.png")
     if as_json:
         typer.echo(json.dumps([report.facts(each) for each in grown], indent=2))
     else:
@@ -45,7 +44,6 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-        typer.echo(f"\nPicture: {folder / 'growth.png'}")
     running.finish(endings.of_growth(measured), is_silent=as_json)
 
 

@@ -15,9 +15,6 @@ def inspect(
         str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to compare with the oracle.")
     ] = "fused",
     *,
-    implementation: Annotated[
-        str, typer.Option("--implementation", "-i", metavar="NAME|FILE.py:NAME", help="The same.", show_default=False)
-    ] = "",
     sentence: Annotated[
         list[str] | None, typer.Option(metavar="WORDS", help="Words to attend over; may be repeated.")
     ] = None,
@@ -33,7 +30,7 @@ def inspect(
     from attnbench.inspection import page, text
     from attnbench.inspection.oracle_diff import look
 
-    results = look(implementation or name, sentence or (), settings or (), seed)
+    results = look(name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation
     file = page.write(results, folder)
     if as_json:

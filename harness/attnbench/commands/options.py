@@ -49,7 +49,7 @@ class SelectionOptions:
             "--set",
             metavar="AXIS=V,V",
             help="Values of an axis (attnbench list axes); may be repeated. Alone: exactly these. With --sweep: only "
-            "its workloads with these values.",
+            "its workloads with these values. device alone: the usual workloads there.",
         ),
     ] = None
     model: Annotated[
@@ -103,6 +103,11 @@ class SelectionOptions:
             ValueError: a file cannot be read, or has no implementation.
         """
         return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in held(name)]
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether --set or --model chooses shapes; a device alone does not."""
+        return bool(self.model) or any(each.partition("=")[0].strip() != "device" for each in self.settings or ())
 
     def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
         """The plan of these options.
@@ -169,7 +174,7 @@ class TimingOptions(SelectionOptions):
         str,
         typer.Option(
             metavar="WORD,WORD",
-            help="Conditions of timed calls: cold or rotating caches, graph (a CUDA graph), sustained (until clocks "
+            help="Conditions of timed calls: cold (empty caches), graph (a CUDA graph), sustained (until clocks "
             "settle), an allocator (system, steady or retain), and process or shared (one process for all code, if "
             "you trust it).",
         ),
@@ -185,7 +190,7 @@ class TimingOptions(SelectionOptions):
 
 
 CONDITIONS = {
-    "cache": ("warm", "cold", "rotating"),
+    "cache": ("warm", "cold"),
     "launch": ("eager", "graph"),
     "pace": ("burst", "sustained"),
     "allocator": ("system", "steady", "retain"),

@@ -132,4 +132,4 @@ def _policy_sentence(path: Path, policy: "Policy") -> str:
         mean, alone = percent(policy.regret.mean), percent(policy.regret.sdpa_mean)
         text += "; chosen by the nearest other shape, calls are "
         text += f"{mean} slower than the best in the mean (sdpa alone: {alone})"
-    return f"{text}. attnbench.attention follows ATTNBENCH_POLICY={path}."
+    return f"{text}. The table is {path}."

@@ -11,7 +11,7 @@ import msgspec
 
 from attnbench.analysis.results import Results
 from attnbench.checking import replay
-from attnbench.checking.tolerance import Tolerance
+from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, Plan, RunStarted
 from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
@@ -21,10 +21,10 @@ def checked(plan: Plan, specs: Iterable[str], file: Path, folder: Path) -> Resul
     """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
 
     Raises:
-        ValueError: attention overflows in the dtype of the inputs.
+        ValueError: these are no inputs of attention, or it overflows in their dtype.
     """
     saved = replay.load(file)
-    limits = replay.tolerances(saved)
+    right = replay.reference(saved)
     started = RunStarted(
         schema=SCHEMA, run=folder.name, time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", commit="", plan=plan
     )
@@ -32,7 +32,7 @@ def checked(plan: Plan, specs: Iterable[str], file: Path, folder: Path) -> Resul
     for spec in specs:
         answers = folder / f"{name_of(spec)}.pt"
         request = replay.Request(spec=spec, file=str(file), answers=str(answers))
-        agreement, status, message = _judged(request, saved, limits, plan.timeout_s)
+        agreement, status, message = _judged(request, saved, right, plan.timeout_s)
         fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
         fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
         records.append(Record(**fields, status=status, message=message, agreement=agreement))
@@ -40,7 +40,7 @@ def checked(plan: Plan, specs: Iterable[str], file: Path, folder: Path) -> Resul
 
 
 def _judged(
-    request: replay.Request, saved: dict[str, Any], limits: list[Tolerance], timeout_s: float
+    request: replay.Request, saved: dict[str, Any], right: Reference, timeout_s: float
 ) -> tuple[Agreement | None, Status, str]:
     command = [sys.executable, "-P", "-m", "attnbench.checking.replay"]
     encoded = msgspec.json.encode(request)
@@ -53,7 +53,7 @@ def _judged(
         crashed = Status.crashed if ended.returncode < 0 else Status.error
         return None, crashed, lines[-1] if lines else f"its process ended with exit code {ended.returncode}"
     try:
-        agreement = replay.judge(saved, limits, Path(request.answers))
+        agreement = replay.judge(saved, right, Path(request.answers))
     except ValueError as error:
         return None, Status.error, str(error)
     if agreement.grade is not Grade.wrong:

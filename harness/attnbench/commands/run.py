@@ -41,7 +41,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
-    from attnbench import plugins
     from attnbench.commands import running, terminal
     from attnbench.commands.parts import shard
     from attnbench.processes.execution import new_folder
@@ -54,13 +53,7 @@ def run(
         print_plan(options.plan(baseline=baseline), as_json=as_json)
         return
     if resume is not None:
-        folder, planned = running.to_resume(
-            options.context, resume, results, {"names", "--implementation", "--cluster"}
-        )
-        if planned.sides is not None or planned.command != "run":
-            raise ValueError(f"{resume} is no sweep: go on with {planned.resume_command(resume)}")
-        running.require_named(planned, planned.implementations, options.named)
-        plugins.check_specs(planned.implementations)
+        folder, planned = running.to_resume(options, resume, results, "run", {"--cluster"})
     else:
         planned = options.plan(baseline=baseline)
         if "/" in cluster and "://" not in cluster:

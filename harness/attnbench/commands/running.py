@@ -162,19 +162,28 @@ def described(progress: Progress) -> str:
     return ", ".join(filter(None, [*parts, progress.cell]))
 
 
-def to_resume(context: typer.Context, resume: str, results: Path, again: Collection[str] = ()) -> tuple[Path, Plan]:
-    """Folder and plan of the run to continue; the options in `again` may be repeated with --resume.
+def to_resume(
+    selected: options.SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
+) -> tuple[Path, Plan]:
+    """Folder and plan of the run that this command continues; the options in `again` may be repeated with --resume.
 
     Raises:
-        ValueError: there is no such run, an option would change it, or this version lacks a metric of it.
+        ValueError: there is no such run, an option would change it, it needs another command, one of its files was not
+            named again, or this version lacks a metric of it.
     """
-    if more := sorted(options.typed(context) - {"--resume", "--results", *SHOWN, *again}):
+    allowed = {"names", "--implementation", "--resume", "--results", *SHOWN, *again}
+    if more := sorted(options.typed(selected.context) - allowed):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
     for metric in plan.metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
+    if plan.command != command:
+        raise ValueError(f"{resume} is one of attnbench {plan.command}: go on with {plan.resume_command(resume)}")
+    if plan.sides is None:
+        require_named(plan, plan.implementations, selected.named)
+        plugins.check_specs(plan.implementations)
     return folder, plan
 
 
@@ -229,25 +238,21 @@ def print_report(
     """Print the verdict for programs: docs/verdict.schema.json."""
     from attnbench.reports import verdict
 
-    command = results.plan.command if "choose" not in results.plan.stages else "fastest"
-    command = "compare" if results.plan.sides is not None else command
-    words = sys.argv[1:] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else [command]
-    exit_code = ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending]
-    typer.echo(verdict.encoded(verdict.report(results, conclusion, int(exit_code), words, **more)))
+    is_typed = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
+    words = sys.argv[1:] if is_typed else [results.plan.command]
+    code = int(exit_code(conclusion, has_failed=has_failed))
+    typer.echo(verdict.encoded(verdict.report(results, conclusion, code, words, **more)))
 
 
 def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending; a failed report is also a finding."""
+    """Print the last sentence, and exit with the code of its ending."""
     if not is_silent:
         typer.echo(conclusion.sentence)
     elif conclusion.ending is Ending.inconclusive:
         typer.echo(conclusion.sentence, err=True)
-    raise typer.Exit(ExitCode.finding if has_failed else EXIT_CODE_OF[conclusion.ending])
+    raise typer.Exit(exit_code(conclusion, has_failed=has_failed))
 
 
-EXIT_CODE_OF = {
-    Ending.passed: ExitCode.passed,
-    Ending.finding: ExitCode.finding,
-    Ending.inconclusive: ExitCode.inconclusive,
-    Ending.invalid: ExitCode.invalid,
-}
+def exit_code(conclusion: Conclusion, *, has_failed: bool = False) -> ExitCode:
+    """The exit code of an ending, which has the same name; a failed report is a finding."""
+    return ExitCode.finding if has_failed else ExitCode[conclusion.ending.name]

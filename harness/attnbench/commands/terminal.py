@@ -16,7 +16,6 @@ from attnbench.storage.records import Record, Status
 from attnbench.units import plain, show
 
 LONGEST_NAME = 32
-WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 
 
 def say(text: str, style: str = "") -> None:
@@ -91,7 +90,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         for convention in each.conventions:
             say(f"  except: {convention}", "yellow")
     for spec, reason in not_judged.items():
-        say(f"{spec}: {NOT_JUDGED}: {reason}", STYLES[CheckVerdict.not_judged])
+        say(f"{spec}: {CheckVerdict.not_judged}: {reason}", STYLES[CheckVerdict.not_judged])
     for each in judged:
         _print_mistakes(each.wrong, "bold red")
         _print_mistakes(each.failed, "bold yellow")
@@ -128,11 +127,6 @@ def _mistake(record: Record) -> tuple[str, ...]:
     mistakes = () if record.agreement is None else record.agreement.mistakes
     message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
     return record.implementation, record.status, *(mistakes or (message,))
-
-
-def verdicts(results: Results) -> dict[str, str]:
-    """The verdict of a check on each implementation, by name."""
-    return {each.implementation: each.word for each in judgements(results)}
 
 
 def print_findings(results: Results) -> None:

@@ -218,7 +218,7 @@ def _reason_against(
     """The first axis that has another value built in, or the implementation's own reason."""
     for axis, value in built_in().items():
         if axis not in {"mask", "scope", "bias"} and workload.with_axes({axis: value}) != workload:  # these say more
-            hint = ', or axes=("kv_len",) for a module that takes a context' * (axis == "kv_len")
+            hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
     return unsupported(workload)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, out_layer, out_state
-from attnbench.contract.declared import END, Declared, check_callable, kind
+from attnbench.contract.declared import END, Declared, check_callable, kind, reads
 from attnbench.contract.functions import TENSOR_LAYOUTS, from_function, takes_heads, words
 from attnbench.contract.layouts import (
     Layout,
@@ -55,7 +55,7 @@ class Sizes:
 
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
-FOR_MODULES = ("extra", "residual", "has_cache", "axes", "dropout")
+FOR_MODULES = ("extra", "residual", "has_cache", "dropout")
 """Arguments of `adapt` that mean nothing for a function."""
 
 
@@ -69,6 +69,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         facts: any of these:
             call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it
                 a module is called with x (B, T, D) alone. If a module returns a tuple, the first entry is the output.
+                A `call` of a module that uses its context is also tried with contexts of another length.
             masks: the masks that it takes or has built in, by name or with numbers, as in "sliding_window(9)".
             scale: the built-in factor of query times key, if it is not 1 / sqrt(K).
             rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
@@ -78,7 +79,6 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
             has_cache: the module keeps its own cache, which is emptied before each call; inference only.
             approximate: it is meant to be close, not equal: its error is shown without a judgement.
             changes_scores: `call` also passes on masks that change scores, if no masks are listed.
-            axes: "kv_len" for a module that takes a context of another length. The others are read from its parameters.
             unsupported: f(workload) -> the reason why it cannot run, or None.
             dropout: f(module, share) makes a module drop that share of its weights in every later call, in any mode.
             source: the origin of the code, for reports.
@@ -113,7 +113,7 @@ def _check_is_function(what: object, for_modules: Collection[str]) -> None:
     if not callable(what):
         raise ValueError(f"adapt is given {kind(what)}: give a function of query, key and value, or f(sizes) -> module")
     try:
-        parameters = list(inspect.signature(what).parameters)
+        parameters = list(inspect.signature(what.forward if isinstance(what, nn.Module) else what).parameters)
     except (TypeError, ValueError):
         parameters = ["query", "key", "value"]
     if len(parameters) < 3 and not takes_heads(parameters):  # noqa: PLR2004 - query, key, value
@@ -174,8 +174,8 @@ class ModuleAdapter:
     def built_in(self) -> dict[str, int | float | str]:
         """Built-in values of axes, with the biases that the parameters show if all modules have the same."""
         fixed = {**self.declared.built_in, "scope": "module"}
-        if "kv_len" not in self.declared.axes:
-            fixed["kv_len"] = 0  # as long as the queries
+        if not self.takes_context:
+            fixed.setdefault("kv_len", 0)  # as long as the queries
         small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.traits, small)
@@ -183,6 +183,11 @@ class ModuleAdapter:
             return fixed
         is_constant = every.fits and none.fits and every.biases & set("qkv") == none.biases & set("qkv")
         return {**fixed, "bias": _bias(every.biases)} if is_constant else fixed
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether `call` passes on its context, as cross-attention does."""
+        return self.declared.call is not None and reads(self.declared.call, 2)
 
     def unsupported(self, workload: Workload) -> str | None:
         """Return why the module cannot run the workload, or None; `build` raises if a layout never fits.
@@ -193,24 +198,21 @@ class ModuleAdapter:
         if workload.scope == "attention":
             return "an adapted module has no attend, which is attention without the projections: choose scope=module"
         declared, rule = self.declared, workload.mask_rule
-        if workload.kv_len != workload.seq_len and "kv_len" not in declared.axes:
-            return f"kv_len must be {FOLLOWS['kv_len']}: the adapter does not list kv_len among its axes"
+        if workload.kv_len != workload.seq_len and not self.takes_context:
+            return f"kv_len must be {FOLLOWS['kv_len']}: the adapter's call does not pass on its context"
         if declared.residual and workload.dtype in {"bfloat16", "float16"}:
             return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
         if declared.masks is None and declared.call is None and workload.mask != "none":
             return f"it takes no mask {rule.name}: add call=lambda module, x, context, mask: module(x, mask.visible)"
         if declared.masks is None and rule.changes_scores and not declared.changes_scores:
-            return (
-                "the adapter does not say that it passes on what changes scores: "
-                f"list {rule.name} among its masks, or give changes_scores=True"
-            )
+            return f"it may ignore what changes scores: where it does not, list {rule.name} among its masks"
         return declared.reason_against(workload, self.takes) or self._misfit(workload)
 
     def _misfit(self, workload: Workload) -> str | None:
         """Return why the module's parameters do not fit the workload, or None."""
         followed = following(workload.axes())
         differing = [axis for axis, value in followed.items() if getattr(workload, axis) != value]
-        differing = [axis for axis in differing if axis != "kv_len" and axis not in self.declared.axes]
+        differing = [axis for axis in differing if axis != "kv_len"]
         reason = f"its parameters are made for {', '.join(f'{axis} = {FOLLOWS[axis]}' for axis in differing)} alone"
         try:
             traits = self.traits(workload)
@@ -351,7 +353,8 @@ class Adapted(nn.Module):
         for name, tensor in state.items():
             if name not in shapes:
                 has_none = f"the module has no parameters, such as {name}"
-                raise ValueError(f"{does_not_fit}: {unknown('parameter', name, shapes) if shapes else has_none}")
+                problem = unknown("parameter", name, shapes) if shapes else has_none
+                raise ValueError(f"{does_not_fit}: {problem}{_bare(name, shapes)}")
             if (shape := tuple(tensor.shape)) != shapes[name]:
                 hint = _hint(shape, shapes[name], self.adapter.layout, weights)
                 there = f"parameter {name} is {shapes[name]} in the module"
@@ -427,6 +430,15 @@ class Adapted(nn.Module):
         except Exception as other:  # noqa: BLE001 - a user's module may raise anything
             return str(other) == str(error)
         return False
+
+
+def _bare(name: str, there: Collection[str]) -> str:
+    """The name to give a layout if the module holds a bare parameter in place of a layer with weight and bias."""
+    base, _, part = name.rpartition(".")
+    for bare in (base, f"{base}_{part}", f"{base}{part}"):
+        if bare in there and bare.endswith(part):
+            return f'; {bare} is a parameter and no layer: write "{bare.removesuffix(part)}{{}}"'
+    return ""
 
 
 def _hint(shape: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:

@@ -12,6 +12,7 @@ from attnbench.contract.memory import MASK_FORMS
 from attnbench.workloads.masks import Causal, Mask, Padding
 
 Kept = TypeVar("Kept")
+AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -122,6 +123,44 @@ class BoundMask:
     def hidden(self) -> Tensor | None:
         """The opposite of `visible`."""
         return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
+
+    def visible_as(self, axes: str) -> Tensor | None:
+        """`visible` in full, with axes such as "bts", "tsb" or "bs"; None if every key is visible.
+
+        The letters are b, h, t and s, in any order, and n for batch and heads in one axis.
+
+        Raises:
+            NotImplementedError: the mask differs along an axis that is left out, so that such code cannot take it.
+            ValueError: another letter, or one twice.
+        """
+        return self._form(f"visible as {axes}", lambda: self._arranged(self.visible, axes))
+
+    def hidden_as(self, axes: str) -> Tensor | None:
+        """The opposite of `visible_as`."""
+        return self._form(f"hidden as {axes}", lambda: self._arranged(self.hidden, axes))
+
+    def added_as(self, axes: str, dtype: torch.dtype) -> Tensor | None:
+        """`added(dtype)` in full, with the axes of `visible_as`."""
+        if self.rule.is_learned:
+            return self._arranged(self.added(dtype), axes)
+        return self._form(("added", axes, dtype), lambda: self._arranged(self.added(dtype), axes))
+
+    def _arranged(self, dense: Tensor | None, axes: str) -> Tensor | None:
+        """A form (1 or B, 1 or H, 1 or T, S) with these axes in full."""
+        letters = axes.replace("n", "bh")
+        if sorted(letters) != sorted({*letters} & {*AXES}):
+            raise ValueError(f"{axes!r} is not allowed: axes of a mask are b, h, t and s, or n for b and h, once each")
+        if dense is None:
+            return None
+        for letter, size in zip(AXES, dense.shape, strict=True):
+            if letter not in letters and size > 1:
+                raise NotImplementedError(f"mask {self.rule} differs along {letter}, and the code takes {axes}")
+        sizes = dict(zip(AXES, (self.sizes[0], self.num_heads, *self.sizes[1:]), strict=True))
+        whole = dense.expand([sizes[letter] if letter in letters else 1 for letter in AXES])
+        order = [AXES.index(letter) for letter in letters]
+        omitted = [axis for axis in range(len(AXES)) if axis not in order]
+        arranged = whole.permute(*order, *omitted).flatten(len(order) - 1) if omitted else whole.permute(order)
+        return arranged.flatten(axes.index("n"), axes.index("n") + 1) if "n" in axes else arranged.contiguous()
 
     @property
     def empty(self) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Facts that people declare about a function or module, since the harness cannot read them from it."""
 
+import dis
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -12,11 +13,11 @@ from attnbench.contract import supports_everything
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
 from attnbench.workloads.masks import masks as mask_names
-from attnbench.workloads.workload import FOLLOWS, Workload
+from attnbench.workloads.workload import Workload
 
 END = "_bottom_right"
 WITHOUT = {
-    "scale": "it takes no scale of the scores: name a parameter scale, or declare one: adapt(..., scale=1.0)",
+    "scale": "it takes no scale of the scores: name a parameter scale, or declare one other than 1 / sqrt(K)",
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
@@ -53,7 +54,6 @@ class Declared:
     has_cache: bool = False
     approximate: bool = False
     changes_scores: bool = False
-    axes: Collection[str] = ()
     unsupported: Callable[[Workload], str | None] = supports_everything
     dropout: Callable[[Any, float], object] | None = None
     source: str = ""
@@ -63,12 +63,8 @@ class Declared:
     def __post_init__(self) -> None:
         check_callable("unsupported", self.unsupported, 'lambda workload: "a reason" if ... else None')
         check_callable("dropout", self.dropout, "lambda module, share: setattr(module, 'dropout', share)")
-        for name, texts, example in (("masks", self.masks, "causal"), ("axes", self.axes, "kv_len")):
-            if isinstance(texts, str) or not (texts is None or isinstance(texts, Collection)):
-                raise ValueError(f"adapt is given {name}={texts!r}: give a list of names, as in {name}=[{example!r}]")
-        for axis in self.axes:
-            if axis not in FOLLOWS:
-                raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
+        if isinstance(self.masks, str) or not (self.masks is None or isinstance(self.masks, Collection)):
+            raise ValueError(f"adapt is given masks={self.masks!r}: give a list of names, as in masks=['causal']")
         for axis in self.sizes:
             if axis not in Workload.__struct_fields__:
                 raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
@@ -82,7 +78,7 @@ class Declared:
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """Fixed values of axes; a single mask is one."""
+        """The only allowed values of some axes by name, such as a single declared mask."""
         fixed: dict[str, int | float | str] = {}
         if self.masks is not None and len(self.masks) == 1:
             try:
@@ -131,6 +127,19 @@ def check_callable(what: str, function: object, example: str) -> None:
             f"adapt is given a function {signature} for {what}: it must take {num_arguments} by position, as in "
             f"{what}={example}"
         ) from None
+
+
+def reads(function: Callable[..., Any], parameter: int) -> bool:
+    """Whether the code of a function uses that one of its parameters; a callable that is no function does."""
+    if not inspect.isfunction(function):
+        return True
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    if len(names) <= parameter:  # it takes any number
+        return True
+    name = names[parameter]
+    instructions = dis.get_instructions(function.__code__)
+    loads = (each for each in instructions if "LOAD_FAST" in each.opname or "LOAD_CLOSURE" in each.opname)
+    return any(name == each.argval or (isinstance(each.argval, tuple) and name in each.argval) for each in loads)
 
 
 def kind(value: object) -> str:

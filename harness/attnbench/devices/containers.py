@@ -58,7 +58,7 @@ def quota() -> tuple[float, str] | None:
 
 def memory() -> MemoryLimit | None:
     """The limit that leaves the least memory; None without one."""
-    limits = []
+    limits, total = [], psutil.virtual_memory().total
     for folder in _folders("memory"):
         for limit, used, dropped in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -66,7 +66,7 @@ def memory() -> MemoryLimit | None:
         ):
             with suppress(OSError, ValueError):
                 limit_bytes, used_bytes = (int((folder / name).read_text()) for name in (limit, used))
-                if limit_bytes < psutil.virtual_memory().total:  # version 1 has a huge number for no limit
+                if limit_bytes < total:  # version 1 has a huge number for no limit
                     used_bytes -= _statistics(folder / "memory.stat").get(dropped, 0)
                     limits.append(MemoryLimit(limit_bytes, max(0, used_bytes), limit))
     return min(limits, key=lambda each: each.free_bytes, default=None)

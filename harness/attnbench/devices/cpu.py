@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -28,13 +27,15 @@ if TYPE_CHECKING:  # notes are needed without torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-OOM_SCORE = Path("/proc/self/oom_score_adj")
 ASSUMED_CACHE_BYTES = 32 * 2**20
 """Size of the largest cache if the system does not report it."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
+RESERVE_BYTES = 2**27
+"""Free memory that a worker leaves to others: what it copies of its template's pages when it writes to them, and files
+for tensors, which no limit of a process counts."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}
@@ -178,10 +179,12 @@ def pages(dtype: str, length: int) -> Tensor:
 
 
 def limit_memory() -> None:
-    """Make an allocation beyond the free memory fail here, as out of memory, before the system kills a process."""
-    held = psutil.Process().memory_info().rss
-    limit = held + int(0.9 * containers.available_bytes())
+    """Make an allocation beyond the free memory fail here, as out of memory, before the system kills a process.
+
+    The limit counts from the memory that this process has mapped; set it again after others may have taken memory.
+    """
+    held, free = psutil.Process().memory_info(), containers.available_bytes()
+    limit = getattr(held, "data", held.rss)  # Linux compares the limit with this number
+    limit += free - min(max(RESERVE_BYTES, free // 10), free // 2)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    with suppress(OSError):
-        OOM_SCORE.write_text("1000", encoding="utf-8")  # prefer this process as a victim

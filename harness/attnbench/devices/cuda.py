@@ -76,7 +76,7 @@ class Cuda(Accelerator):
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
-        """A sentence about AMD GPUs."""
+        """A note for AMD GPUs, on which this was never run; empty for others."""
         if not self._is_amd:
             return ""
         return (

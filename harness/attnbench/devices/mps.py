@@ -78,7 +78,7 @@ class Mps(Accelerator):
         """Do nothing: it is always the current one."""
 
     def generators(self) -> Mapping[str, Any]:
-        """Its generator."""
+        """The only generator of the GPU."""
         if self.missing():
             return {}
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name

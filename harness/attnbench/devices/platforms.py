@@ -23,7 +23,7 @@ def first_line() -> str:
 
 
 def require() -> None:
-    """End the process with exit code 2 and one line where nothing works: the commands cannot even be imported there."""
+    """Exit with code 2 and one line of explanation on systems where the commands cannot even be imported."""
     if any(find_spec(name) is None for name in NEEDED):
         sys.stderr.write(f"{first_line()}\n")
         raise SystemExit(2)

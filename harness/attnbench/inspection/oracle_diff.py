@@ -1,4 +1,4 @@
-"""An inspection: sentences walked through, and an implementation compared with the oracle step by step on each.
+"""An inspection: compare an implementation with the oracle on some sentences, step by step.
 
 Only steps that are visible from outside are compared. Each step gets the oracle's results of the steps before, so that
 a mistake shows in its own step; the output is the whole module's. The weights of an implementation are its context for

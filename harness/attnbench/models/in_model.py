@@ -70,7 +70,7 @@ class GivenBias(Mask):
     changes_scores = is_learned = True
 
     def index(self, query: Any, key: Any, offset: int, key_len: int) -> tuple[Any, ...]:  # noqa: ANN401, ARG002 - see Mask
-        """The query and the key themselves."""
+        """The indices of query and key, unchanged."""
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
@@ -190,7 +190,7 @@ class Candidate:
     """An implementation, from this project or elsewhere, as an attention function of the package."""
 
     def __init__(self, spec: str) -> None:
-        """Load it.
+        """Load the implementation.
 
         Raises:
             ValueError: it has no `attend`.

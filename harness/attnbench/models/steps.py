@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,11 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
     given = {key: value for key, value in batch.items() if key != "attention_mask"}
     dtype = next(model.model.parameters()).dtype
     given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
-    more = {"use_cache": False} if "input_ids" in given else {}
+    words = {**given, **({"use_cache": False} if "input_ids" in given else {})}
+    configs = {
+        id(each): each for module in model.model.modules() if (each := getattr(module, "config", None)) is not None
+    }
+    take = functools.partial(_step, model.model, configs.values())
     calls: dict[str, Callable[[], object]] = {}
     spent: dict[str, list[float]] = {}
     for place, attention in enumerate(attentions):
@@ -37,7 +41,7 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
             name = f"{NAME}_{place}"
             AttentionInterface.register(name, _timed(Candidate(attention), spent.setdefault(attention, [])))
             AttentionMaskInterface.register(name, sdpa_mask)
-        calls[attention] = functools.partial(_step, model.model, name, {**given, **more}, model.spec.has_gradients)
+        calls[attention] = functools.partial(take, name, words, model.spec.has_gradients)
     for call in calls.values():
         call()
     shares = {}
@@ -71,8 +75,14 @@ def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]
     return call
 
 
-def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) -> object:  # noqa: FBT001 - see `time_steps`
-    for config in _configs(model):
+def _step(
+    model: nn.Module,
+    configs: Collection[Any],
+    name: str,
+    given: Mapping[str, Any],
+    grads: bool,  # noqa: FBT001 - see `time_steps`
+) -> object:
+    for config in configs:
         config._attn_implementation_internal = name  # noqa: SLF001 - set_attn_implementation walks all modules
     with torch.set_grad_enabled(grads):
         output = model(**given)
@@ -81,13 +91,3 @@ def _step(model: nn.Module, name: str, given: Mapping[str, Any], grads: bool) ->
         final = output.logits if hasattr(output, "logits") else output.last_hidden_state
         learned = [each for each in model.parameters() if each.requires_grad]
         return torch.autograd.grad(final.sum(), learned, allow_unused=True)
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """All configurations that modules of the model read, each once."""
-    found = getattr(model, "_attnbench_configs", None)
-    if found is None:
-        every = {id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None}
-        found = list(every.values())
-        object.__setattr__(model, "_attnbench_configs", found)
-    return found

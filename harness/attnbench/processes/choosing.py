@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from attnbench.processes import messages
-from attnbench.processes.stages import Session, Stage, check_cell, named, record_check
+from attnbench.processes.stages import Session, check_cell, named
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
@@ -28,37 +28,33 @@ SEARCHED = "every search came to its end"
 Steps = Iterator[Step]
 
 
-class ShortlistStage(Stage):
-    """For each workload, leave out implementations predicted to be too slow, and all beyond the plan's number.
+def shortlist(session: Session) -> None:
+    """For each workload, leave out implementations predicted to be too slow, and those beyond the plan's limit.
 
     The baseline stays, and so do calls too short to predict. A workload with a status already has its shortlist.
     """
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        plan = session.plan
-        for number, workload in enumerate(plan.asked):
-            cells = plan.cells(workload)
-            if any((workload.id, arm) in session.state.status for arm in cells):
-                continue
-            session.show_progress("predict", workload.id, number, len(plan.asked))
-            out: dict[Arm, tuple[Status, str, bool]] = {}
-            seconds: dict[Arm, float] = {}
-            slow = dict.fromkeys(cells, "")
-            limits = session.limits | {"is_rough": False}
-            for _ in range(NUM_PREDICTIONS):
-                for arm in slow:
-                    reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
-                    if isinstance(reply, messages.Prepared):
-                        seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
-                    elif isinstance(reply, messages.Failed) and arm not in seconds:
-                        out[arm] = reply.status, reply.message, False
-                slow = _too_slow(plan, seconds)
-            out |= {arm: (Status.timeout, why, True) for arm, why in slow.items()}
-            for arm, (status, message, is_outpaced) in out.items():
-                fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": is_outpaced}
-                session.record(CellChecked(**fields, is_predicted=True))
-        return ""
+    plan = session.plan
+    for number, workload in enumerate(plan.asked):
+        cells = plan.cells(workload)
+        if any((workload.id, arm) in session.state.status for arm in cells):
+            continue
+        session.show_progress("predict", workload.id, number, len(plan.asked))
+        out: dict[Arm, tuple[Status, str, bool]] = {}
+        seconds: dict[Arm, float] = {}
+        slow = dict.fromkeys(cells, "")
+        limits = session.limits | {"is_rough": False}
+        for _ in range(NUM_PREDICTIONS):
+            for arm in slow:
+                reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
+                if isinstance(reply, messages.Prepared):
+                    seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
+                elif isinstance(reply, messages.Failed) and arm not in seconds:
+                    out[arm] = reply.status, reply.message, False
+            slow = _too_slow(plan, seconds)
+        out |= {arm: (Status.timeout, why, True) for arm, why in slow.items()}
+        for arm, (status, message, is_outpaced) in out.items():
+            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": is_outpaced}
+            session.record(CellChecked(**fields, is_predicted=True))
 
 
 def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
@@ -141,8 +137,7 @@ class Search:
                 limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
                 share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
                 self.session.show_progress("search", f"{arm} on {workload}", share, 1.0)
-                checked = check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
-                record_check(self.session, self._workloads[workload], arm, checked)
+                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
 
     def _point(self, state: State, workload: str, pair: Sequence[Arm]) -> Point | None:
         """The ratio of two arms on a workload; None without a common block."""

@@ -15,20 +15,19 @@ from typing import Any
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import Search, ShortlistStage
+from attnbench.processes.choosing import Search, shortlist
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.stages import (
-    CeilingsStage,
-    CheckStage,
-    KeptMemoryStage,
-    ObserveStage,
     Session,
-    Stage,
-    TimingStage,
-    TraceStage,
+    Timing,
     Watch,
+    check,
+    measure_ceilings,
+    measure_kept_memory,
     now,
+    observe,
+    trace,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
@@ -36,7 +35,7 @@ from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
-from attnbench.timing.schedule import Choice, Race
+from attnbench.timing.schedule import Choice, Race, Strategy
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
@@ -85,35 +84,32 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
         session.start_worker()
-        stages = plan.stages or stages
-        planned = _stages(plan, stages, folder, stops_when_wrong=stops_when_wrong)
-        reasons = {type(stage): stage.run(session) for stage in planned}  # the last stage that times
-        reason = "; ".join(filter(None, reversed(reasons.values())))
+        reason = _run_stages(session, plan.stages or stages, folder, stops_when_wrong=stops_when_wrong)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
 
 
-def _stages(plan: Plan, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> Iterator[Stage]:
-    is_timed = LATENCY in plan.metrics
+def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
+    """Run the stages with these names; return why timing ended, or ""."""
+    plan, reason = session.plan, ""
     if "shortlist" in names:
-        yield ShortlistStage()
+        shortlist(session)
     if "check" in names:
-        yield CheckStage(stops_when_wrong)
+        check(session, stops_when_wrong=stops_when_wrong)
     if "check" in names and "trace" not in names:
-        yield KeptMemoryStage()
+        measure_kept_memory(session)
     if "operators" in names or "metrics" in names:
-        read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
-        yield ObserveStage(read, with_operators="operators" in names)
-    if "ceilings" in names and is_timed:
-        yield CeilingsStage()
+        metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
+        observe(session, metrics, with_operators="operators" in names)
+    if "ceilings" in names and LATENCY in plan.metrics:
+        measure_ceilings(session)
     if "trace" in names:
-        yield TraceStage(folder)
-    if "time" in names and is_timed:
-        yield TimingStage("time", lambda session: Race(plan=session.plan))
-    if "choose" in names and is_timed:
-        yield TimingStage("choose", lambda session: Choice(plan=session.plan))
-    if "search" in names and is_timed:
-        yield TimingStage("search", Search)
+        trace(session, folder)
+    strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
+    for name, strategy in strategies.items():
+        if name in names and LATENCY in plan.metrics:
+            reason = Timing(session, name).run(strategy)
+    return reason
 
 
 def refuse_interpreted(plan: Plan) -> None:

@@ -104,23 +104,21 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
-    has_attend: bool = False  # optional methods of its module
-    has_pack: bool = False
+    has_pack: bool = False  # its module maps canonical weights to its parameters
     call_s: float | None = None  # predicted seconds of one call; None without a shorter length
 
 
 class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits.
 
-    A client prepares the cell first, and passes the result to its judge. `is_brief` compares only one kind of input and
-    tries no rules: enough if the implementation has fully passed on a workload of the same kind.
+    The judge has the cell prepared first. `is_brief` compares only one kind of input and tries no rules: enough if the
+    implementation has fully passed on a workload of the same kind.
     """
 
     seed: int
     is_brief: bool = False
     left_out: tuple[str, ...] = ()  # probe names
     rejects: tuple[str, ...] = ()  # see Plan
-    prepared: Prepared | None = None
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +282,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
         )
 
 
-Consulted = Call | Backward
+Consulted = Prepare | Call | Backward
 """Requests of the judge to a candidate's process."""
 Work = CellRequest | MeasureCeilings | SampleBlocks
 """Requests about a workload to a started worker."""
@@ -314,7 +312,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
 
-Answer = Tensors | Failed
+Answer = Prepared | Tensors | Failed
 """Replies to the judge."""
 Request = Start | Evaluate | Work | Answer
 Reply = msgspec.Struct
@@ -324,7 +322,7 @@ Reply = msgspec.Struct
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
     Prepare: (Prepared,),
-    Check: (CellChecked, Call, Backward),
+    Check: (CellChecked, Prepare, Call, Backward),
     Call: (Tensors,),
     Backward: (Tensors,),
     Observe: (CellMeasured,),
@@ -337,7 +335,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Evaluate: (Evaluated,),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
-    **dict.fromkeys((Tensors, Failed), (CellChecked, Call, Backward)),
+    **dict.fromkeys((Prepared, Tensors, Failed), (CellChecked, Call, Backward)),
 }
 """Replies to each request besides Failed; any other reply counts as a crash."""
 

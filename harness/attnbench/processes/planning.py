@@ -15,7 +15,7 @@ from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
-from attnbench.workloads import huggingface, models, policy
+from attnbench.workloads import huggingface, models
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -70,9 +70,10 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 ) -> Plan:
     """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
-    With `is_exact` only the settings define the workloads, and the sweep only the limits; the same holds for a `model`,
-    a preset or a config.json. `declarations`, by spec, are read from the files unless they are passed. The baseline
-    takes part even if it is not named, since ratios need it, unless `with_baseline` is false.
+    With `is_exact` only the settings define the workloads, and the sweep only the limits, unless they name nothing but
+    the device; the same holds for a `model`, a preset or a config.json. `declarations`, by spec, are read from files
+    unless they are passed. The baseline takes part even if it is not named, since ratios need it, unless
+    `with_baseline` is false.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.
@@ -81,7 +82,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     parsed = sweeps.parse_settings(settings)
     here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
-    stands_alone = bool(model or parsed) and is_exact
+    stands_alone = bool(model or parsed.keys() - {"device"}) and is_exact
     mixes: tuple[Mix, ...] = ()
     source = huggingface.load(model) if model else None
     if source is not None:
@@ -96,7 +97,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
     without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
-    without |= set() if policy.default_path() else {policy.ITSELF}
     usual = [name for name in plugins.implementation_names() if name not in without]
     typed = list(dict.fromkeys(implementations or chosen.implementations or usual))
     specs = plugins.labelled(typed)
@@ -131,7 +131,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         metrics=metrics,
         num_blocks=chosen.num_blocks,
         visit_s=chosen.visit_s,
-        digests={spec: policy.digest(spec) for spec in specs},
+        digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,
         mixes=mixes,

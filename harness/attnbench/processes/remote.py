@@ -26,10 +26,10 @@ from attnbench.checking.case import GIVEN, pull_back, set_dropout
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import FILES, Backward, Call, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import FILES, Backward, Call, Consulted, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
 
-Ask = Callable[[Call | Backward], object]
+Ask = Callable[[Consulted], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
@@ -156,19 +156,15 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
         set_states(generators, before)
 
 
-def methods_of(module: nn.Module) -> dict[str, bool]:
-    """The optional methods that a module has, as fields of Prepared."""
-    return {
-        "has_attend": hasattr(module, "attend"),
-        "has_pack": hasattr(module, "pack") and hasattr(module, "pack_out"),
-    }
+def packs(module: nn.Module) -> bool:
+    """Whether a module maps canonical weights to its parameters."""
+    return hasattr(module, "pack") and hasattr(module, "pack_out")
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
     """The implementation that the judge checks in place of one in another process."""
-    bases = (*prepared.has_attend * (_Attends,), *prepared.has_pack * (_Packs,), StandIn)
     return Implementation(
-        build=partial(remote.build, type("StandIn", bases, {})),
+        build=partial(remote.build, _Packs if prepared.has_pack else StandIn),
         source="another process",
         has_dropout=prepared.has_dropout,
         is_approximate=prepared.is_approximate,
@@ -276,10 +272,6 @@ class StandIn(nn.Module):
             return self.remote.call(self, inputs, mask, needs=())
         output: Tensor = _RemoteCall.apply(self, mask, tuple(inputs), *inputs.values(), *self.parameters())  # type: ignore[no-untyped-call]
         return output
-
-
-class _Attends(StandIn):
-    """A stand-in for a candidate with `attend`."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""

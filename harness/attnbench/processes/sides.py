@@ -22,7 +22,6 @@ from attnbench import plugins
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker_client import ROOT
 from attnbench.storage.events import Plan, Side, Sides
-from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
@@ -104,7 +103,7 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
     )
     usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
     shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
-    digests = {spec: policy.digest(spec) for spec in specs}
+    digests = {spec: plugins.digest(spec) for spec in specs}
     return msgspec.structs.replace(shared, implementations=(), baseline="", alone=(), digests=digests, sides=compared)
 
 

@@ -1,16 +1,15 @@
-"""A session, and the stages of a run, each with `run(session)`: check, observe, ceilings, trace, time."""
+"""A session, and the stages of a run: each writes its events to the journal, and skips finished work."""
 
 import math
 import random
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ from attnbench.storage.records import KEPT, LATENCY, PROBE, Arm, Ceilings, Count
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.workloads import covering, policy
+from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
@@ -106,7 +105,7 @@ class Session:
             ValueError: it cannot start, or the code or the environment has changed.
         """
         for spec, digest in self.plan.digests.items():
-            if policy.digest(spec) != digest:
+            if plugins.digest(spec) != digest:
                 raise ValueError(
                     f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
                 )
@@ -185,13 +184,6 @@ class Session:
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=left_out, wrong=wrong))
 
 
-class Stage(Protocol):
-    """A part of a run, which writes its events to the journal and skips finished work."""
-
-    def run(self, session: Session) -> str:
-        """Do the missing work; return why something was left out, or why the stage ended, or ""."""
-
-
 def named(workload: Workload, arm: Arm) -> dict[str, Any]:
     """Fields of an event that name its cell."""
     return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
@@ -202,38 +194,31 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@dataclass(frozen=True)
-class CheckStage(Stage):
+def check(session: Session, *, stops_when_wrong: bool = False) -> None:
     """Check every cell.
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
-    only normal inputs on the others, which differ in size.
+    only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
+    wrong, and the most informative workloads come first.
     """
-
-    stops_when_wrong: bool = False
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        plan, status = session.plan, session.state.status
-        workloads = _most_informative_first(plan.asked) if self.stops_when_wrong else plan.asked
-        is_brief_allowed = LATENCY in plan.metrics and not self.stops_when_wrong
-        spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
-        wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
-        passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-        cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-        for number, (workload, arm) in enumerate(cells):
-            is_dropped = self.stops_when_wrong and arm in wrong
-            if (workload.id, arm) not in status and not is_dropped:
-                session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-                is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-                reply = check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
-                record_check(session, workload, arm, reply)
-            if status.get((workload.id, arm)) is Status.disagrees:
-                wrong.add(arm)
-            elif status.get((workload.id, arm)) is Status.ok:
-                passed.add((arm, _kind(workload)))
-        session.show_progress("check", "", len(cells), len(cells))
-        return ""
+    plan, status = session.plan, session.state.status
+    workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
+    is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
+    spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
+    wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
+    passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
+    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
+    for number, (workload, arm) in enumerate(cells):
+        is_dropped = stops_when_wrong and arm in wrong
+        if (workload.id, arm) not in status and not is_dropped:
+            session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
+            is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+            check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
+        if status.get((workload.id, arm)) is Status.disagrees:
+            wrong.add(arm)
+        elif status.get((workload.id, arm)) is Status.ok:
+            passed.add((arm, _kind(workload)))
+    session.show_progress("check", "", len(cells), len(cells))
 
 
 def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
@@ -248,19 +233,18 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
-def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> messages.Reply:  # noqa: ANN401 - of Check
-    """Check one cell, without recording it; `more` overrides the fields of the request.
+def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> None:  # noqa: ANN401 - of Check
+    """Check one cell, and record its status; `more` overrides the fields of the request.
 
     An implementation that cannot be loaded is tried only once for all its cells.
     """
     if session.specs[arm] in session.unloadable:
-        return messages.Failed(status=Status.error, message=UNLOADABLE, is_predicted=True, is_unloadable=True)
-    fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
-    return session.ask(messages.Check(**session.request_of(workload, arm), **fields))
-
-
-def record_check(session: Session, workload: Workload, arm: Arm, reply: messages.Reply) -> None:
-    """Record the reply to a check as the status of its cell."""
+        reply: messages.Reply = messages.Failed(
+            status=Status.error, message=UNLOADABLE, is_predicted=True, is_unloadable=True
+        )
+    else:
+        fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
+        reply = session.ask(messages.Check(**session.request_of(workload, arm), **fields))
     if isinstance(reply, messages.Failed):
         if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
             session.show_cell(workload, arm, left_out=reply.message)
@@ -294,145 +278,120 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-class CellStage(Stage):
-    """Asks a worker about each live cell, and records its replies."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
-        """The requests about a cell, by a word for each."""
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        cells = session.live_cells
-        for number, (workload, arm) in enumerate(cells):
-            for what, request in self.requests(session, workload, arm).items():
-                if session.state.live(workload.id, [arm]):
-                    session.show_progress(self.name, f"{what} of {arm} on {workload.id}", number, len(cells))
-                    reply = session.ask(request)
-                    if isinstance(reply, messages.Failed):
-                        session.record_failure(workload, arm, reply)
-                    elif isinstance(reply, events.CellProfiled | events.CellMeasured):
-                        session.record(reply)
-        return ""
+Requests = Mapping[str, messages.Work]
+"""The requests about a cell, by a word for each."""
 
 
-@dataclass(frozen=True)
-class ObserveStage(CellStage):
+def ask_about_cells(session: Session, stage: str, requests: Callable[[Workload, Arm], Requests]) -> None:
+    """Send the requests about each live cell, and record the replies."""
+    cells = session.live_cells
+    for number, (workload, arm) in enumerate(cells):
+        for what, request in requests(workload, arm).items():
+            if session.state.live(workload.id, [arm]):
+                session.show_progress(stage, f"{what} of {arm} on {workload.id}", number, len(cells))
+                reply = session.ask(request)
+                if isinstance(reply, messages.Failed):
+                    session.record_failure(workload, arm, reply)
+                elif isinstance(reply, events.CellProfiled | events.CellMeasured):
+                    session.record(reply)
+
+
+def observe(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
     """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
 
     Both are read right after each other, since they share one recorded call if the device allows it.
     """
+    known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
 
-    name = "observe"
-    metrics: Sequence[str]
-    with_operators: bool
-
-    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
-        """See CellStage."""
-        known, done, key = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done, (workload.id, arm)
-        requests: dict[str, messages.Work] = {}
-        if self.with_operators and (key, PROFILE) not in done:
-            requests["operators"] = messages.Profile(**session.request_of(workload, arm))
-        for metric in self.metrics:
+    def requests(workload: Workload, arm: Arm) -> Requests:
+        key, cell = (workload.id, arm), session.request_of(workload, arm)
+        asked: dict[str, messages.Work] = {}
+        if with_operators and (key, PROFILE) not in done:
+            asked["operators"] = messages.Profile(**cell)
+        for metric in metrics:
             if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
-                requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
-        return requests
+                asked[metric] = messages.Observe(**cell, metric=metric)
+        return asked
+
+    ask_about_cells(session, "observe", requests)
 
 
-@dataclass(frozen=True)
-class TraceStage(CellStage):
+def trace(session: Session, folder: Path) -> None:
     """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
 
     Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
 
-    name = "trace"
-    folder: Path
-
-    def requests(self, session: Session, workload: Workload, arm: Arm) -> Mapping[str, messages.Work]:
-        """See CellStage."""
-        file = folders.trace_file(self.folder, workload.id, arm.implementation)
+    def requests(workload: Workload, arm: Arm) -> Requests:
+        file = folders.trace_file(folder, workload.id, arm.implementation)
         return {"trace": messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))}
 
+    ask_about_cells(session, "trace", requests)
 
-class KeptMemoryStage(Stage):
+
+def measure_kept_memory(session: Session) -> None:
     """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
 
     One cell suffices: code that keeps memory keeps it everywhere.
     """
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        cheapest: dict[tuple[Arm, bool], Workload] = {}
-        for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
-            if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
-                cheapest.setdefault((arm, workload.direction == "inference"), workload)
-        for (arm, _), workload in cheapest.items():
-            for metric in KEPT:
-                if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
-                    reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
-                    if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
-                        session.record(reply)
-        return ""
+    cheapest: dict[tuple[Arm, bool], Workload] = {}
+    for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
+        if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
+            cheapest.setdefault((arm, workload.direction == "inference"), workload)
+    for (arm, _), workload in cheapest.items():
+        for metric in KEPT:
+            if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
+                reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
+                if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
+                    session.record(reply)
 
 
-class CeilingsStage(Stage):
+def measure_ceilings(session: Session) -> None:
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
     Failures are recorded with their reason, and times are then not compared with ceilings.
     """
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
-        places = {workload.place: workload for workload in reversed(live)}
-        for number, (place, workload) in enumerate(places.items()):
-            if (place, CEILINGS) in session.state.done:
-                continue
-            device, dtype, num_threads = place
-            session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
-            session.require_worker()
-            start_s = session.clock()
-            limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
-            reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
-            if isinstance(reply, messages.Failed):
-                none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
-                reply = events.CeilingsMeasured(ceilings=none)
-            assert isinstance(reply, events.CeilingsMeasured)
-            session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
-        return ""
+    live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
+    places = {workload.place: workload for workload in reversed(live)}
+    for number, (place, workload) in enumerate(places.items()):
+        if (place, CEILINGS) in session.state.done:
+            continue
+        device, dtype, num_threads = place
+        session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
+        session.require_worker()
+        start_s = session.clock()
+        limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
+        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
+        if isinstance(reply, messages.Failed):
+            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
+            reply = events.CeilingsMeasured(ceilings=none)
+        assert isinstance(reply, events.CeilingsMeasured)
+        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
 
 
-class TimingStage(Stage):
-    """Carries out the visits of a strategy, which `strategy` creates."""
+class Timing:
+    """Times the visits that a strategy selects; `name` is shown as the stage."""
 
-    def __init__(self, name: str, strategy: Callable[[Session], Strategy]) -> None:
-        self.name, self.strategy = name, strategy
-
-    def run(self, session: Session) -> str:
-        """See Stage."""
-        self.prepare(session)
-        workloads = {workload.id: workload for workload in self.plan.workloads}
-
-        def visit(step: Step) -> None:
-            if step.is_fresh:
-                session.start_worker()
-            number = self.state.num_visits[step.workload] + 1
-            self._show_progress(f"{len(step.arms)} on {step.workload}, process {number}")
-            self.visit(workloads[step.workload], step.arms)
-
-        return follow(self.strategy(session), self.state, self._live, lambda: session.elapsed_s, visit)
-
-    def prepare(self, session: Session) -> None:
-        """Find the workloads that can be timed."""
-        self.session, self.state, self.plan = session, session.state, session.plan
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
         fits = plugins.plugs("attnbench.metrics", "METRIC")[LATENCY].fits
         alive = [each.id for each in self.plan.asked if fits(each) and self.state.live(each.id, session.specs)]
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
+
+    def run(self, strategy: Strategy) -> str:
+        """Visit until the strategy ends; return its reason."""
+        workloads = {workload.id: workload for workload in self.plan.workloads}
+
+        def visit(step: Step) -> None:
+            if step.is_fresh:
+                self.session.start_worker()
+            number = self.state.num_visits[step.workload] + 1
+            self._show_progress(f"{len(step.arms)} on {step.workload}, process {number}")
+            self.visit(workloads[step.workload], step.arms)
+
+        return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, visit)
 
     def _live(self) -> dict[str, list[Arm]]:
         """The live arms of each workload; for two sides those that are live on both."""

@@ -43,7 +43,6 @@ LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 NUM_STARTS = 2
 LONGEST_LINE = 300
 """Longest quote from a process's last output in a message."""
-PREPARE = messages.Prepare.__struct_fields__
 ROOT = Path(__file__).parents[2]
 
 
@@ -412,13 +411,8 @@ class ProcessClient(WorkerClient):
     def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
         """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
 
-        The runner first prepares the cell of a check, and makes each call of the implementation that the judge needs.
+        The runner prepares the cell of a check, and makes each call of the implementation that the judge needs.
         """
-        if isinstance(request, messages.Check) and request.prepared is None:
-            prepared = self.runner.ask(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
-            if not isinstance(prepared, messages.Prepared):
-                return prepared
-            request = msgspec.structs.replace(request, prepared=prepared)
         if not self.judge.is_running:
             self.judge.start()
         reply = self.judge.ask(request)

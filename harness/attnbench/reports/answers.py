@@ -10,12 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import is_doubtful
+from attnbench.analysis.comparisons import (
+    Comparison,
+    comparison,
+    comparisons,
+    is_doubtful,
+    paired_times,
+    samples_of,
+    session_effects,
+)
 from attnbench.analysis.conclusion import Mark, factor, mark_of
+from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import GROUP_AXES, Row, arm_of, rows
+from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
-from attnbench.storage.records import Verdict
+from attnbench.statistics.effects import Numbers, effects, judged, numbers
+from attnbench.statistics.intervals import median
+from attnbench.storage.records import Arm, Record
+from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
@@ -23,25 +35,48 @@ FEW_VALUES = 3
 """Most values of an axis, and most shapes, that a sentence lists."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Cell:
-    """One implementation on one shape; times and ratios are None if they were not measured."""
+    """One implementation on one shape."""
 
-    name: str
-    mark: Mark | None  # None: unsupported, or predicted to be out of reach
-    status: str
-    seconds: float | None  # of a call: the baseline's time times the ratio
-    ratio: float | None
-    low: float | None = None  # of the ratio
-    high: float | None = None
-    peak_bytes: float | None
-    reason: str = ""  # why it is undecided
-    may_be_faster: bool = False  # undecided, but possibly faster by more than the margin
+    record: Record
+    seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
+    comparison: Comparison | None  # with the baseline of the shape
+    is_doubtful: bool  # other work may have changed its time
+
+    @property
+    def name(self) -> str:
+        """The implementation or, if two states of the code are compared, the side."""
+        return self.record.side or plain(self.record.implementation) or MISSING
+
+    @cached_property
+    def mark(self) -> Mark | None:
+        """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
+        speed = None if self.comparison is None else self.comparison.verdict
+        return mark_of(self.record, speed, is_doubtful=self.is_doubtful)
+
+    @property
+    def ratio(self) -> float | None:
+        """The time divided by the baseline's; None if they were not compared."""
+        return None if self.comparison is None else self.comparison.ratio
 
     @property
     def speedup(self) -> float:
         """Factor by which it is faster than the baseline; below 1 it is slower."""
         return 1 / self.ratio if self.ratio else 1.0
+
+    @property
+    def may_be_faster(self) -> bool:
+        """Whether it is undecided, but possibly faster by more than the margin."""
+        if self.comparison is None or self.mark is not Mark.undecided:
+            return self.mark is Mark.doubtful
+        return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Memory of a call beyond its inputs."""
+        samples = self.record.samples(PEAK_MEMORY)
+        return median(Samples.of(samples).value) if samples else None
 
     @property
     def words(self) -> str:
@@ -50,16 +85,16 @@ class Cell:
             return factor(self.ratio)
         if self.mark in {Mark.right, Mark.imprecise} and self.seconds is not None:
             return show(self.seconds, "s")
-        return self.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
+        return self.record.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shape:
     """One workload of a run, with the cells of all implementations except the baseline, the fastest first."""
 
     workload: Workload
     label: str  # the axes that distinguish it from other shapes of the run, in few words
-    base: Cell | None  # None: there is no baseline
+    base: Cell | None  # the baseline, or its substitute where it has no time; None: there is neither
     others: tuple[Cell, ...]
     has_sides: bool = False
 
@@ -79,8 +114,15 @@ class Shape:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict; the baseline if nothing is faster."""
-        return self.faster[0] if self.faster else self.base
+        """The fastest by verdict; the baseline if nothing is faster; None if it has no time, either."""
+        base = self.base if self.base is not None and self.base.seconds is not None else None
+        return self.faster[0] if self.faster else base
+
+    def time_of(self, base: str) -> str:
+        """The time of the baseline, or of its substitute with its name."""
+        if self.base is None:
+            return MISSING
+        return show(self.base.seconds, "s") + (f" ({self.base.name})" if self.base.name != base else "")
 
     @property
     def is_open(self) -> bool:
@@ -99,34 +141,54 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Label and length."""
+        """The name of the shape in a table: its label, then its length."""
         return f"{self.label} {self.length}".strip()
+
+
+@lru_cache(maxsize=1)
+def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
+    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
+
+    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
+    and the others compared with it. A session with two sides has none.
+    """
+    firsts, logs = dict[str, Arm](), Numbers()
+    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
+        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
+        if timed and not any(map(results.plan.is_reference, timed)):
+            first = firsts[workload] = timed[0]
+            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
+    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
+    records = {record.key: record for record in results.records}
+    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
+    for workload, arm in logs:
+        first, compared = found[workload]
+        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
+    return found
 
 
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
-    has_sides = results.plan.sides is not None
-    records = {record.key: record for record in results.records}
-    by_shape = grouped(
-        rows(cells.shown(results)), lambda row: (str(row["workload"]), str(row["implementation"]) * has_sides)
-    )
-    workloads = {workload.id: workload for workload in results.plan.workloads}
-    labels = cells.labels([workloads[name] for name in dict.fromkeys(name for name, _ in by_shape)])
+    has_sides, hidden = results.plan.sides is not None, cells.absent(results)
+    shown = [record for record in results.records if record.implementation not in hidden]
+    by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
+    labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
+    replaced = substitutes(results)
+    compared = [*comparisons(results), *(each for _, others in replaced.values() for each in others)]
+    by_key = {each.key: each for each in compared}
     unsorted = []
-    for (name, implementation), members in by_shape.items():
-        of_baseline: list[Cell] = []
-        others: list[Cell] = []
-        for row in members:
-            record = records[name, arm_of(row)]
-            speed = None if row["verdict"] is None else Verdict(row["verdict"])
-            cell = _cell(row, mark_of(record, speed, is_doubtful=is_doubtful(results, record.key)))
-            (of_baseline if row["is_baseline"] else others).append(cell)
+    for (name, implementation), records in by_shape.items():
+        workload = records[0].workload
+        first = replaced[name][0] if name in replaced else None
+        by_arm = {record.arm: _cell(results, record, by_key.get(record.key), first) for record in records}
+        base = next((arm for arm in by_arm if arm == (first or results.plan.reference(arm))), None)
+        others = [cell for arm, cell in by_arm.items() if arm != base]
         unsorted.append(
             Shape(
-                workload=workloads[name],
+                workload=workload,
                 label=plain(f"{implementation} {labels[name]}"),
-                base=next(iter(of_baseline), None),
+                base=None if base is None else by_arm[base],
                 others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
             )
@@ -135,20 +197,16 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
-def _cell(row: Row, mark: Mark | None) -> Cell:
-    reaches_below = row["ratio_low"] is None or row["ratio_low"] < 1 / (1 + (row["margin"] or 0.0))
-    return Cell(
-        name=row["side"] or cells.arm(row),
-        mark=mark,
-        status=str(row["status"]),
-        seconds=row["latency_s"] if row["is_baseline"] else row["paired_latency_s"] or row["latency_s"],
-        ratio=row["ratio"],
-        low=row["ratio_low"],
-        high=row["ratio_high"],
-        peak_bytes=row.get("peak_memory_bytes"),
-        reason=row["reason"] or "",
-        may_be_faster=mark is Mark.doubtful or (mark is Mark.undecided and reaches_below),
-    )
+def _cell(results: Results, record: Record, compared: Comparison | None, first: Arm | None) -> Cell:
+    """A cell; `first` is the substitute of the baseline on its workload, if there is one."""
+    times_s, seconds = paired_times(results), None
+    if mark_of(record) not in {Mark.wrong, Mark.failed}:
+        seconds = times_s.get(record.key)
+    if first is not None and compared is not None:
+        seconds = compared.ratio * times_s[record.workload.id, first]
+    is_in_doubt = is_doubtful(results, record.key)
+    is_in_doubt |= first is not None and is_doubtful(results, (record.workload.id, first))
+    return Cell(record=record, seconds=seconds, comparison=compared, is_doubtful=is_in_doubt)
 
 
 def shared(members: Sequence[Shape]) -> str:
@@ -161,9 +219,32 @@ def shared(members: Sequence[Shape]) -> str:
 
 
 def advice(results: Results) -> list[str]:
-    """Recommend an implementation in a few sentences, derived from the marks of the shapes."""
+    """Recommend an implementation in a few sentences, derived from the marks of the shapes.
+
+    Shapes without a time of the baseline follow those with one.
+    """
     base = cells.base(results.plan)
-    timed = [shape for shape in shapes(results) if any(cell.ratio is not None for cell in shape.others)]
+    timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
+    groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
+    lines = _advice(groups.pop((base, ""), []), base)
+    for (substitute, problem), members in groups.items():
+        is_compared = any(cell.ratio is not None for shape in members for cell in shape.others)
+        there = f"the others are compared with {substitute}" if is_compared else f"only {substitute} has a time"
+        lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
+    return [plain(line) for line in lines]
+
+
+def _problem(shape: Shape, base: str) -> str:
+    """Why a shape has no time of the baseline; "" if it has one."""
+    if shape.base is not None and shape.base.name == base:
+        return ""
+    mark = next((cell.mark for cell in shape.others if cell.name == base), None)
+    return {Mark.wrong: "is WRONG", Mark.failed: "failed"}.get(mark or Mark.right, "has no time")
+
+
+def _advice(members: Sequence[Shape], base: str) -> list[str]:
+    """The advice on shapes with one baseline."""
+    timed = [shape for shape in members if any(cell.ratio is not None for cell in shape.others)]
     if not timed:
         return []
     if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
@@ -182,7 +263,7 @@ def advice(results: Results) -> list[str]:
         lines = [f"Nothing is shown to be faster than {base}{end}"]
     else:
         lines = [f"Keep {base}: nothing is faster on {_counted(len(timed), 'any of')}."]
-    return [plain(line) for line in lines]
+    return lines
 
 
 def _counted(number: int, words: str) -> str:
@@ -196,7 +277,8 @@ def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
         members = [cell for cell in compared if cell.mark is mark]
         text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
         if mark is Mark.undecided and len(members) == 1:
-            text += f", {factor(members[0].ratio or 1.0)} so far ({members[0].reason})"
+            reason = members[0].comparison.reason if members[0].comparison else ""
+            text += f", {factor(members[0].ratio or 1.0)} so far ({reason})"
         if len(members) < len(compared):
             text += f" on {len(members)} of {len(compared)} shapes"
         if members:
@@ -293,7 +375,7 @@ def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
         entries.append(
             {
                 "shape": shape.name,
-                f"time of {base}": MISSING if shape.base is None else show(shape.base.seconds, "s"),
+                f"time of {base}": shape.time_of(base),
                 "fastest": MISSING if shape.best is None else shape.best.name if is_known else "undecided",
                 "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
                 "equal": ", ".join(cell.name for cell in shape.having(Mark.equal)) or MISSING,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import is_doubtful
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
@@ -25,6 +24,7 @@ from attnbench.analysis.table import (
     rows,
     table,
 )
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
@@ -131,7 +131,6 @@ def shown(results: Results) -> "pd.DataFrame":
     kept = kept.assign(
         title=kept["workload"].map(titles(results)),
         group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
-        is_doubtful=is_doubtful(results),
     )
     assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
     return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
@@ -246,8 +245,8 @@ def ratio(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """The verdict with its factor, or the detectable difference; only "doubtful" if the session is."""
-    if row.get("is_doubtful") and row["verdict"] is not None:
+    """The verdict with its factor, or the detectable difference; only "doubtful" if its times are."""
+    if row["reason"] == Reason.doubtful:
         return "doubtful"
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"{percent(effect)} would show"

@@ -9,8 +9,8 @@ from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, co
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, recommended
-from attnbench.storage.records import LATENCY, Arm, Verdict
+from attnbench.reports import answers, cells, recommended
+from attnbench.storage.records import LATENCY, Verdict
 from attnbench.units import percent, plain
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not comparisons(results):
+    if not comparisons(results) and not any(compared for _, compared in answers.substitutes(results).values()):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
@@ -67,14 +67,13 @@ def of_sides(results: Results) -> Conclusion:
     details: dict[str, str] = {}
     for each in compared:
         name = plain(f"{each.implementation} {names[each.workload.id]}")
-        key = each.workload.id, Arm(implementation=each.implementation, side=each.side)
-        by_name[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=is_doubtful(results, key))
+        by_name[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
         details[name] = _by(each.ratio, each.low, each.high) if len(compared) == 1 else _by(each.ratio)
     by_name |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
     together, lead, counted = whole(results), "", dict(by_name)
     if together is not None:
-        kind = mark(CheckVerdict.right, together.verdict, is_doubtful=is_doubtful(results))
+        kind = mark(CheckVerdict.right, together.verdict, is_doubtful=together.is_doubtful)
         if together.detectable is not None:
             more.insert(0, f"a slowdown of {percent(together.detectable)} would have shown")
         if len(compared) > 1:

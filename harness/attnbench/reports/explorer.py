@@ -77,8 +77,6 @@ def _row(row: Row, columns: Sequence[cells.Column], axes: Sequence[str]) -> dict
     texts = [row["title"], *(column.text(row) for column in columns)]
     names = [None, *(SORTED_BY.get(column.heading) for column in columns)]
     verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
-    if row["is_doubtful"] and verdict not in {"", "baseline"}:
-        verdict = "undecided"
     is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
     return {
         "implementation": str(arm_of(row)),

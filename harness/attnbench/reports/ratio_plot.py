@@ -38,7 +38,7 @@ TITLE_LEN = 24
 def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture | None:
     """Draw the first `most` shapes of a run, each row `row` inches high; None if nothing was compared."""
     compared = [shape for shape in answers.shapes(results) if any(map(_has_ratio, shape.others))]
-    shapes = compared[:most]
+    shapes, base = compared[:most], cells.base(results.plan)
     if not shapes:
         return None
     logs: dict[str, list[float]] = {}
@@ -51,6 +51,8 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
 
     def fill(panel: Axes, shape: Shape) -> None:
         _draw_shape(panel, shape, names, reach)
+        if shape.base is not None and shape.base.name != base:
+            panel.set_xlabel(f"ratio to {style.label(shape.base.name)}", fontsize=8)
         if shapes.index(shape) % num_columns:
             panel.set_yticklabels([])
 
@@ -63,7 +65,7 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> Picture
         shapes,
         fill,
         (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(names))),
-        title=f"Which is faster: time as a ratio to {style.label(cells.base(results.plan))}, left of 1 is faster",
+        title=f"Which is faster: time as a ratio to {style.label(base)}, left of 1 is faster",
         subtitle=cells.shared([shape.workload.axes() for shape in shapes]),
         note=f"{doubt}{more}{LEGEND}",
         num_columns=num_columns,
@@ -97,14 +99,15 @@ def _draw_row(panel: Axes, cell: Cell | None, place: int, reach: float, *, is_ba
         text, is_left = "baseline", False
     elif cell is None:
         text = "not asked for"
-    elif not _has_ratio(cell):
-        text = "not timed" if cell.status == "ok" else plain(cell.words, limit=20)
+    elif cell.comparison is None or not _has_ratio(cell):
+        text = "not timed" if cell.record.status == "ok" else plain(cell.words, limit=20)
         colour = BAD if cell.mark in {Mark.wrong, Mark.failed} else GREY
     else:
         ratio, is_decided = cell.ratio or 1.0, cell.mark in COLOURS
         text, is_left = f"{significant(ratio, 3)}{'?' * (not is_decided)}", ratio >= 1
         colour = COLOURS.get(cell.mark or Mark.undecided, GREY)
-        low, at, high = (min(max(end or ratio, 1 / reach), reach) for end in (cell.low, ratio, cell.high))
+        ends = (cell.comparison.low, ratio, cell.comparison.high)
+        low, at, high = (min(max(end or ratio, 1 / reach), reach) for end in ends)
         panel.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt", zorder=3)
         dot: dict[str, Any] = {"ms": 6, "mfc": colour if is_decided else "white", "mec": colour, "mew": 1.2}
         panel.plot([at], [place], marker="o", zorder=4, clip_on=False, **dot)

@@ -1,7 +1,6 @@
 """The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
@@ -128,21 +127,3 @@ def of_crossing(results: Results, ladder: Ladder, pair: tuple[str, str], changes
     text = f"{winner} is faster than {loser} wherever it is decided, {ends}; they do not change places there."
     beyond = [value for value in (ladder.values[0], ladder.values[-1]) if value not in decided]
     return f"{text} Not decided: {ladder.axis} {', '.join(map(str, beyond))}." if beyond else text
-
-
-def crossing_facts(results: Results) -> list[dict[str, Any]]:
-    """All crossings of a run, for JSON."""
-    return [
-        {
-            "axis": ladder.axis,
-            "workload": ladder.workloads[0],
-            "implementations": list(pair),
-            "answer": of_crossing(results, ladder, pair, changes),
-            "changes": [change.facts() for change in changes],
-            "points": {
-                str(value): {"sign": point.sign, "log_ratio": point.log, "processes": point.num_processes}
-                for value, point in sorted(points(results, ladder, *pair).items())
-            },
-        }
-        for ladder, pair, changes in crossings(results)
-    ]

@@ -86,12 +86,11 @@ class Fold:
         is_decoding = first.workload.seq_len == last.workload.seq_len
         return f"{first.length}-{last.workload.kv_len if is_decoding else last.length.removeprefix('T=')}"
 
-    @property
-    def seconds(self) -> str:
-        """The range of the baseline's times."""
+    def seconds(self, base: str) -> str:
+        """The range of the baseline's times, or of those of its substitute."""
         known = [shape.base.seconds for shape in self.members if shape.base and shape.base.seconds is not None]
         if len(known) < 2:  # noqa: PLR2004 - no range
-            return show(known[0], "s") if known else MISSING
+            return self.members[0].time_of(base)
         low, high = show(min(known), "s", digits=2), show(max(known), "s", digits=2)
         return f"{low.split()[0]}-{high}" if low.split()[1] == high.split()[1] else f"{low}-{high}"
 
@@ -136,7 +135,7 @@ def folded(members: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], 
         folds = [
             Fold(label=label, members=tuple(neighbours))
             for label, alike in grouped(members, lambda shape: shape.label).items()
-            for _, neighbours in itertools.groupby(alike, key)
+            for _, neighbours in itertools.groupby(alike, lambda shape: (shape.base and shape.base.name, key(shape)))  # noqa: B023 - used at once
         ]
         if len(folds) <= room:
             return folds, ""
@@ -158,9 +157,10 @@ MOST_NAMES = {
 
 def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     """The lines of the table, its headings first, within the width."""
-    names = list(dict.fromkeys(cell.name for fold in folds for shape in fold.members for cell in shape.others))
-    if len(names) <= FEW_OTHERS and all(len(fold.members) == 1 for fold in folds):
-        lines = _lines(folds, base, {name: [_words(fold, name) for fold in folds] for name in names})
+    cells_of = (cell for fold in folds for shape in fold.members for cell in shape.cells)
+    names = list(dict.fromkeys([base, *(cell.name for cell in cells_of)]))
+    if len(names) <= 1 + FEW_OTHERS and all(len(fold.members) == 1 for fold in folds):
+        lines = _lines(folds, {name: [_words(fold, name) for fold in folds] for name in names})
         if max(map(len, lines)) <= width:
             return lines
     present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
@@ -168,26 +168,27 @@ def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     columns = [mark for mark in (*COLUMNS, *more) if mark in present]
     lines = list[str]()
     for step in range(len(MOST_NAMES[Mark.equal])):
-        texts = {mark: [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}
-        lines = _lines(folds, base, {str(mark): column for mark, column in texts.items()})
+        texts = {base: [fold.seconds(base) for fold in folds]}
+        texts |= {str(mark): [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}
+        lines = _lines(folds, texts)
         if max(map(len, lines)) <= width:
             break
     while max(map(len, lines)) > width and len(texts) > 1:
         texts.popitem()
-        lines = _lines(folds, base, {str(mark): column for mark, column in texts.items()})
+        lines = _lines(folds, texts)
     return lines
 
 
-def _lines(folds: Sequence[Fold], base: str, columns: dict[str, list[str]]) -> list[str]:
+def _lines(folds: Sequence[Fold], columns: dict[str, list[str]]) -> list[str]:
     labels = ["" if place and folds[place - 1].label == fold.label else fold.label for place, fold in enumerate(folds)]
     lengths = [fold.length for fold in folds]
     first = {"Time of a call": labels, "": lengths} if any(labels) else {"Time of a call": lengths}
-    texts = {**first, base: [fold.seconds for fold in folds], **columns}
+    texts = {**first, **columns}
     return text_lines(list(texts), list(zip(*texts.values(), strict=True)), right={len(first)})
 
 
 def _words(fold: Fold, name: str) -> str:
-    return next((cell.words for cell in fold.members[0].others if cell.name == name), MISSING)
+    return next((cell.words for cell in fold.members[0].cells if cell.name == name), MISSING)
 
 
 def _named(fold: Fold, mark: Mark, most: int) -> str:

@@ -37,6 +37,7 @@ def write(file: Path, results: Results) -> None:
     """Write the verdicts of a check with the versions and devices behind them."""
     known = [described(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
+    facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
     verdicts = {judged.implementation: _by_place(judged) for judged in judgements(results)}
     places = dict.fromkeys(place for row in verdicts.values() for place in row)
     rows = [{"implementation": name} | dict.fromkeys(places, ABSENT) | row for name, row in verdicts.items()]

@@ -221,7 +221,8 @@ def _in_words(value: object) -> str:
         value = ", ".join(f"{name} {text}" for name, text in value.items())
     if isinstance(value, tuple):
         value = ", ".join(value)
-    return plain(str("unknown" if value is None else value or "none"))
+    text = re.sub(r"\b(\d+) bytes", lambda size: show(int(size[1]), "bytes"), str(value or "none"))
+    return plain("unknown" if value is None else text)
 
 
 def troubles(results: Results) -> list[Warned]:
@@ -246,7 +247,7 @@ def troubles(results: Results) -> list[Warned]:
     slowed, is_usual = throttled(results)
     if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
         lines.append(slowed)
-    noisy = too_noisy(results) if results.plan.command == "run" else None  # others have verdicts of their own
+    noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
     if results.plan.sides is not None:

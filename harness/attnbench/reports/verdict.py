@@ -4,7 +4,9 @@ All four print a `Report`; docs/verdict.schema.json is its JSON schema. A wrong 
 """
 
 import itertools
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,16 +14,17 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.changed import changed
-from attnbench.analysis.comparisons import comparisons, doubts, is_doubtful, num_processes, paired_times, whole
+from attnbench.analysis.comparisons import doubts, is_doubtful, num_processes, paired_times
+from attnbench.analysis.comparisons import judgements as verdicts_on_times
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
-from attnbench.analysis.recommendation import Recommendation
+from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
+from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.intervals import median, median_estimate
-from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, LATENCY, Comparison, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
@@ -29,7 +32,6 @@ from attnbench.units import plain
 SCHEMA = 1
 """The version of the schema: it grows if a field goes or changes its meaning, and not if one is added."""
 WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
-PEAK_MEMORY = "peak_memory"
 
 
 class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
@@ -128,8 +130,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = {}
     peak_memory_bytes: dict[str, float] = {}
     slower_by: dict[str, Lead] = {}
-    changes: tuple[Change, ...] = ()
-    looked_for_changes: tuple[float, float] | None = None
     excluded: dict[str, str] = {}
 
 
@@ -212,8 +212,6 @@ def report(  # noqa: PLR0913 - parts that only one command has
     environment = next(iter(results.environments.values()), None)
     cells = tuple(_cells(results))
     implementations = {each.implementation: _implementation(each, results, cells) for each in judgements(results)}
-    whole_of_sides = whole(results) if results.plan.sides is not None else None
-    is_searching = any(ladder.pairs for ladder in results.plan.ladders)
     return Report(
         command=words[0],
         exit_code=exit_code,
@@ -230,13 +228,11 @@ def report(  # noqa: PLR0913 - parts that only one command has
         implementations=implementations,
         not_judged=dict(not_judged or {}),
         cells=cells,
-        counts={
-            str(status): sum(each.status is status for each in cells) for status in {each.status for each in cells}
-        },
+        counts=Counter(str(each.status) for each in cells),
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
-        crossings=_crossings(results) if is_searching else (),
+        crossings=tuple(_crossings(results)),
         policy=msgspec.convert(policy, Policy) if policy else None,
-        together=None if whole_of_sides is None else _together(results, whole_of_sides),
+        together=_speed(results, WHOLE, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
@@ -261,25 +257,14 @@ def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
     return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
 
 
-def _speed(found: Comparison, *, doubtful: bool) -> Speed:
+def _speed(results: Results, key: Key, baseline: str) -> Speed | None:
+    """The verdict on the time of a cell, or with the key WHOLE on all cells of two sides; None without a comparison."""
+    judged = verdicts_on_times(results).get(key)
+    if judged is None:
+        return None
+    doubtful = is_doubtful(results, key)
     return Speed(
-        baseline=found.baseline,
-        speedup=1 / found.ratio,
-        low=None if found.high is None else 1 / found.high,
-        high=None if found.low is None else 1 / found.low,
-        verdict=found.verdict,
-        is_decided=found.verdict is not Verdict.undecided and not doubtful,
-        is_doubtful=doubtful,
-        reason=found.reason,
-        num_processes=found.num_processes,
-        detectable_slowdown=found.minimum_detectable_effect,
-    )
-
-
-def _together(results: Results, judged: Judged) -> Speed:
-    doubtful = is_doubtful(results)
-    return Speed(
-        baseline="base",
+        baseline=baseline,
         speedup=1 / judged.ratio,
         low=None if judged.high is None else 1 / judged.high,
         high=None if judged.low is None else 1 / judged.low,
@@ -293,7 +278,7 @@ def _together(results: Results, judged: Judged) -> Speed:
 
 
 def _cells(results: Results) -> Iterator[Cell]:
-    compared, seconds = {each.key: each for each in comparisons(results)}, paired_times(results)
+    seconds = paired_times(results)
     for record in results.records:
         latency, agreement = record.measurement(LATENCY), record.agreement
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
@@ -304,7 +289,6 @@ def _cells(results: Results) -> Iterator[Cell]:
             for each in record.measurements
             if each is not latency and each.samples
         }
-        speed = compared.get(record.key)
         yield Cell(
             workload=record.workload.id,
             axes=record.workload.axes(),
@@ -319,7 +303,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             broken_rules=() if agreement is None else tuple(rule.rule for rule in agreement.broken_rules),
             error_ratio=None if agreement is None else agreement.error_ratio,
             seconds=None if record.is_wrong else seconds.get(record.key),
-            speed=None if speed is None else _speed(speed, doubtful=is_doubtful(results, record.key)),
+            speed=_speed(results, record.key, results.plan.reference(record.arm).implementation),
             peak_memory_bytes=metrics.pop(PEAK_MEMORY, None),
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
@@ -362,11 +346,11 @@ def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) 
 
 def _choices(results: Results) -> Iterator[Choice]:
     """The fastest by verdict for each shape of a sweep."""
-    if results.plan.sides is not None or not comparisons(results):
+    if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
         timed = {cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None}
-        if shape.best is None or not timed:
+        if shape.best is None or shape.base is None or all(cell.ratio is None for cell in shape.others):
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"
@@ -377,7 +361,7 @@ def _choices(results: Results) -> Iterator[Choice]:
             is_clear=not shape.is_open,
             answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be" * bool(alike),
             equals=tuple(alike),
-            reference=results.plan.baseline,
+            reference=shape.base.name,
             seconds=timed,
             peak_memory_bytes={cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes is not None},
         )
@@ -387,8 +371,20 @@ def _choice(found: Recommendation) -> Choice:
     return msgspec.convert(found.facts() | {"answer": recommended.answer(found)}, Choice)
 
 
-def _crossings(results: Results) -> tuple[Crossing, ...]:
-    return msgspec.convert(recommended.crossing_facts(results), tuple[Crossing, ...])
+def _crossings(results: Results) -> Iterator[Crossing]:
+    for ladder, pair, changes in recommended.crossings(results):
+        known = sorted(points(results, ladder, *pair).items())
+        yield Crossing(
+            axis=ladder.axis,
+            workload=ladder.workloads[0],
+            implementations=pair,
+            answer=recommended.of_crossing(results, ladder, pair, changes),
+            changes=tuple(msgspec.convert(change.facts(), Change) for change in changes),
+            points={
+                str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
+                for value, each in known
+            },
+        )
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
@@ -415,22 +411,9 @@ def _next(results: Results, implementations: Mapping[str, Implementation], words
         return
     for name, speed in speeds.items():
         if speed.verdict is Verdict.undecided:
-            longer = shlex.join(["attnbench", *_without(words, "--budget")])
+            longer = re.sub(r" --budget[= ]\S+", "", shlex.join(["attnbench", *words]))
             command = f"{longer} --budget {2 * results.plan.budget_s:g}"
             yield Next(command=command, why=f"{name} is undecided: {speed.reason}")
         elif speed.verdict is Verdict.slower:
             command = f"attnbench profile {specs.get(name, name)}{same}"
             yield Next(command=command, why=f"{name} is slower: where does the time go?")
-
-
-def _without(words: Sequence[str], option: str) -> list[str]:
-    """The words without an option and its value."""
-    kept, skips = list[str](), False
-    for word in words:
-        if skips:
-            skips = False
-        elif word == option:
-            skips = True
-        elif not word.startswith(f"{option}="):
-            kept.append(word)
-    return kept

@@ -23,6 +23,7 @@ class Standing:
     """The leader, and the verdict on each other arm relative to it."""
 
     leader: str
+    reference: str  # shares blocks with all arms: the baseline, or the first arm if the baseline has no time
     others: dict[str, Judgement]  # fastest first; without arms that share no process with the leader
 
     def verdict(self, name: str) -> Verdict:
@@ -43,13 +44,12 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of all arms with samples; None if the baseline, which shares blocks with all of them, has none.
+    """The standing of all arms with samples; None if no candidate has any.
 
     `candidates` restricts the comparison to these arms.
     """
-    reference = Arm(implementation=plan.baseline)
-    if not len(taken.get(reference, ())):
-        return None
+    baseline = Arm(implementation=plan.baseline)
+    reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)
 
     def by_process_of(arm: Arm, other: Arm) -> dict[int, float]:
         return by_process(numbers(taken, arm, other, discarded))
@@ -62,12 +62,10 @@ def standing(
         logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:
         return None
-    order = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
-    leader = order[0]
-    effects = {
-        arm.implementation: effect(judging) for arm in order[1:] if (judging := _judging(by_process_of(arm, leader)))
-    }
-    return Standing(leader=leader.implementation, others=judge(effects, plan.smallest_effect, plan.false_share))
+    leader, *rest = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
+    effects = {arm.implementation: effect(judging) for arm in rest if (judging := _judging(by_process_of(arm, leader)))}
+    others = judge(effects, plan.smallest_effect, plan.false_share)
+    return Standing(leader=leader.implementation, reference=reference.implementation, others=others)
 
 
 def _choosing(numbers: Mapping[int, float]) -> float:

@@ -51,7 +51,7 @@ class Place:
 
 
 def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
-    """Whole numbers from `low` to `high`, each about `STEP` times the one before, with multiples of `multiple` between.
+    """Return whole numbers from `low` to `high` that grow by about `STEP`, rounded to multiples of `multiple`.
 
     Raises:
         ValueError: `low` is not below `high`, or not a multiple.

@@ -8,8 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from statistics import linear_regression
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,19 +55,6 @@ class Estimate:
         return None if self.half_width is None else self.point * math.exp(self.half_width)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Log ratios of an arm to another in their common blocks, in time order."""
-
-    logs: Array  # (n,)
-    visits: tuple[Visit, ...]  # epoch and visit of each log ratio
-
-    @cached_property
-    def medians(self) -> dict[Visit, float]:
-        """Median log ratio of each visit, in time order."""
-        return _medians_of(self.visits, self.logs)
-
-
 def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
     """Reduce the values of each group to one number, such as the median; groups in the order of their first value."""
     groups: dict[Group, list[float]] = {}
@@ -86,15 +71,6 @@ def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], A
     medians = (ordered[ends - sizes + (sizes - 1) // 2] + ordered[ends - sizes + sizes // 2]) / 2
     order = np.argsort(first)
     return first[order], medians[order]
-
-
-def _medians_of(visits: Sequence[Visit], values: Array) -> dict[Visit, float]:
-    """The median of the values of each visit; visits in the order of their first value."""
-    if not len(visits):
-        return {}
-    places = np.array(visits, dtype=np.int64)
-    first, medians = medians_by((places[:, 0] << VISIT_BITS) | places[:, 1], values)
-    return {visits[place]: median for place, median in zip(first.tolist(), medians.tolist(), strict=True)}
 
 
 def place_of(sample: Sample) -> Block:
@@ -139,17 +115,17 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     )
 
 
-def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()) -> Pairs:
-    """The log ratio of `arm` to `baseline` in each block that holds both and is not discarded."""
+def pairs(
+    arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
+) -> tuple[NDArray[np.int64], Array]:
+    """The log ratio of `arm` to `baseline` in each block (n,) that holds both and is not discarded, in time order.
+
+    Before it the visit of each block (n,), as in `Samples.visits`.
+    """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)
     places, logs = places[kept], logs[kept]
-    visits = places >> BLOCK_BITS
-    numbers = visits & (2**VISIT_BITS - 1)
-    return Pairs(
-        logs=logs - base[np.searchsorted(references, places)],
-        visits=tuple(zip((visits >> VISIT_BITS).tolist(), numbers.tolist(), strict=True)),
-    )
+    return places >> BLOCK_BITS, logs - base[np.searchsorted(references, places)]
 
 
 def visit_numbers(
@@ -161,10 +137,13 @@ def visit_numbers(
     two samples before taking the median would be biased: the mean of skewed noise is not distributed like a single
     sample.
     """
-    baselines = list(baselines)
-    combined = [pairs(arm, baseline, discarded).medians for arm, baseline in itertools.product(arms, baselines)]
-    logs = grouped(((visit, log) for medians in combined for visit, log in medians.items()), np.mean)
-    return dict(sorted(logs.items()))
+    medians: list[tuple[Visit, float]] = []
+    for arm, baseline in itertools.product(arms, baselines):
+        codes, logs = pairs(arm, baseline, discarded)
+        first, of_visits = medians_by(codes, logs)
+        visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
+        medians += zip(visits, of_visits.tolist(), strict=True)
+    return grouped(sorted(medians), np.mean)
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
@@ -192,11 +171,3 @@ def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
         return places, logs
     places, inverse, sizes = np.unique(places, return_inverse=True, return_counts=True)
     return places, np.bincount(inverse, logs, len(places)) / sizes
-
-
-def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float | None:
-    """The least-squares slope of log(value) over log(length): 1 is linear, 2 quadratic; None below two lengths."""
-    points = [(math.log(x), math.log(y)) for x, y in zip(lengths, values, strict=True) if x > 0 and y > 0]
-    if len({x for x, _ in points}) <= 1:
-        return None
-    return linear_regression(*zip(*points, strict=True)).slope

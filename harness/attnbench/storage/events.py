@@ -118,7 +118,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
     false_share: float = FALSE_SHARE  # largest expected share of false verdicts among faster and slower
     seed: int = 0
-    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: new inputs for each call
+    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
     pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls without a pause
     allocator: str = "system"  # one of ALLOCATORS: the treatment of freed memory
@@ -211,22 +211,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """The command that continues a run of this plan, unless it has two sides."""
-        return "fastest" if {"choose", "search"} & set(self.stages) else "run"
+        """The command that continues a run of this plan."""
+        usual = "fastest" if {"choose", "search"} & set(self.stages) else "run"
+        return usual if self.sides is None else "compare"
 
     def resume_command(self, run: str) -> str:
         """The command line that continues a run of this plan, by its name or folder.
 
         A journal never decides which code is executed: the user types files and sides again.
         """
-        if self.sides is None:
+        sides = () if self.sides is None else (self.sides.base, self.sides.candidate)
+        if not sides:
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
-            words = ["attnbench", self.command, "--resume", run]
         else:
-            sides = self.sides.base, self.sides.candidate
             specs = dict.fromkeys(spec for side in sides for spec in side.implementations.values() if not side.root)
             files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in sides}]
-            words = ["attnbench", "compare", *(side.given for side in sides), "--resume", run]
+        words = ["attnbench", self.command, *(side.given for side in sides), "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property

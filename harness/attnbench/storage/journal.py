@@ -180,13 +180,12 @@ class Line(NamedTuple):
     """One line of a journal."""
 
     number: int
-    event: Event | None  # None: not an event, and `wrong` says why
-    wrong: str = ""
-    is_intact: bool = True  # unchanged; True with `wrong` set: the line before it was changed or removed
+    event: Event | None  # None: it was changed, or makes no sense
+    wrong: str = ""  # with an event: the line before it was changed, moved or removed
 
 
-def lines(path: Path) -> Iterator[Line]:
-    """Every line of a journal file with its fault, in order, except one that a kill cut short.
+def lines(path: Path, state: State) -> Iterator[Line]:
+    """Every line of a journal file with its fault, in order, except one that a kill cut short; events go to `state`.
 
     Raises:
         ValueError: there is no such file.
@@ -211,12 +210,15 @@ def lines(path: Path) -> Iterator[Line]:
         signature = signature_of(line)
         has_digests = has_digests or signature is not None
         place, is_intact = signature or (None, not has_digests)
-        if not wrong and not is_intact:
-            wrong = "it was changed" if signature else "it was changed: it has lost its digest"
-        elif not wrong and place not in {None, due}:
-            wrong = f"it is line {place} of the run, and line {due} was due"
+        if event is not None and not is_intact:
+            event, wrong = None, "it was changed" if signature else "it was changed: it has lost its digest"
+        elif event is not None and (wrong := state.problem(event)):
+            event = None
+        elif event is not None:
+            state.apply(event)
+            wrong = "" if place in {None, due} else f"it is line {place} of the run, and line {due} was due"
         due = 1 + (place if place and is_intact else due)
-        yield Line(number, event, wrong, is_intact)
+        yield Line(number, event, wrong)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
@@ -246,15 +248,10 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
-    state = State() if state is None else state
-    for line in lines(path):
-        wrong = line.wrong
-        if line.event is not None and not wrong:
-            wrong = state.problem(line.event)
-        if line.event is None or wrong:
+    for line in lines(path, State() if state is None else state):
+        if line.event is None or line.wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
-            raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
-        state.apply(line.event)
+            raise DamagedError(f"{path}, line {line.number}: {line.wrong}; {keep}")
         yield line.event
 
 

@@ -251,7 +251,6 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     predicted: str = ""  # the backend that PyTorch announced; empty: unknown
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
     reason: str = ""  # PyTorch's reason for another backend
-    fault_s: float = 0.0  # estimated cost of one fault on this machine; 0: unknown
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
     elsewhere: tuple[str, ...] = ()  # kernels on another stream than most of the work, by name
@@ -559,30 +558,3 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def is_wrong(self) -> bool:
         """Whether the answer is wrong; other failures, such as an error, have no answer."""
         return self.status is Status.disagrees
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
-
-    The interval is the one behind the verdict: in 95 % of runs all intervals of all comparisons hold at every look.
-    """
-
-    workload: Workload
-    implementation: str
-    side: str = ""  # as in Arm
-    baseline: str  # the compared implementation; for two sides, the same one on the base
-    ratio: float
-    low: float | None  # None with too few processes
-    high: float | None
-    verdict: Verdict
-    margin: float  # smaller relative differences do not matter
-    num_processes: int  # processes that count; each gives one number
-    reason: str = ""  # why it is undecided
-    minimum_detectable_effect: float | None = None  # relative slowdown
-    more_s: float | None = None  # estimated seconds until a decision; None: decided, or unknown
-    is_same_kernel: bool = False  # the same operators ran as for the baseline
-
-    @property
-    def key(self) -> Key:
-        """The compared cell."""
-        return self.workload.id, Arm(implementation=self.implementation, side=self.side)

@@ -37,20 +37,15 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
-    state, kept, dropped, gaps = State(), list[Event](), dict[int, str](), list[int]()
-    for line in lines(journal):
-        wrong = "" if line.is_intact and line.event is not None else line.wrong
-        if line.event is not None and not wrong:
-            wrong = state.problem(line.event)
-        if wrong or line.event is None:
-            if not kept:
-                raise DamagedError(f"{journal}, line 1: {wrong}: it held the plan, without which nothing can be kept")
-            dropped[line.number] = wrong
-            continue
-        if line.wrong:
-            gaps.append(line.number)
-        state.apply(line.event)
-        kept.append(line.event)
+    kept, dropped, gaps = list[Event](), dict[int, str](), list[int]()
+    for line in lines(journal, State()):
+        if line.event is not None:
+            gaps += [line.number] * bool(line.wrong)
+            kept.append(line.event)
+        elif kept:
+            dropped[line.number] = line.wrong
+        else:
+            raise DamagedError(f"{journal}, line 1: {line.wrong}: it held the plan, without which nothing can be kept")
     if not kept:
         raise DamagedError(f"{journal} is empty: there is nothing to keep")
     started = kept[0]

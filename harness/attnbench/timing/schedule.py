@@ -171,14 +171,14 @@ class Choice(Passes):
     """Passes over all candidates for the fastest of each requested workload, until it is clear."""
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
-        """At first all arms; then the leader, the open ones and the baseline."""
+        """At first all arms; then the leader, the open ones and the reference."""
         opened, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():
             taken = state.samples.get(workload, {})
             if self.is_first(state, workload):
                 opened[workload] = [*arms]
             elif (stands := standing(self.plan, taken, arms, discarded.get(workload, ()))) and stands.open:
-                names = {stands.leader, self.plan.baseline, *stands.open}
+                names = {stands.leader, stands.reference, *stands.open}
                 opened[workload] = [arm for arm in arms if arm.implementation in names]
         self.reason = ANSWERED if live and not opened else ""
         return opened

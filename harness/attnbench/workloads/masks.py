@@ -138,7 +138,7 @@ class Mask:
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The learned bias at `places` (batch row, head, query), which broadcast, from its parameters by name."""
+        """Look up the learned bias in its parameters `tables`; `places` (batch row, head, query) broadcast."""
         return 0.0
 
     def transform(self, score: Array) -> Array:
@@ -379,8 +379,9 @@ class Tree(Mask):
 
 
 class Ragged(Mask):
-    """Batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1.
+    """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
 
+    Without lengths, they are spread from a quarter of S to S, and are at least T.
     With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """

@@ -5,9 +5,7 @@ any other call uses PyTorch's own choice. The file is data: nothing in it is exe
 implementations. It is valid for the machine and the versions that it was measured with.
 """
 
-import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,16 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench import plugins
 from attnbench.workloads.workload import Workload
 
-VARIABLE = "ATTNBENCH_POLICY"
-USUAL_PATH = Path("results", "policy.json")
 FORMAT = 3
 OTHERWISE = "sdpa"
 """PyTorch's own choice, used where nothing else was measurably faster nearby."""
-ITSELF = "fastest"
-"""The implementation that follows a policy; a policy cannot choose it."""
 REACH = 1.0 + 1e-9
 """The largest distance of each size from a measured one, in log2: a factor of 2, plus rounding error."""
 LEARN = "`attnbench fastest --sweep NAME --policy FILE`"
@@ -80,9 +73,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     ratio: Annotated[float, msgspec.Meta(gt=0)]
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.winner) or self.winner == ITSELF:
-            allowed = f"a policy names installed implementations other than {ITSELF}"
-            raise ValueError(f"{self.winner!r} is not allowed: {allowed}")
+        if not _NAME.fullmatch(self.winner):
+            raise ValueError(f"{self.winner!r} is not allowed: a policy names installed implementations")
 
     @property
     def kind(self) -> Kind:
@@ -125,7 +117,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     format: int = FORMAT
-    machine: str  # Environment.machine_fingerprint; processes on other machines ignore the policy
+    machine: str  # Environment.machine_fingerprint: a policy holds for one machine
     date: str
     environment: dict[str, Any]  # the facts behind the fingerprint, for readers
     num_threads: Count  # the number for num_threads=0
@@ -218,18 +210,3 @@ def shape_of(workload: Workload) -> Shape:
     """The sizes of a workload's call."""
     batch_heads = workload.batch_size * workload.num_heads
     return Shape(batch_heads, workload.seq_len, workload.kv_len, workload.head_dim)
-
-
-def default_path() -> Path | None:
-    """The file that ATTNBENCH_POLICY names, else results/policy.json if it exists, else None."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named)
-    return USUAL_PATH if USUAL_PATH.exists() else None
-
-
-def digest(spec: str) -> str:
-    """The digest of a spec's source file (plugins.py); for `fastest`, the digest of its file and of its policy."""
-    source, path = plugins.digest(spec), default_path()
-    if plugins.split(plugins.variant(spec)[0]) != (None, ITSELF) or path is None or not path.exists():
-        return source
-    return hashlib.sha256(source.encode() + path.read_bytes()).hexdigest()[:8]

@@ -21,8 +21,6 @@ SKIPPED, REPLACED, SABOTAGED, CHANGED, SHARED = (
 )
 CONTROL = "control"
 """The honest candidate, judged like the others: if it is called affected, that is noise."""
-MOMENTS = ("import", "build", "forward", "backward", "timed")
-"""Moments of a change; `timed` is a timed call, as far as a candidate can recognise one."""
 WRAPPERS = {
     "import": """
 make_change()
@@ -81,6 +79,7 @@ def attend(query, key, value, *, mask=None):
     return result
 """,
 }
+"""How the candidate makes a change, by the moment; `timed` is a timed call, as far as it can recognise one."""
 ONCE = """
 changed = []
 

@@ -49,15 +49,6 @@ def test_the_same_code_on_both_sides_passes(session: Path, tmp_path: Path, monke
     assert attnbench(monkeypatch, "gate", NAME, "--results", tmp_path) == 0
 
 
-def test_a_slower_candidate_is_a_finding_unless_a_rule_allows_it(tmp_path: Path, monkeypatch, capsys) -> None:
-    measure(tmp_path / "runs" / NAME, planned("x", budget_s=15.0), slowdown=0.08)
-    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
-    assert "suite: geometric mean: slower: +" in capsys.readouterr().out
-    file = tmp_path / "generous.toml"
-    file.write_text('[[gate.rule]]\nmetric = "latency"\nallowed = 0.20\n')
-    assert attnbench(monkeypatch, "gate", "--results", tmp_path, "--thresholds", file) == 0
-
-
 def test_an_implementation_that_only_the_base_has_is_a_finding(tmp_path: Path, monkeypatch, capsys) -> None:
     asked = planned("x", "y", budget_s=0.0)
     assert asked.sides is not None
@@ -80,20 +71,6 @@ def test_a_candidate_that_is_wrong_or_no_longer_supported_is_a_finding(
 
     scripts.rewrite(session, change)
     assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
-
-
-def test_a_session_that_was_killed_is_invalid_and_goes_on_by_its_own_command(
-    session: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    scripts.rewrite(session, scripts.killed)
-    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 4
-    assert f"--resume {NAME}" in capsys.readouterr().out
-
-
-def test_a_run_that_was_killed_goes_on_by_its_own_command_too(tmp_path: Path, monkeypatch, capsys) -> None:
-    before, after = (scripts.run(tmp_path / name, scripts.killed) for name in ("before", "after"))
-    assert attnbench(monkeypatch, "gate", before.folder, after.folder) == 4
-    assert "go on with attnbench run --resume after" in capsys.readouterr().out
 
 
 def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Implementations that promise a backend, or misbehave only under observation. Not imported by any test."""
+"""Implementations that promise a backend, or misbehave only under observation. A run loads them from this file."""
 
 import os
 

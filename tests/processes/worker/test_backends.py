@@ -19,6 +19,7 @@ from attnbench.processes.worker.answers import Bench
 from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
+from tests.processes.worker import promises
 
 B, H, T, K = 2, 2, 8, 4
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
@@ -97,23 +98,6 @@ def test_asking_changes_no_answer_and_warns_of_nothing() -> None:
     assert torch.equal(kept[0], expected)  # type: ignore[arg-type]
 
 
-class Careless(Attention):
-    """Claims to run flash."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=everything)
-
-
-class Held(Attention):
-    """Restricts PyTorch to flash."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-        everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=everything)
-
-
 def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     steps: list[int] = []
     found = operators.observe(Bench(workload).case(made), made, on_step=lambda: steps.append(0))
@@ -122,26 +106,25 @@ def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
 
 
 def test_what_did_not_run_is_a_fallback_with_pytorchs_reason() -> None:
-    found = observe(Implementation(build=Careless, source="", backend="flash"))
+    found = observe(promises.careless)
     assert found.observed == found.predicted == "math"
     assert found.fallback.startswith("the flash backend was asked for and math ran: ")
     assert "use the following attn mask shapes: 2d" in found.fallback
 
 
 def test_what_asks_for_nothing_cannot_fall_back() -> None:
-    found = observe(Implementation(build=Careless, source=""))
+    found = observe(promises.unpromised)
     assert (found.requested, found.observed, found.fallback, found.reason) == ("", "math", "", "")
 
 
 @pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Please use the following attn mask")
 def test_a_backend_that_refuses_is_explained() -> None:
-    made = Implementation(build=Held, source="", backend="flash")
     with pytest.raises(RuntimeError, match=operators.NO_KERNEL) as caught:
-        observe(made)
-    reported = operators.refusal(SMALL, made, caught.value)
+        observe(promises.held)
+    reported = operators.refusal(SMALL, promises.held, caught.value)
     assert reported.startswith("the flash backend was asked for and cannot run: ")
     assert "use the following attn mask shapes: 2d" in reported
-    assert operators.refusal(SMALL, made, RuntimeError("something else")) == ""
+    assert operators.refusal(SMALL, promises.held, RuntimeError("something else")) == ""
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])

@@ -1,7 +1,6 @@
-"""Timed calls: as graphs of their launches, and on rotating inputs; calls that allow neither have no time."""
+"""Timed calls as graphs of their launches: calls that allow none have no time."""
 
 import itertools
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +12,12 @@ from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes import execution
-from attnbench.processes.messages import Check, Done, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start
+from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.processes.worker.calls import Rotation, replayed
+from attnbench.processes.worker.calls import replayed
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
@@ -125,78 +124,6 @@ def test_a_device_without_graphs_is_refused_before_anything_runs():
         device("cpu").captured(lambda: lambda: None)
 
 
-def test_inputs_rotate_through_copies_that_exceed_the_cache_whichever_arm_calls(monkeypatch):
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 1000)
-    inputs = place(draw_normal(SMALL, 0), SMALL)
-    size = sum(each.untyped_storage().nbytes() for each in inputs.tensors.values())
-    rotation = Rotation(SMALL, inputs)
-    number = len(rotation.inputs)
-    assert number == 1 + math.ceil(2 * 1000 / size)
-    places = [each.tensors["query"].data_ptr() for each in rotation.inputs]
-    assert len(set(places)) == number
-    cases = rotation.cases(case_of("sdpa"))
-    seen: list[int] = []
-    calls = [rotation.through([lambda n=n: seen.append(n) for n in range(number)]) for _ in range(2)]
-    for n in range(2 * number):
-        calls[n % 2]()
-    assert seen == [*range(number)] * 2  # the copy used last comes last, for both arms together
-    outputs = [each.output() for each in cases]
-    assert all(torch.equal(each, outputs[0]) for each in outputs)
-    assert [each.tensors["query"].data_ptr() for each in cases[1:]] == places[1:]
-
-
-@pytest.mark.parametrize("layout", ["transposed", "expanded", "value_in_key"])
-@pytest.mark.parametrize("direction", ["inference", "backward"])
-def test_copies_keep_the_layout_and_have_gradients_of_their_own(layout, direction, monkeypatch):
-    workload = Workload(seq_len=8, num_heads=2, head_dim=4, layout=layout, direction=direction)
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 3000)
-    worker = Worker(Heartbeat())
-    assert isinstance(worker.answer(visit(workload, "fused", "sdpa", cache="rotating")), VisitFinished)
-    (bench,) = worker.benches.values()
-    strides = {each.tensors["key"].stride() for each in bench._rotation.inputs}
-    assert len(strides) == 1
-    assert bench.cases[Arm(implementation="sdpa")].tensors["query"].requires_grad is (direction == "backward")
-
-
-@pytest.mark.usefixtures("has_graphs")
-@pytest.mark.parametrize("launch", ["eager", "graph"])
-def test_each_copy_and_the_call_on_it_has_a_heartbeat_of_its_arm(launch, monkeypatch):
-    """There was once one for all of them, and hundreds of graphs were recorded without a heartbeat."""
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 20_000)
-    worker, beats = Worker(Heartbeat()), []
-    monkeypatch.setattr(worker.heartbeat, "beat", lambda arm=0: beats.append(arm))
-    taken, real = list[int](), blocks.visit  # number of beats at the start of the blocks
-    monkeypatch.setattr(blocks, "visit", lambda *given: (taken.append(len(beats)), real(*given))[1])
-    assert isinstance(worker.answer(visit(SMALL, "fused", "sdpa", cache="rotating", launch=launch)), VisitFinished)
-    (bench,) = worker.benches.values()
-    number = len(bench._rotation.inputs)
-    assert number > 5
-    before = beats[: taken[0]]
-    assert before.count(0) >= (number - 1) + number  # the copies are made in the first arm's turn
-    assert before.count(1) >= number
-
-
-@pytest.mark.parametrize(("cache", "free"), [(2**30, 2**40), (2**14, 2**10)], ids=["too many", "no memory"])
-def test_what_cannot_rotate_is_unsupported_and_says_what_it_would_take(cache, free, monkeypatch):
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: cache)
-    monkeypatch.setattr(cpu.Cpu, "free_bytes", lambda _: free)
-    failed = Worker(Heartbeat()).answer(visit(SMALL, "sdpa", cache="rotating"))
-    assert isinstance(failed, Failed)
-    assert failed.status is Status.unsupported
-    assert "copies of" in failed.message
-
-
-@pytest.mark.usefixtures("has_graphs")
-def test_inputs_rotate_through_graphs_too(monkeypatch):
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 1000)
-    worker = Worker(Heartbeat())
-    assert isinstance(worker.answer(visit(SMALL, "sdpa", cache="rotating", launch="graph")), VisitFinished)
-    (bench,) = worker.benches.values()
-    timed = bench.calls[Arm(implementation="sdpa")].call
-    results = {id(timed()) for _ in bench._rotation.inputs}
-    assert len(results) == len(bench._rotation.inputs)  # each graph has a result of its own
-
-
 def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
     """It also heats up until that has settled."""
     clocks = itertools.chain([2000.0], itertools.repeat(1500.0))
@@ -205,18 +132,6 @@ def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
     assert found.states == (DeviceState(clock_mhz=1500.0),) * 2
     monkeypatch.setattr(cpu.Cpu, "state", lambda _: None)
     assert Worker(Heartbeat()).answer(visit(SMALL, "sdpa")).states == ()
-
-
-def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeypatch):
-    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 1000)
-    worker, arm = Worker(Heartbeat()), Arm(implementation="sdpa")
-    cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
-    assert isinstance(worker.answer(PrepareWitness(**cell, num_before=1, before_s=1.0, num_calls=1, seed=0)), Done)
-    assert isinstance(worker.answer(visit(SMALL, "sdpa", cache="rotating")), VisitFinished)
-    (bench,) = worker.benches.values()
-    before = bench.cases[arm].tensors["query"]
-    assert bench._rotation is not None
-    assert all(each.tensors["query"] is not before for each in bench._rotation.cases(bench.cases[arm])[1:])
 
 
 def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypatch):

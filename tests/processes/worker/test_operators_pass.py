@@ -9,9 +9,9 @@ from attnbench.analysis.breakdown import ran
 from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
 from attnbench.processes.messages import Profile
-from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
+from attnbench.storage.events import CellChecked, CellProfiled, Plan, VisitFinished
 from attnbench.storage.fold import State
-from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Operator, Operators, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual, worlds
@@ -112,12 +112,3 @@ def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() 
     state.apply(CellProfiled(workload="w", implementation="i", operators=seen))
     assert state.live("w", [Arm(implementation="i")]) == []
     assert list(state.status.values()) == [Status.fallback]
-
-
-def test_a_journal_from_before_the_operators_pass_is_read(tmp_path) -> None:
-    with Journal(tmp_path) as journal:
-        journal.append(RunStarted(schema=2, run="old", time="", commit="", plan=planned()))
-        journal.append(CellChecked(workload=SMALL.id, implementation="sdpa", status=Status.ok))
-    (found,) = read(tmp_path).records
-    assert found.status is Status.ok
-    assert found.operators is None

@@ -56,10 +56,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
         return ask
 
     monkeypatch.setattr("attnbench.checking.oracle.answer", noted(oracle.answer))
-    request = Check(
-        workload=point, arm=Arm(implementation="f"), spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0
-    )
-    cell = checked(request, worker)
+    cell = checked(request_to_check(spec, point), worker)
     assert isinstance(cell, CellChecked)
     assert cell.status == "ok", cell.message
     assert set(asked) == {precision}  # the yardsticks' products, too
@@ -85,15 +82,7 @@ def f(query, key, value, *, mask=None):
 def test_code_that_leaves_the_range_of_float32_is_not_judged_in_float64(tmp_path, dtype, status):
     (tmp_path / "adds.py").write_text(ADDS_THE_LEAST)
     point = Workload(seq_len=20, num_heads=2, head_dim=8, mask="causal", dtype=dtype)
-    request = Check(
-        workload=point,
-        arm=Arm(implementation="f"),
-        spec=f"{tmp_path / 'adds.py'}:f",
-        call_limit_s=5.0,
-        memory_limit_bytes=2**30,
-        seed=0,
-    )
-    assert checked(request, Worker(Heartbeat())).status is status
+    assert checked(request_to_check(f"{tmp_path / 'adds.py'}:f", point)).status is status
 
 
 SHIFTS_BY_THE_MEAN = """
@@ -109,15 +98,7 @@ def f(query, key, value, *, bias=None):
 def test_a_bias_need_not_hold_minus_infinity(tmp_path, mask, status):
     (tmp_path / "shifts.py").write_text(SHIFTS_BY_THE_MEAN)
     point = Workload(seq_len=20, num_heads=2, head_dim=8, mask=mask)
-    request = Check(
-        workload=point,
-        arm=Arm(implementation="f"),
-        spec=f"{tmp_path / 'shifts.py'}:f",
-        call_limit_s=5.0,
-        memory_limit_bytes=2**30,
-        seed=0,
-    )
-    assert checked(request, Worker(Heartbeat())).status is status
+    assert checked(request_to_check(f"{tmp_path / 'shifts.py'}:f", point)).status is status
 
 
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
@@ -135,9 +116,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     for request in (
         Profile(workload=point, arm=Arm(implementation="fused"), spec="fused"),
         Observe(workload=point, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory"),
-        Trace(
-            workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.pt.trace.json")
-        ),
+        Trace(workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.json")),
     ):
         assert not isinstance(worker.answer(request), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()
@@ -186,7 +165,8 @@ def test_a_judge_asks_the_oracle_once_for_all_implementations(monkeypatch):
     runner = Worker(Heartbeat())
     judge = Worker(Heartbeat(), runner.answer)
     for spec, seq_len in (("fused", 4), ("sdpa", 4), ("fused", 5)):
-        request = msgspec.structs.replace(request_to_check(spec, seq_len), left_out=("huge",))
+        point = Workload(seq_len=seq_len, num_heads=2, head_dim=16, mask="causal", direction="inference")
+        request = msgspec.structs.replace(request_to_check(spec, point), left_out=("huge",))
         found = checked(request, runner, judge)
         assert found.status == "ok"
         assert "huge" not in {each.probe for each in found.agreement.probes}
@@ -210,8 +190,7 @@ def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(num_arms, mo
     assert turns == [(Heartbeat.HARNESS, PROBE)]
 
 
-def request_to_check(spec, seq_len):
-    point = Workload(seq_len=seq_len, num_heads=2, head_dim=16, mask="causal", direction="inference")
+def request_to_check(spec, point):
     arm = Arm(implementation="f")
     return Check(workload=point, arm=arm, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0)
 

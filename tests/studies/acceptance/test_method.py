@@ -1,14 +1,12 @@
 """The simulation of verdicts, small: it agrees with the package, and a planted fault shows."""
 
-import math
-
 import numpy as np
 import pytest
 
 from attnbench.statistics.verdict import LOOKS, effect, judge
 from attnbench.storage.records import Verdict
 from studies.acceptance import method
-from studies.acceptance.method import Tally, World, numbers, simulate, watch
+from studies.acceptance.method import Tally, World, numbers, watch
 from studies.acceptance.outcome import upper_limit
 
 
@@ -40,13 +38,6 @@ def test_many_sessions_at_once_are_judged_as_one_is() -> None:
     watch(world, made, tally)
     assert (tally.slower, tally.equal) == (counted[Verdict.slower], counted[Verdict.equivalent])
     assert tally.num_cells == 60
-
-
-def test_identical_code_alarms_seldom_and_a_slowdown_is_found() -> None:
-    null = simulate(World(bias=0.01, num_cells=8), 300)
-    assert null.alarms <= 6
-    found = simulate(World(bias=0.005, log_ratio=math.log(1.05)), 300)
-    assert found.slower > 290
 
 
 def test_a_test_without_any_correction_misses_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:

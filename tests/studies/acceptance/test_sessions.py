@@ -111,7 +111,10 @@ def test_sessions_go_on_where_they_were_stopped(tmp_path):
     test = dataclasses.replace(title, number=3, take=take, judge=acceptance._identical)
     path = frame.file_of(tmp_path, test.id)
     frame.save(path, json.dumps([row("undecided")]) + "\n" + '[{"cut off": ')
-    acceptance.take(test, tmp_path)
+    assert acceptance.costs([dataclasses.replace(test, seconds=120)], tmp_path, 2, None).endswith(
+        "2 minutes in all, on two idle cores."
+    )
+    frame.complete(acceptance.pieces(test), tmp_path)
     assert taken == [1, 2]
     assert [one["verdict"] for one in frame.rows(tmp_path, test.id)] == ["undecided", "slower", "slower"]
     text = acceptance.page(tmp_path, "a machine")
@@ -127,9 +130,37 @@ def test_tests_are_chosen_by_the_beginning_of_their_names(names, number):
     assert len(acceptance.chosen(names)) == number
 
 
+def test_sessions_of_an_older_tree_have_a_row_of_their_own_in_the_table(tmp_path):
+    trees = []
+
+    def take(number, tree=None):
+        trees.append(tree)
+        return [row("slower" if tree else "equivalent")]
+
+    test = dataclasses.replace(acceptance.TESTS["V4 same, 1 busy"], number=2, take=take, judge=acceptance._identical)
+    frame.complete(acceptance.pieces(test, tmp_path), tmp_path)
+    assert trees == [None, tmp_path / "harness"] * 2
+    assert acceptance.outcome(test, tmp_path).passes
+    assert not acceptance.outcome(test, tmp_path, acceptance.OLD).passes
+    assert "V4 same, 1 busy, older" in acceptance.table(tmp_path)
+
+
 @pytest.mark.long
 def test_a_session_sees_a_large_slowdown_by_the_command():
     found = sessions.compare(3, share=1.0, budget_s=40.0)
     assert found["verdict"] == "slower"
     assert found["alike"] == 1.0
     assert found["processes"] >= 4
+
+
+@pytest.mark.long
+def test_each_kind_of_session_gives_the_rows_that_its_judge_reads():
+    """Each once read a format that the commands no longer printed, and no test ran it."""
+    for by_fixture in (False, True):
+        judged = acceptance._neighbours([sessions.neighbour(1, num_busy=0, num_threads=1, by_fixture=by_fixture)])
+        assert "neither" in judged[0]
+    assert acceptance._honest([sessions.honest(1, num_busy=0)])[1]
+    assert "attnbench" in acceptance._against_rivals(sessions.rivals(1, share=1.0, budget_s=2.0), is_planted=True)[0]
+    seconds = {row["way"]: set(row["seconds"]) for row in absolute.session(1, num_threads=1, seq_len=64)}
+    assert set(seconds) == set(absolute.WAYS)
+    assert all(names in (set(), {"sdpa", "fused", "mine"}) for names in seconds.values())

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.table import DEVICE_COLUMNS, rows, table
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import story
 from attnbench.reports.story import facts, troubles
@@ -93,10 +92,9 @@ def test_what_the_driver_said_is_read_from_the_journal_and_stands_with_each_cell
 
 
 @pytest.mark.parametrize(("slowed_by", "why"), [(0x4 | 0x1, "power cap"), (0x4 | 0x20, "power cap, thermal slowdown")])
-def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttled_it(slowed_by, why, tmp_path):
+def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path):
     results = run_in("calm", tmp_path)
     first = results.plan.workloads[0].id
-    assert not set(DEVICE_COLUMNS) & set(table(results).columns)  # as in any run on the processor
     assert not any("throttled" in line for line in troubles(results))
     states = (
         DeviceState(clock_mhz=1980.0, temperature_c=50.0, power_w=640.0),
@@ -109,15 +107,6 @@ def test_the_table_has_what_the_driver_said_and_the_first_lines_say_what_throttl
         return msgspec.structs.replace(event, states=states) if is_there else event
 
     found = rewrite(tmp_path, stated)
-    cells = table(found)
-    own, others = cells[cells["workload"] == first], cells[cells["workload"] != first]
-    expected = {"clock_mhz": 1940.0, "lowest_clock_mhz": 1900.0, "temperature_c": 61.0, "power_w": 660.0}
-    for name, value in expected.items():
-        assert set(own[name]) == {value}
-    assert own["throttled_share"].tolist() == pytest.approx([1 / 3] * len(own))
-    assert set(own["throttled_by"]) == {why}
-    assert others[list(DEVICE_COLUMNS)].isna().all(axis=None)
-    assert {row["throttled_by"] for row in rows(others)} == {None}
     lines, compared = troubles(found), len(found.plan.workloads)
     (said,) = [line for line in lines if "throttled" in line]
     assert f"during 1 of {compared} comparisons ({why})" in said

@@ -11,17 +11,15 @@ from attnbench.analysis.comparisons import comparisons, control_effects
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import story
-from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import effect_of, visit_numbers
 from attnbench.statistics.verdict import LOOKS, Reason
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
-from attnbench.storage.records import Arm, Verdict
+from attnbench.storage.records import Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, VirtualClock
-from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads
+from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, workloads
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -54,12 +52,6 @@ def spent(world: str, seed: int, number: int = 2000) -> np.ndarray:
     return np.array([clock.elapsed(lambda: clock.spend(4e-3), 1) for _ in range(number)])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_world_is_the_same_for_the_same_seed_and_another_for_another(world):
-    assert np.array_equal(spent(world, 1), spent(world, 1))
-    assert not np.array_equal(spent(world, 1), spent(world, 2))
-
-
 def test_worlds_have_the_sizes_that_they_claim():
     logs = {world: np.log(spent(world, 3, 12000) / 4e-3) for world in WORLDS}
     ends = {world: np.ptp(np.median(each.reshape(40, -1), axis=1)) for world, each in logs.items()}
@@ -71,55 +63,6 @@ def test_worlds_have_the_sizes_that_they_claim():
     assert np.mean(logs["bimodal"] > 0.04) == pytest.approx(0.3, abs=0.03)
     assert 0.2 < np.mean(logs["throttling"] > 0.25) < 0.4
     assert 0.15 < np.mean(logs["busy"] > 0.25) < 0.5
-
-
-def test_later_slots_are_slower_and_other_work_leaves_something_behind():
-    machine = Machine(WORLDS["slots"], 1)
-    machine.begin_visit(4)
-    taken = []
-    for _ in range(4000):
-        machine.turn()
-        machine(4e-3, 0.0)
-        taken.append([machine(4e-3, 0.0)])
-    slots = np.log(np.array(taken).reshape(-1, 4)).mean(axis=0)
-    assert np.diff(slots) == pytest.approx(WORLDS["slots"].slot, abs=0.003)
-    machine.begin_visit(1)
-    machine(20e-3, 0.0)
-    machine.turn()
-    assert machine._carry_s(4e-3) == pytest.approx(1e-3 * WORLDS["slots"].carry)
-    machine(4e-3, 0.0)
-    assert machine._carry_s(4e-3) == pytest.approx(0.02e-3 * WORLDS["slots"].carry)
-    machine(4e-3, 0.0)
-    assert machine._carry_s(4e-3) == 0.0
-
-
-def test_the_calls_of_one_stretch_are_bent_together():
-    heard, turns = [], []
-
-    def disturb(seconds, now):
-        heard.append(round(seconds, 9))
-        return 2 * seconds
-
-    clock = VirtualClock(disturb, lambda: turns.append(clock.now()))
-    one, other = (lambda: clock.spend(1e-3)), (lambda: clock.spend(2e-3))
-    assert clock.elapsed(one, 5) == pytest.approx(10e-3)
-    clock.elapsed(one, 1)
-    clock.elapsed(other, 1)
-    clock.spend(1.0)
-    assert heard == [5e-3, 1e-3, 2e-3, 1.0]
-    assert turns == pytest.approx([0.0, 12e-3])
-    assert clock.now() == pytest.approx(2.016)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_session_finds_the_ratio(world):
-    with client_in(world) as client:
-        state = session(client, "slow", "baseline", num_visits=24)
-    ((workload, arms),) = state.samples.items()
-    slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
-    found = effect_of(visit_numbers([slow], [baseline], InterferenceGauge().follow(state.probes).get(workload, ())))
-    assert found.ratio == pytest.approx(1.3, rel=0.02)
 
 
 @pytest.mark.one_in(3)

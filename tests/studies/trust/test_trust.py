@@ -1,4 +1,4 @@
-"""The corpus, the judgement of a session, and the end of all its processes. Timings decide nothing here."""
+"""The corpus, the judgement of a session, and the end of all its processes. Times decide nothing here."""
 
 import sys
 from collections import Counter
@@ -7,20 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench import plugins
-from attnbench.checking.agreement import check
-from attnbench.contract.loading import from_value
-from attnbench.workloads.workload import Workload
-from studies.trust import corpus, forms, outcome, sessions
+from studies.trust import corpus, outcome, sessions
 from studies.trust.__main__ import controls
 from studies.trust.outcome import Clean, Row
 from studies.trust.sessions import Cell, Session
-from tests.checks import references
 
 CASES = corpus.cases()
-SEES_NOTHING = Workload(
-    batch_size=2, num_heads=2, head_dim=16, seq_len=35, mask="causal+padding_to_nothing", direction="backward"
-)
 
 
 def test_the_corpus_is_as_large_as_was_asked_for() -> None:
@@ -29,12 +21,10 @@ def test_the_corpus_is_as_large_as_was_asked_for() -> None:
     assert sum(cheats.values()) >= 50
     assert min(cheats.values()) >= 10
     assert sum(case.is_contamination for case in CASES) >= 50
-    assert len(forms.NAMES) >= 40
 
 
 def test_every_source_compiles_and_defines_its_candidate_under_a_name_of_its_own() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
-    assert not set(forms.NAMES) & set(plugins.implementation_names())
     for case in CASES:
         assert "attend" in compile(case.source, case.id, "exec").co_names, case.id
         assert case.words, case.id
@@ -69,16 +59,6 @@ def test_a_change_is_made_at_its_moment_and_once(tmp_path: Path) -> None:
         "backward": [0, 0, 0, 1],
         "timed": [0, 0, 0, 0],
     }
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", forms.NAMES)
-def test_every_honest_form_is_right(name: str) -> None:
-    given = from_value(getattr(forms, name), name)
-    agreed = check(references(SEES_NOTHING), given)
-    broken = {rule.rule for rule in agreed.broken_rules}
-    assert all(tensor.agrees for _, tensor in agreed.tensors()), agreed.diagnosis
-    assert not broken - {"hidden keys"}
 
 
 def _cell(latency_s: float | None = 1.0, ratio: float | None = 1.0, status: str = "ok", message: str = "") -> Cell:

@@ -6,11 +6,11 @@ turns the judgements into rulings.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.comparisons import broken, by_side, doubts, num_processes, session_effects
+from attnbench.analysis.comparisons import by_side, doubts, is_doubtful, num_processes, session_effects
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.certain import Match
 from attnbench.analysis.gate.rulings import (
@@ -41,7 +41,7 @@ from attnbench.statistics import verdict
 from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import Effect, Reason, mean_between_runs
-from attnbench.storage.records import FALSE_SHARE, LATENCY, Status
+from attnbench.storage.records import FALSE_SHARE, LATENCY, Arm, Status
 from attnbench.units import percent
 
 EVERYTHING = (EVERY, EVERY)
@@ -70,7 +70,8 @@ class Pair:
     change: tuple[float, str] = (1.0, "")  # as in state_change
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
-    doubtful: Sequence[str] = ()  # reasons to distrust times
+    doubtful: Sequence[str] = ()  # reasons to distrust some times
+    doubted: Collection[Key] = ()  # those times
     is_cut_short: bool = False
 
 
@@ -221,7 +222,8 @@ def _medians(match: Match | None) -> dict[str, Any]:
 
 def _taken_back(one: Ruling, pair: Pair) -> Ruling:
     """The ruling without its verdict, if the times of the session cannot be trusted."""
-    if not pair.invalid and not pair.doubtful:
+    is_doubted = bool(pair.doubted) if one.workload == EVERY else (one.workload, one.implementation) in pair.doubted
+    if not pair.invalid and not is_doubted:
         return one
     why = "the session is not valid" if pair.invalid else "its times are doubtful"
     return undecided(one, f"not judged, since {why}; seen: {one.words}", one.reason)
@@ -231,19 +233,19 @@ def _of_sides(results: Results) -> Pair:
     """The two sides of a session, with its margin."""
     sides = results.plan.sides
     assert sides is not None
+    known = session_effects(results)
+    names = {key: EVERYTHING if key == WHOLE else (key[0], key[1].implementation) for key in known}
     return Pair(
         base=Side(run=sides.base.given, commit=sides.base.commit),
         candidate=Side(run=sides.candidate.given, commit=sides.candidate.commit),
         matches=certain.match_records(*by_side(results)),
-        effects={
-            EVERYTHING if key == WHOLE else (key[0], key[1].implementation): effect
-            for key, effect in session_effects(results).items()
-        },
+        effects={names[key]: effect for key, effect in known.items()},
         allowed=results.plan.smallest_effect,
         error=results.plan.false_share,
         notes=[_method(results), *(f"{name} is gone: {reason}" for name, reason in sides.lost.items())],
         invalid=invalid_reasons(results),
         doubtful=doubts(results),
+        doubted={names[key] for key in known if is_doubtful(results, key)},
         is_cut_short=results.elapsed_s is None,
     )
 
@@ -276,6 +278,11 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
     least = thresholds.elsewhere if _is_elsewhere(base, candidate) else 0.0
     named = {"base": base, "candidate": candidate}
     doubtful = [f"{name}: {line}" for name, results in named.items() for line in doubts(results)]
+    doubted = [
+        (workload, name)
+        for workload, name in keys
+        if differ or any(is_doubtful(results, (workload, Arm(implementation=name))) for results in named.values())
+    ]
     if differ and keys:
         doubtful.append(f"times cannot be compared: the runs differ in {', '.join(differ)}")
     return Pair(
@@ -291,6 +298,7 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         notes=list(_notes(base, candidate, thresholds)),
         invalid=[f"{name}: {line}" for name, results in named.items() for line in invalid_reasons(results)],
         doubtful=doubtful,
+        doubted=doubted,
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
 
@@ -302,7 +310,7 @@ def invalid_reasons(results: Results) -> list[str]:
         reasons.append(f"it did not come to its end: go on with {results.plan.resume_command(results.run)}")
     if results.num_lost:
         reasons.append(f"the rest of a damaged run, in {LOST.format(results.num_lost)}")
-    return reasons + broken(results)
+    return [*reasons, *(doubts(results) if is_doubtful(results) else ())]
 
 
 def _method(results: Results) -> str:

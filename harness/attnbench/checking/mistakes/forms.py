@@ -152,14 +152,14 @@ def by_feature(parts: list[Tensor]) -> Iterable[Tensor]:
 
 
 def by_head(parts: list[Tensor]) -> Iterable[Tensor]:
-    """Read all queries, all keys, all values as head by head."""
+    """Read a layout of all queries, all keys, all values as if it were stored head by head."""
     num_heads, head_dim = parts[0].shape[:2]
     packed = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
     return [packed[:, place] for place in range(3)]
 
 
 def in_thirds(parts: list[Tensor]) -> Iterable[Tensor]:
-    """Read head by head as all queries, all keys, all values."""
+    """Read a layout stored head by head as if it were all queries, all keys, all values."""
     packed = torch.stack(parts, dim=1).flatten(0, 2)  # (H,3,K,...) -> (H*3*K,...)
     return (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
 
@@ -407,7 +407,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
 
 
 def extensions(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes of biases, softcap and sinks."""
+    """Mistakes in biases, softcap and sinks."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
     for part in parts:
         words = "the bias is never added to the scores" + f": {part}" * (len(parts) > 1)

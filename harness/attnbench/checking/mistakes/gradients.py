@@ -41,7 +41,7 @@ def with_gradient(tensor: Tensor, change: Change) -> Tensor:
 
 
 def right(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None) -> Tensor:
-    """The right form, or one with other steps."""
+    """The output of the textbook form, with some steps replaced by `changes`."""
     return steps.attend(query, key, value, mask, changes)["context"]
 
 

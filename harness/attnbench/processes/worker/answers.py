@@ -32,10 +32,10 @@ from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, methods_of, stand_in
+from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
-from attnbench.processes.worker.calls import Rotation, replayed, require_replay
+from attnbench.processes.worker.calls import replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -58,8 +58,7 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
         self.calls: dict[Arm, blocks.TimedCall] = {}
-        self.replays: dict[Arm, Callable[[], object] | None] = {}  # replay of each arm's first case, if it is a graph
-        self._rotation: Rotation | None = None
+        self.replays: dict[Arm, Callable[[], object] | None] = {}  # each arm's call as a graph, if it is one
         self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
@@ -72,34 +71,18 @@ class Bench:
             self.cases[arm] = self.case(implementation)
         return self.cases[arm]
 
-    def timed(
-        self,
-        arm: Arm,
-        implementation: Implementation,
-        cache: str = "warm",
-        launch: str = "eager",
-        on_step: Callable[[], object] = lambda: None,
-    ) -> blocks.TimedCall:
+    def timed(self, arm: Arm, implementation: Implementation, launch: str = "eager") -> blocks.TimedCall:
         """The arm's timed call, built at first use; all calls of a process are built alike.
-
-        `on_step` is called before each copy of the inputs is made, and before the call on each.
 
         Raises:
             CaptureError: the call cannot be replayed as a graph.
-            OutOfReachError: the inputs cannot be rotated.
         """
         if arm not in self.calls:
             case = self.cased(arm, implementation)
             with case.grad_mode():
-                if cache == "rotating":
-                    self._rotation = self._rotation or Rotation(self.workload, self.inputs, on_step)
-                calls = []
-                for each in self._rotation.cases(case) if self._rotation else [case]:
-                    on_step()
-                    calls.append(replayed(each) if launch == "graph" else each.call())
-                call = self._rotation.through(calls) if self._rotation else calls[0]
-                self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
-                self.replays[arm] = calls[0] if launch == "graph" else None
+                self.replays[arm] = replayed(case) if launch == "graph" else None
+                call = self.replays[arm] or case.call()
+            self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object]) -> Reference:
@@ -195,11 +178,9 @@ class Worker:
         assert not isinstance(request, messages.Answer)
         if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
-        if not isinstance(request, messages.Consulted):
+        if not isinstance(request, messages.CandidateRequest):
             self.candidates = Candidates()
-        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(
-            request, messages.Prepare | messages.Consulted
-        )
+        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(request, messages.Consulted)
         torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
@@ -234,21 +215,22 @@ class Worker:
         except CandidateLostError as lost:
             reply = lost.failed
         finally:
-            changes = state.Changes() if is_accounted else self.guard.restore()
+            changed = [] if is_accounted else self.guard.restore()
             torch.set_float32_matmul_precision(usual)
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
             ):
                 waiting.settle()
-        if changes.settings and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
-            message = "; ".join(filter(None, (reply.message, state.blame(changes.settings))))
+        if changed and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
+            message = "; ".join(filter(None, (reply.message, state.blame(changed))))
             reply = msgspec.structs.replace(reply, message=message)
-        self.is_altered |= bool(changes.settings)
+        self.is_altered |= bool(changed)
         if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
-        self.is_broken = self.is_altered
+        is_full = isinstance(reply, messages.Failed) and reply.status is Status.out_of_memory and not reply.is_predicted
+        self.is_broken = self.is_altered or is_full  # it may keep the memory that the next request needs
         if device(request.workload.device).is_broken():
             self.is_broken = True
             reply = self._blamed(request, reply)
@@ -293,10 +275,12 @@ class Worker:
 
     def _account(self, *, is_making: bool) -> None:
         """Restore changed settings and blame the implementation; an import or build only if they cannot be restored."""
-        changes = self.guard.restore()
-        if blamed := changes.stuck if is_making else changes.settings:
+        changed = self.guard.restore()
+        if changed and is_making:
+            changed = self.guard.restore()
+        if changed:
             self.is_altered = True
-            raise state.SharedStateError(state.blame(blamed))
+            raise state.SharedStateError(state.blame(changed))
 
     def profile(self, request: messages.Profile) -> CellProfiled:
         """Profile the operators of a call."""
@@ -328,10 +312,10 @@ class Worker:
             executed_flops=candidate.executed_flops(request.workload),
             is_approximate=candidate.is_approximate,
             call_s=call_s,
-            **methods_of(candidate.build(weights)),
+            has_pack=packs(candidate.build(weights)),
         )
 
-    def answer_judge(self, request: messages.Consulted) -> messages.Answer:
+    def answer_judge(self, request: messages.Call | messages.Backward) -> messages.Answer:
         """Carry out a request of the judge with the implementation."""
         self.heartbeat.beat()
         candidate = self.implementation(request.spec)
@@ -343,12 +327,16 @@ class Worker:
             raised, text = type(error).__name__, (str(error).splitlines() or [""])[0]
             return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=text)
 
-    def check(self, request: messages.Check) -> CellChecked:
+    def check(self, request: messages.Check) -> CellChecked | messages.Failed:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
         assert self.consult is not None
-        assert request.prepared is not None
+        fields = {name: getattr(request, name) for name in messages.Prepare.__struct_fields__}
+        prepared = self.consult(messages.Prepare(**fields))
+        if not isinstance(prepared, messages.Prepared):
+            assert isinstance(prepared, messages.Failed)
+            return prepared
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
-        candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
+        candidate, num_threads = stand_in(Remote(self.consult, cell), prepared), torch.get_num_threads()
         try:
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
@@ -368,7 +356,7 @@ class Worker:
             status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
             message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
             agreement=agreed,
-            executed_flops=request.prepared.executed_flops,
+            executed_flops=prepared.executed_flops,
         )
 
     def known_answers(self, request: messages.Check) -> agreement.References:
@@ -510,8 +498,7 @@ class Worker:
         for arm, spec in request.arms:
             on_turn(arm)
             if arm != PROBE:
-                beat = partial(self.heartbeat.beat, arms.index(arm))
-                calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch, beat))
+                calls.append(bench.timed(arm, self.implementation(spec), request.launch))
                 continue
             kind = request.workload.device, torch.get_num_threads()
             if kind not in self.probes:

@@ -17,6 +17,7 @@ import torch
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
+from attnbench.contract.functions import words
 from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import LimitedRequest
 from attnbench.processes.remote import CandidateError
@@ -42,7 +43,7 @@ LONGEST_MESSAGE = 600
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message if a call uses a graph that an earlier call has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
-OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
+OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 """Folders whose frames in a traceback are not the user's."""
 
 Cost = tuple[float, float | None]
@@ -61,14 +62,11 @@ class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
 
     def __init__(self, spec: str, error: BaseException) -> None:
-        causes, descriptions = [error], list[str]()
+        causes = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
             causes.append(cause)
-        for each in causes:
-            lines = " ".join(line.strip() for line in str(each).splitlines() if line.strip())
-            descriptions.append(f"{type(each).__name__}: {lines}"[:LONGEST_MESSAGE])
-        first = describe(error)[1]
-        place = re.search(r" \([^()]+, line \d+\)$", first)
+        descriptions = [f"{type(each).__name__}: {' '.join(str(each).split())}"[:LONGEST_MESSAGE] for each in causes]
+        place = re.search(r" \([^()]+, line \d+\)$", describe(error)[1])
         super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
@@ -93,22 +91,29 @@ def describe(error: BaseException) -> tuple[Status, str]:
     for kind, status in STATUSES.items():
         if isinstance(error, kind):
             return status, str(error)
-    lines = str(error).strip().splitlines()
-    first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
-    message = f"{type(error).__name__}: {first}"
-    if FREED_GRAPH in first:
+    message = words(error)[:LONGEST_MESSAGE]
+    if FREED_GRAPH in message:
         message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()
-    for frame in reversed(frames):  # of the first exception, if the message repeats it
-        path = Path(frame.filename)
-        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
-            message += f" ({path.name}, line {frame.lineno})"
-            break
+    message += _places(frames)
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
     return Status.unsupported if isinstance(error, NotImplementedError) else Status.error, message
+
+
+def _places(frames: list[traceback.FrameSummary]) -> str:
+    """The last line in the user's file, and the last one below it in a package other than torch."""
+    below = ""
+    for frame in reversed(frames):  # of the first exception, if the message repeats it
+        path = Path(frame.filename)
+        is_foreign = path.exists() and not {OURS, TORCH} & {*path.parents}
+        if is_foreign and TORCH.parent not in path.parents:
+            return f" ({path.name}, line {frame.lineno}{below})"
+        if is_foreign and not below:
+            below = f"; {path.relative_to(TORCH.parent)}, line {frame.lineno}"
+    return ""
 
 
 def load_error(spec: str, error: Exception) -> Exception:

@@ -1,77 +1,22 @@
-"""Build timed calls of a case: launches one by one or as a graph, on one set of inputs or on copies in turn.
-
-Source: `triton.testing.do_bench_cudagraph`, for graphs; https://github.com/NVIDIA/cutlass, for inputs in turn in place
-of a flush (its profiler's `--workspace-count`).
-"""
+"""Time a case as one graph of its launches. Source: `triton.testing.do_bench_cudagraph`."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, copied
-from attnbench.devices import CaptureError, device
+from attnbench.checking.case import TORCH_DTYPES, Case
+from attnbench.devices import CaptureError
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Status
-from attnbench.units import show
-from attnbench.workloads.workload import Workload
 
-TIMES_CACHE = 2
-"""Data read between two calls on one copy of the inputs, in sizes of the largest cache."""
-MOST_COPIES = 1024
 ROUNDINGS = 8
 """Allowed distance between replay and call, in roundings of the largest number: kernels may sum in another order."""
 OTHER = -0.5
 """Factor for the inputs that tests whether a replay uses new values."""
 Call = Callable[[], object]
-
-
-class Rotation:
-    """Copies of a workload's inputs; each call takes the next one, regardless of its arm."""
-
-    def __init__(self, workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> None:
-        """Make enough copies to exceed the device's largest cache; `on_step` is called before each.
-
-        Raises:
-            OutOfReachError: the copies do not fit into memory, or would be more than MOST_COPIES.
-        """
-        here = device(workload.device)
-        storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in inputs.tensors.values()}
-        size, cache = sum(storages.values()), here.cache_bytes()
-        number = 1 + math.ceil(TIMES_CACHE * cache / size)
-        free = here.free_bytes()
-        if number > MOST_COPIES or (number - 1) * size > SHARE_OF_FREE * free:
-            wanted = f"{number:,} copies of {show(size, 'bytes')} exceed a cache of {show(cache, 'bytes')}"
-            most = f"at most {MOST_COPIES:,} are allowed, and {show(free, 'bytes')} are free: give --conditions cold"
-            raise OutOfReachError(Status.unsupported, f"its inputs cannot rotate: {wanted}; {most}")
-        self.inputs = [inputs]
-        for _ in range(number - 1):
-            on_step()
-            self.inputs.append(copied(inputs, workload))
-        self._order = itertools.cycle(range(number))
-
-    def cases(self, case: Case) -> list[Case]:
-        """The case on each of the copies."""
-        needs_grad = case.workload.direction != "inference"
-        copies = [{name: each.detach() for name, each in inputs.tensors.items()} for inputs in self.inputs[1:]]
-        return [
-            case,
-            *(replace(case, tensors={n: t.requires_grad_(needs_grad) for n, t in copy.items()}) for copy in copies),
-        ]
-
-    def through(self, calls: Sequence[Call]) -> Call:
-        """A call that runs the next of `calls` each time; they are in the order of the copies."""
-
-        def call() -> object:
-            return calls[next(self._order)]()
-
-        return call
 
 
 def replayed(case: Case) -> Call:

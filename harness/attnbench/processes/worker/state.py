@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from types import FunctionType, ModuleType
@@ -47,14 +46,6 @@ CHANGED_BY_US = ("gradients", "garbage_collection")
 
 class SharedStateError(Exception):
     """An implementation changed settings of the whole process."""
-
-
-@dataclass
-class Changes:
-    """Descriptions of changes."""
-
-    settings: list[str] = field(default_factory=list)
-    stuck: list[str] = field(default_factory=list)  # changes that could not be undone
 
 
 Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
@@ -205,21 +196,20 @@ class Guard:
         Raises:
             SharedStateError: some were changed; the message names them.
         """
-        if changed := self._restored_settings(AT_EVERY_TURN).settings:
+        if changed := self._restored_settings(AT_EVERY_TURN):
             raise SharedStateError(blame(changed))
 
-    def restore(self) -> Changes:
-        """Compare everything, restore as much as possible, and return the changes."""
+    def restore(self) -> list[str]:
+        """Restore as much as possible, and return the changes; those that stay are returned again by another call."""
         os.chdir(self._folder)  # file names are relative to it
-        changes = self._restored_settings(SETTINGS)
+        changed = self._restored_settings(SETTINGS)
         if replaced := self._functions.replaced():
-            changes.settings.append(_short(", ".join(replaced)))
-            changes.stuck.append(changes.settings[-1])
+            changed.append(_short(", ".join(replaced)))
         elif not self._functions.are_all:
             self._functions = Functions()
-        return changes
+        return changed
 
-    def _restored_settings(self, compared: Iterable[str]) -> Changes:
+    def _restored_settings(self, compared: Iterable[str]) -> list[str]:
         others = {name: now for name in compared if (now := _look(name)) != self._settings[name]}
         for _ in range(2 if others else 0):  # restoring one may change another
             for name in compared:
@@ -227,13 +217,10 @@ class Guard:
                 if write is not None and _look(name) != self._settings[name]:
                     with suppress(Exception):
                         write(self._settings[name])
-        changes = Changes()
-        for name, now in others.items():
-            before = _short(self._settings[name])
-            changes.settings.append(f"{name.replace('_', ' ')} from {before} to {_short(now)}")
-            if _look(name) != self._settings[name]:
-                changes.stuck.append(changes.settings[-1])
-        return changes
+        return [
+            f"{name.replace('_', ' ')} from {_short(self._settings[name])} to {_short(now)}"
+            for name, now in others.items()
+        ]
 
 
 def _short(value: object) -> str:
