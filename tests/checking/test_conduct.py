@@ -6,17 +6,9 @@ import torch
 from attnbench.checking import conduct
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind
-from attnbench.contract import Attention, Implementation
+from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
-
-
-class Textbook(Attention):
-    """Right and well-behaved; each class below changes something outside of its result."""
-
-    def attend(self, query, key, value, mask):
-        scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-        scores = scores if mask.hidden is None else scores.masked_fill(mask.hidden, -torch.inf)
-        return scores.softmax(-1) @ value
+from tests.checking.textbook import Textbook
 
 
 class ChangesGradient(Textbook):

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import msgspec
 import pytest
 import torch
 
@@ -91,12 +90,6 @@ def test_a_scale_of_the_output_is_named_with_its_number(point, factor):
     assert f"{factor:g} times what it should be" in found.diagnosis
 
 
-def test_a_scale_of_the_output_is_named_in_bfloat16_too():
-    point = msgspec.structs.replace(PLAIN, dtype="bfloat16")
-    found = diagnosed(point, context=lambda weights, value, mask: 1.1 * product(weights, value))
-    assert found.mistakes == ("output_factor",)
-
-
 @pytest.mark.parametrize("seq_len", [1, 2, 3])
 def test_noise_on_a_few_values_is_not_called_a_rounding(seq_len):
     point = Workload(seq_len=seq_len, kv_len=4, num_heads=1, head_dim=8, direction="inference")
@@ -124,6 +117,7 @@ def test_an_error_that_no_rounding_makes_is_not_called_one(point, changes):
     assert found.mistakes == ()
     assert "No known mistake explains it" in found.diagnosis
     assert "bfloat16" not in found.diagnosis
+    assert "dropout" not in found.diagnosis
 
 
 @pytest.mark.one_in(3)
@@ -135,12 +129,6 @@ def test_a_rounding_to_bfloat16_inside_is_named_with_its_place(point, rounded, c
     assert set(found.mistakes) <= ROUNDINGS
     assert found.step == next(iter(changes))
     assert rounded in found.diagnosis
-
-
-def test_weights_left_out_because_they_are_small_are_not_called_dropout():
-    found = diagnosed(PLAIN, context=no_small)
-    assert found.mistakes == ()
-    assert "dropout" not in found.diagnosis
 
 
 def test_random_noise_is_called_random_and_not_dropout():

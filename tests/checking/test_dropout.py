@@ -3,7 +3,6 @@
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -168,11 +167,6 @@ def test_it_does_not_accuse_the_honest():
     for seed in range(20):
         implementation = Implementation(build=Dropping, source="a test", has_dropout=True)
         assert all(each.holds for each in dropout.examine(implementation, POINT, seed)), seed
-
-
-@pytest.mark.parametrize(("count", "size", "expected"), [(0, 4, 2 * 0.5**4), (2, 4, 1.0), (4, 4, 2 * 0.5**4)])
-def test_chances_are_those_of_a_binomial(count, size, expected):
-    assert dropout.chance(np.array([count]), np.array([size]), 0.5)[0] == pytest.approx(expected)
 
 
 def test_a_share_that_is_lost_in_one_place_is_found_at_its_place():

@@ -1,71 +1,27 @@
 """Mistakes that show only on one kind of input, in one mode, in one layout or in memory; honest forms pass."""
 
-import math
-
 import pytest
 import torch
 
 from attnbench.checking import agreement
 from attnbench.checking.case import bind
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import ask, errors, reference_for_probe
-from attnbench.contract import Attention, Implementation
+from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
+from studies.detection.planted import implementation as planted
+from tests.checking.textbook import Textbook
 
 SIZES = {"batch_size": 2, "seq_len": 40, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
 
 
-class Honest(Attention):
-    fill = -math.inf
-
-    def scores(self, query, key, mask):
-        products = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])
-        added = mask.added(products.dtype, hides=False)
-        scores = products if added is None else products + added
-        return scores if mask.hidden is None else scores.masked_fill(mask.hidden, self.fill)
-
-    def attend(self, query, key, value, mask):
-        return self.scores(query, key, mask).softmax(-1).nan_to_num() @ value
-
-
-class FillsWithMinus20000(Honest):
-    fill = -2e4
-
-
-class FillsWithMinus40000(Honest):
-    fill = -4e4
-
-
-class NoMaximum(Honest):
-    def attend(self, query, key, value, mask):
-        powers = self.scores(query, key, mask).exp()
-        return powers @ value / (powers.sum(-1, keepdim=True) + 1e-6)
-
-
-class ClampsScores(Honest):
-    def attend(self, query, key, value, mask):
-        return self.scores(query, key, mask).clamp(-60, 60).softmax(-1) @ value
-
-
-class StartsItsMaximumAtMinus100(Honest):
-    def attend(self, query, key, value, mask):
-        scores = self.scores(query, key, mask)
-        powers = (scores - scores.amax(-1, keepdim=True).clamp(min=-100.0)).exp()
-        return powers @ value / powers.sum(-1, keepdim=True).clamp(min=1e-30)
-
-
-class RoundsTheBias(Honest):
-    def scores(self, query, key, mask):
-        products = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])
-        return products + mask.added(torch.bfloat16).to(products.dtype)
-
-
-class WrongWithoutGradients(Honest):
+class WrongWithoutGradients(Textbook):
     def attend(self, *given):
         out = super().attend(*given)
         return out if torch.is_grad_enabled() else out * 1.1
 
 
-class SumsInHalf(Honest):
+class SumsInHalf(Textbook):
     """Sums the keys' contributions in the dtype of the inputs."""
 
     def attend(self, query, key, value, mask):
@@ -76,17 +32,17 @@ class SumsInHalf(Honest):
         return output
 
 
-class UsesTheStridesOfTheQuery(Honest):
+class UsesTheStridesOfTheQuery(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key.as_strided(key.shape, query.stride()), value, mask)
 
 
-class Zeros(Honest):
+class Zeros(Textbook):
     def attend(self, *given):
         return super().attend(*given).detach() * 0.0
 
 
-class ReadsUnwrittenMemory(Honest):
+class ReadsUnwrittenMemory(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value, mask) + 0 * torch.empty(*query.shape[:3], value.shape[3])
 
@@ -116,27 +72,38 @@ LONG = {"batch_size": 1, "seq_len": 8, "kv_len": 2048}
     ],
 )
 def test_an_honest_form_is_right_on_every_probe_and_rule(axes):
-    assert verdict(Honest, **axes).agrees
+    assert verdict(Textbook, **axes).agrees
+
+
+def sums_in_half(_):
+    return Implementation(build=SumsInHalf, source="a test")
+
+
+def known(name, words):
+    """The mistake of the catalogue."""
+    return lambda point: planted(next(each for each in catalogue(point) if each.name == name and words in each.words))
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("module", "axes", "probes"),
+    ("made", "axes", "probe"),
     [
-        (FillsWithMinus20000, {"mask": "causal"}, {"huge"}),
-        (FillsWithMinus40000, {"mask": "causal"}, {"huge"}),
-        (FillsWithMinus20000, {"mask": "padding", "dtype": "bfloat16"}, {"huge"}),
-        (NoMaximum, {}, {"shifted"}),
-        (ClampsScores, {}, {"shifted"}),
-        (StartsItsMaximumAtMinus100, {}, {"shifted"}),
-        (StartsItsMaximumAtMinus100, {"dtype": "float16"}, {"shifted"}),
-        (RoundsTheBias, {"mask": "additive"}, {"normal"}),
-        (SumsInHalf, {"dtype": "bfloat16", **LONG}, {"offset"}),
-        (SumsInHalf, {"dtype": "float16", **LONG}, {"offset"}),
+        (known("finite_fill", "-20000"), {"mask": "causal"}, "huge"),
+        (known("finite_fill", "-40000"), {"mask": "causal"}, "huge"),
+        (known("finite_fill", "-20000"), {"mask": "padding", "dtype": "bfloat16"}, "huge"),
+        (known("no_maximum", "1e-6"), {}, "shifted"),
+        (known("no_maximum", "to 80"), {}, "shifted"),
+        (known("floor_of_the_maximum", "is -100 at"), {}, "shifted"),
+        (known("floor_of_the_maximum", "is -100 at"), {"dtype": "float16"}, "shifted"),
+        (known("bfloat16_bias", ""), {"mask": "additive"}, "normal"),
+        (sums_in_half, {"dtype": "bfloat16", **LONG}, "offset"),
+        (sums_in_half, {"dtype": "float16", **LONG}, "offset"),
     ],
 )
-def test_a_kind_of_input_finds_a_mistake(module, axes, probes):
-    assert wrong_probes(verdict(module, **axes)) >= probes
+def test_a_kind_of_input_finds_a_mistake(made, axes, probe):
+    point = Workload(**SIZES | axes)
+    found = agreement.compare(agreement.ask_oracle(point, 0), made(point)).agreement
+    assert probe in wrong_probes(found)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +160,7 @@ def test_biases_use_the_digits_of_float32():
     assert torch.equal(bias.double(), bind(Workload(**SIZES | {"mask": "additive"})).added(torch.float64))
 
 
-class RoundsExponentials(Honest):
+class RoundsExponentials(Textbook):
     """Rounds exponentials for the product with the values but not for their sum, as FlashAttention does."""
 
     def attend(self, query, key, value, mask):

@@ -11,61 +11,52 @@ from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
+from tests.checking.textbook import Textbook
 from tests.pairwise import pairwise
 
-
-class Honest(Attention):
-    def attend(self, query, key, value, mask):
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        scores = scores if mask.hidden is None else scores.masked_fill(mask.hidden, -math.inf)
-        return scores.softmax(-1) @ value
-
-
 BUFFER = {}
+SILENT = lambda: None  # noqa: E731 - one function, so that references are shared
 
 
-class OneBuffer(Honest):
+class OneBuffer(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
         return BUFFER.setdefault(out.shape, torch.empty_like(out)).copy_(out)
 
 
-class Remembers(Honest):
+class Remembers(Textbook):
     def attend(self, query, key, value, mask):
         if not hasattr(self, "kept"):
             self.kept = super().attend(query, key, value, mask)
         return self.kept.clone()
 
 
-class NeedsContiguous(Honest):
+class NeedsContiguous(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value.view(-1).view(value.shape), mask)
 
 
-class ReadsFromTheStart(Honest):
+class ReadsFromTheStart(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value.as_strided(value.shape, value.stride(), 0), mask)
 
 
-class HidesByALittle(Honest):
-    def attend(self, query, key, value, mask):
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        return scores.masked_fill(mask.hidden, -30.0).softmax(-1) @ value
+class HidesByALittle(Textbook):
+    fill = -30.0
 
 
-class HidesByAnAddend(Honest):
-    def attend(self, query, key, value, mask):
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        return (scores - 20.0 * mask.hidden.to(scores)).softmax(-1) @ value
+class HidesByAnAddend(Textbook):
+    def scores(self, query, key, mask):
+        return query @ key.mT / math.sqrt(query.shape[-1]) - 20.0 * mask.hidden.to(query)
 
 
-class Random(Honest):
+class Random(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
         return out + 1e-9 * torch.rand_like(out)
 
 
-class InTheQuerysOrder(Honest):
+class InTheQuerysOrder(Textbook):
     """Treats views of one buffer as (B, T, 3, H, K), whatever they are."""
 
     def attend(self, query, key, value, mask):
@@ -80,7 +71,7 @@ class InTheQuerysOrder(Honest):
         return super().attend(query, key, value, mask)
 
 
-class ReadsTheWholeCache(Honest):
+class ReadsTheWholeCache(Textbook):
     def attend(self, query, key, value, mask):
         rows = key.stride(1) // key.shape[3]
         if rows > key.shape[2] and mask.is_none and key.stride(2) == key.shape[3]:
@@ -90,7 +81,7 @@ class ReadsTheWholeCache(Honest):
         return super().attend(query, key, value, mask)
 
 
-class OneQueryForAll(Honest):
+class OneQueryForAll(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
         return out[:, :, :1].expand_as(out) if query.stride(2) == 0 else out
@@ -121,14 +112,14 @@ def by(**changes):
     return OwnBackward
 
 
-class NeedsTheQuerysGradient(Honest):
+class NeedsTheQuerysGradient(Textbook):
     def attend(self, query, key, value, mask):
         with torch.set_grad_enabled(torch.is_grad_enabled() and query.requires_grad):
             weights = super().attend(query, key, torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1), mask)
         return weights @ value
 
 
-class ThroughFloat16(Honest):
+class ThroughFloat16(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query.half().to(query), key.half().to(key), value, mask)
 
@@ -136,7 +127,7 @@ class ThroughFloat16(Honest):
 SPACE = {}
 
 
-class SpaceOfTheLongest(Honest):
+class SpaceOfTheLongest(Textbook):
     def attend(self, query, key, value, mask):
         scores = query @ key.mT / math.sqrt(query.shape[-1])
         length = scores.shape[-1]
@@ -210,7 +201,7 @@ def trial(made, **axes):
     workload = Workload(**(sizes | axes))
     if not isinstance(made, Implementation):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
-    return rules.Candidate(made, rules.RuleReferences(workload, 0, lambda: None))
+    return rules.Candidate(made, workload, 0, SILENT)
 
 
 def tried(made, **axes):
@@ -231,7 +222,7 @@ def broken(made, **axes):
     direction=["inference", "forward"],
 )
 def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
-    module = Honest if mask != "padding(20,0)" else implementation("fused")
+    module = Textbook if mask != "padding(20,0)" else implementation("fused")
     assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
 
 
@@ -246,25 +237,14 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         assert not [each for each in results.values() if not each.holds and not each.is_noted]
 
 
-@pytest.mark.parametrize(
-    ("module", "rule"),
-    [
-        (OneBuffer, "outputs apart"),
-        (Remembers, "outputs apart"),
-        (ReadsFromTheStart, "layouts"),
-        (HidesByAnAddend, "hidden keys"),
-        (HidesByALittle, "hidden NaN"),
-        (Random, "repeatable"),
-    ],
-)
-def test_each_rule_finds_who_breaks_it(module, rule):
-    assert rule in broken(module)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("made", "axes", "rule"),
     [
+        (OneBuffer, {}, "outputs apart"),
+        (Remembers, {}, "outputs apart"),
+        (ReadsFromTheStart, {}, "layouts"),
+        (HidesByAnAddend, {}, "hidden keys"),
         (InTheQuerysOrder, {}, "shared memory"),
         (ReadsTheWholeCache, {"mask": "none"}, "layouts"),
         (OneQueryForAll, {}, "expanded"),
@@ -284,6 +264,7 @@ def test_each_rule_finds_who_breaks_it(module, rule):
 )
 def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
     SPACE.clear()
+    BUFFER.clear()
     found = tried(made, **{"direction": "forward"} | axes)
     assert found["right when short"].holds
     assert not found[rule].holds
@@ -293,6 +274,12 @@ def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
 @pytest.mark.parametrize("mask", ["none", "sliding_window(4)", "boolean(40)"])
 def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
     assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
+
+
+@pytest.mark.parametrize(("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable")])
+def test_some_broken_rules_are_only_noted(made, rule):
+    found = tried(made)[rule]
+    assert (found.holds, found.is_noted) == (False, True)
 
 
 def test_masks_that_differ_by_head_are_read_or_refused():
@@ -315,18 +302,18 @@ def test_sums_that_overflow_in_float16_are_noted():
 
 
 def test_a_rule_is_tried_once_for_workloads_of_a_kind():
-    candidate, known = trial(Honest), {}
+    candidate, known = trial(Textbook), {}
     rules.try_rules(candidate, known)
     again = rules.untried(candidate.workload, known)
     assert not again
-    other = trial(Honest, dtype="bfloat16").workload
+    other = trial(Textbook, dtype="bfloat16").workload
     assert set(rules.untried(other, known)) < set(rules.RULES)
     assert "layouts" in rules.untried(other, known)
     assert {each.rule for each in rules.results_at(candidate.workload, known)} >= {"layouts", "hidden NaN"}
 
 
 def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
-    found = tried(Honest)
+    found = tried(Textbook)
     assert not found["hidden NaN"].holds
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found

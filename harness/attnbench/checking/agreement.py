@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.checking.rules import KEPT, OUTPUTS_APART, RuleReferences, RulesAt
+from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
 from attnbench.storage.records import EMPTY_ROWS, FLOAT32, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
@@ -55,11 +55,6 @@ class References:
         """The workload for the rules."""
         plain = msgspec.structs.replace(self.workload, dropout=0.0)
         return rules.for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
-
-    @cached_property
-    def for_rules(self) -> "RuleReferences":
-        """The references of the rules, computed at first use; workloads with the same short length share them."""
-        return RuleReferences(self.short, self.seed, self.on_step)
 
 
 def ask_oracle(
@@ -200,14 +195,9 @@ def _rule_results(
     seed, on_step = references.seed, references.on_step
     for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
         if untried := rules.untried(workload, known):
-            is_short = workload == references.short
             try:
-                right = references.for_rules if is_short else RuleReferences(workload, seed, on_step)
-            except VacuousError:
-                continue
-            try:
-                candidate = rules.Candidate(implementation, right, needs_zeros=needs_zeros)
-            except Exception:  # noqa: BLE001, S112 - it does not support this length
+                candidate = rules.Candidate(implementation, workload, seed, on_step, needs_zeros=needs_zeros)
+            except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
                 continue
             rules.try_rules(candidate, known, untried, on_step)
         return rules.results_at(workload, known)

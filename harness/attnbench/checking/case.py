@@ -275,18 +275,14 @@ class Case:
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
 
-    @cached_property
-    def num_given(self) -> int:
-        """The number of tensors that the module gets as arguments; the others come with the mask."""
-        return len([name for name in self.tensors if name in GIVEN])
-
     def grad_mode(self) -> AbstractContextManager[Any]:
         """The gradient mode for every call of this case."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
         """Attach the tensors other than query, key and value to the mask, where implementations find them."""
-        if len(self.tensors) > self.num_given:
+        num_arguments = len(QKV) if self.workload.scope == "attention" else 1 + ("context" in self.tensors)
+        if len(self.tensors) > num_arguments:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
 
     def output(self) -> Tensor:

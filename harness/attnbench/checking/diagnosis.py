@@ -240,20 +240,21 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
     """Test whether rows hold old memory, not finite or huge, while all other rows are right."""
-
-    def rows_of(places: Iterable[Tensor]) -> Tensor:
-        """Whether any of these marks each row (R,)."""
-        return torch.stack([each.movedim(-2, 0).flatten(1).any(dim=1) for each in places]).any(dim=0)
-
     is_output = any(each.is_wrong("output") for each in evidence)
     names = [name for name in evidence[0].observed if (name == "output") is is_output]
     for name in (name for name in names if evidence[0].observed[name].dim() > 2):  # noqa: PLR2004
         these = [each for each in evidence if name in each.names]
         most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
-        rows = rows_of(~(each.observed[name].abs() <= most) for each in these)
-        if rows.any() and not rows.all() and not (rows_of(each.beyond[name] for each in these) & ~rows).any():
-            chosen = these[0].rows if is_output else None
-            where = _where([rows.nonzero()[:, 0]], (len(rows),), chosen, ("row",))
+        length = these[0].observed[name].shape[-2]
+        old, wrong = (
+            _region(torch.stack(places).any(dim=0))[-2]
+            for places in (
+                [~(each.observed[name].abs() <= most) for each in these],
+                [each.beyond[name] for each in these],
+            )
+        )
+        if 0 < len(old) < length and torch.equal(old, wrong):
+            where = _where([old], (length,), these[0].rows if is_output else None, ("row",))
             step = STEPS.get(name.removeprefix("gradient of "), "scores")
             words = f"It looks as if the {name} was never written{where}: there it holds what memory held."
             first = step if is_output else f"the backward pass of {step}"
@@ -276,7 +277,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
         kinds.append(f"{operand}{'_gradient' * (name != operand)}_{'factor' if factor else 'zero'}")
         step = STEPS.get(operand, "masked scores")
         zero = f"is 0{where}, as if it had never been written" if name == "output" else f"is 0{where}: none reaches it"
-        times = f"is {_neat(factor)} times what it should be{where}"
+        times = f"is {factor:.5g} times what it should be{where}"
         sentences.append(f"the {name} {times if factor else zero}")
     if not kinds:
         return None
@@ -291,9 +292,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
     is_wrong = torch.stack([each.beyond[name] for each in these]).any(dim=0)
-    region = [
-        is_wrong.movedim(dim, 0).reshape(size, -1).any(dim=1).nonzero()[:, 0] for dim, size in enumerate(is_wrong.shape)
-    ]
+    region = _region(is_wrong)
     pairs = []
     for each in these:
         observed, expected = each.observed[name], each.expected[name]
@@ -311,6 +310,12 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     if not any(each.observed[name].any() for each in these):
         return 0.0, ""
     return factor, _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
+
+
+def _region(marked: Tensor) -> list[Tensor]:
+    """The indices along each axis at which some place is marked."""
+    every = marked.nonzero()
+    return [every[:, dim].unique() for dim in range(marked.dim())]
 
 
 def _by_feature(evidence: list[Evidence]) -> Finding | None:
@@ -333,18 +338,13 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
         return None
     low, high = float(factors.min()), float(factors.max())
     if math.isclose(low, high, rel_tol=1e-3):
-        words = f"It looks as if the heads' outputs are {_neat(float(factors.mean()))} times what they should be"
+        words = f"It looks as if the heads' outputs are {float(factors.mean()):.5g} times what they should be"
         return Finding(f"{words}. First step that differs: context.", ("output_factor",), "context")
     words = (
         f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g}, "
         "before the output projection: by a gate, or by a buffer that is drawn when the module is made."
     )
     return Finding(f"{words} First step that differs: context.", ("features_scaled",), "context")
-
-
-def _neat(factor: float) -> str:
-    """The number with only its certain digits."""
-    return f"{factor:.3g}" if math.isclose(factor, float(f"{factor:.3g}"), rel_tol=1e-5) else f"{factor:.6g}"
 
 
 def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
@@ -374,8 +374,7 @@ def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding |
         return _sentence(matches)
     if (partly := _wrong_rows(evidence)) is None:
         return None
-    region = [partly.movedim(dim, 0).flatten(1).any(dim=1).nonzero()[:, 0] for dim in range(partly.dim())]
-    where = _where(region, tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
+    where = _where(_region(partly), tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
     return _sentence(match(evidence, mistakes, on_step, partly), f",{where}," if where else "")
 
 

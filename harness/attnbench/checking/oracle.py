@@ -5,6 +5,7 @@ automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ FULL_CHECK_PAIRS = 2**22
 ROWS_PAIRS = 2**22
 """Scores at a time when every row is evaluated."""
 PART_PAIRS = 2**25
-"""With more scores (B * H * R * S), batch rows and some heads are processed separately, to limit memory."""
+"""With more scores (B * H * R * S), batch rows and heads are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -59,13 +60,15 @@ class RowMask:
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and tensors of learned biases
-    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this is only a part
+    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this is that of one
     batch: slice = field(default_factory=lambda: EVERY)
     heads: slice = field(default_factory=lambda: EVERY)
 
-    def part(self, batch: slice, heads: slice) -> "RowMask":
-        """The mask of some batch rows and heads; it looks up visible keys in this one."""
-        return replace(self, whole=self, batch=batch, heads=heads)
+    def part(self, row: int, head: int) -> "RowMask":
+        """The mask of one batch row and head; it looks up visible keys in the whole one."""
+        if self.whole is not None:
+            return self
+        return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
 
     def scale_for(self, head_dim: int) -> float:
         """The factor of products of queries and keys of that width."""
@@ -108,29 +111,14 @@ class RowMask:
         bias: Tensor = part.bias(per_head, self.queries.cpu(), self.keys.cpu(), key_len - query_len)
         return bias.double().to(self.device)
 
-    @cached_property
-    def biases(self) -> dict[Mask, Tensor]:
-        """The numbers of each additive part, from `bias`."""
-        return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
+    def change(self, scores: Tensor, part: Mask) -> Tensor:
+        """The scores (B, H, R, S) changed by one part of the mask."""
+        return scores + self.bias(part).to(scores.dtype) if part.is_additive else part.transform(scores)
 
-    def forget_biases(self) -> None:
-        """Free the biases of one of many parts, because a graph keeps all parts."""
-        if self.whole is not None:
-            self.__dict__.pop("biases", None)
-
-    def change(self, scores: Tensor, part: Mask, place: tuple[int, int] | None = None) -> Tensor:
-        """The scores (B, H, R, S), or (R, S) of one batch row and head, changed by one part of the mask."""
-        if not part.is_additive:
-            return part.transform(scores)  # type: ignore[no-any-return]
-        bias = self.biases[part]
-        if place is not None:
-            bias = bias[place[4 - bias.dim() :]]  # the batch row is used only if there is one
-        return scores + bias.to(scores.dtype)
-
-    def changed(self, scores: Tensor, place: tuple[int, int] | None = None) -> Tensor:
-        """The scores (B, H, R, S), or (R, S) of one batch row and head, after every change and before hiding."""
+    def changed(self, scores: Tensor) -> Tensor:
+        """The scores (B, H, R, S) after every change and before hiding."""
         for part in self.rule.changes:
-            scores = self.change(scores, part, place)
+            scores = self.change(scores, part)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
@@ -174,15 +162,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     for row in range(batch_size):
         for head in range(num_heads):
             group = head // (num_heads // key.shape[1])
+            own = mask.part(row, head)
             scores = query[row, head] @ key[row, group].T * mask.scale_for(head_dim)  # (R,S)
-            scores = mask.changed(scores, (row, head)).where(mask.seen[row, 0], -math.inf)
+            scores = own.changed(scores[None, None])[0, 0].where(own.seen[0, 0], -math.inf)
             largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
-            if mask.sinks is not None:
-                largest = torch.maximum(largest, mask.sinks[head])
+            if own.sinks is not None:
+                largest = torch.maximum(largest, own.sinks[0])
             powers = (scores - largest).exp()
             total = powers.sum(dim=1, keepdim=True)
-            if mask.sinks is not None:
-                total = total + (mask.sinks[head] - largest).exp()
+            if own.sinks is not None:
+                total = total + (own.sinks[0] - largest).exp()
             weights = powers / total.where(total > 0, 1.0)
             results.append(weights @ value[row, group])  # (R,V)
     return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
@@ -249,7 +238,6 @@ class _Recomputed(torch.autograd.Function):
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
         grad_scores = grad_changed * ctx.mask.derivative(scores) * scale
-        ctx.mask.forget_biases()
         return (
             grad_scores @ key,
             grad_scores.transpose(-2, -1) @ query,
@@ -331,44 +319,31 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V), computed at long lengths by batch row and some heads at a time.
+    """A form's result (B, H, R, V), computed at long lengths by one batch row and head at a time.
 
     `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part. Only
     one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). Other forms, which may mix heads, are
     not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
-    num_pairs = num_rows * key.shape[2]
-    if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_pairs <= PART_PAIRS:
+    if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
         on_step()
         return form(query, key, value, mask)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, batch: slice, heads: slice) -> Tensor:
+    def attended(query: Tensor, key: Tensor, value: Tensor, row: int, head: int) -> Tensor:
         on_step()
-        own = mask.part(batch, heads)
-        made = form(query, key, value, own)
-        own.forget_biases()
-        return made
+        return form(query[:, None], key[:, None], value[:, None], mask.part(row, head))
 
     readers = num_heads // key.shape[1]
-    most = max(1, PART_PAIRS // num_pairs)
-    each = max(number for number in range(1, readers + 1) if readers % number == 0 and number <= most)
-    made = []
-    for row in range(batch_size):
-        at = slice(row, row + 1)
-        queries = query[at].split(each, dim=1)
-        keys, values = key[at].split(1, dim=1), value[at].split(1, dim=1)
-        parts: list[Tensor] = []
-        for number, own in enumerate(queries):
-            group = number * each // readers
-            heads = slice(number * each, (number + 1) * each)
-            part = own, keys[group], values[group], at, heads
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
-            else:
-                parts.append(attended(*part))
-        made.append(torch.cat(parts, dim=1))
-    return torch.cat(made)
+    results: list[Tensor] = []
+    for row, head in itertools.product(range(batch_size), range(num_heads)):
+        at, group = slice(row, row + 1), head // readers
+        part = query[at, head], key[at, group], value[at, group], row, head
+        if torch.is_grad_enabled():
+            results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
+        else:
+            results.append(attended(*part))
+    return torch.cat(results).view(batch_size, num_heads, num_rows, -1)
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
@@ -454,8 +429,8 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     mask = row_mask(workload, rows, query.device, inputs.tensors)
     for part in mask.rule.changes:
         if part.is_additive:
-            each_head = (mask.part(EVERY, slice(head, head + 1)) for head in range(mask.num_heads))  # to limit memory
-            bound = bound + max(_best_bias(of_head, part) for of_head in each_head)
+            places = itertools.product(range(query.shape[0]), range(mask.num_heads))  # one by one, to limit memory
+            bound = bound + max(_best_bias(mask.part(*place), part) for place in places)
         else:
             bound = part.transform(bound)
     return float(bound)
@@ -463,5 +438,5 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
 
 def _best_bias(mask: RowMask, part: Mask) -> Tensor:
     """The largest absolute bias, at the best key of each row."""
-    best = mask.bias(part).masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (..., R)
+    best = mask.bias(part).masked_fill(~mask.seen[0, 0], -math.inf).amax(dim=-1)  # (..., R)
     return best.abs().where(best.isfinite(), 0.0).max()

@@ -154,7 +154,7 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
         raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
     _require_width(workload)
     if workload.scope == "module":
-        return _shifted(draw_large(workload, seed), size, workload.score_scale, generator(workload.seed, 6, seed))
+        return _shifted(draw_large(workload, seed), size, workload, generator(workload.seed, 6, seed))
     return _pointed(workload, seed, size, POINTED_OF_HUGE)
 
 
@@ -168,17 +168,10 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
         VacuousError: queries and keys of width 1 cannot hold both the shift and the rest.
     """
     _require_width(workload)
-    inputs, size = draw_normal(workload, seed), SHIFTS[workload.dtype]
-    draws = generator(workload.seed, 9, seed)
-    if workload.scope == "module":
-        return _shifted(inputs, size, workload.score_scale, draws)
-    if workload.dtype == "float16":
+    size = SHIFTS[workload.dtype]
+    if workload.scope == "attention" and workload.dtype == "float16":
         size = min(size, LARGEST_PRODUCT * workload.score_scale)
-    root = math.sqrt(workload.head_dim)
-    query, key = inputs.tensors["query"].clone(), inputs.tensors["key"].clone()
-    key[..., 0] = root
-    query[..., 0] = size / (root * workload.score_scale) * _signs(query.shape[:-1], draws)
-    return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
+    return _shifted(draw_normal(workload, seed), size, workload, generator(workload.seed, 9, seed))
 
 
 def _require_width(workload: Workload) -> None:
@@ -198,7 +191,6 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
     draws = generator(workload.seed, 5, seed)
     key = inputs.tensors["key"].clone()
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
-    key[..., 0] = root
     needles = needle_targets(workload, draws).numpy()
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
@@ -208,24 +200,30 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
     targets = visible[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (share * of_one)
-    query[..., 0] = (1 - share) * of_one * root * _signs(query.shape[:-1], draws)
-    return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
+    pointed = replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
+    return _shifted(pointed, (1 - share) * size, workload, draws)
 
 
-def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> Inputs:
-    """Shift all scores of each query in scope `module` up or down by `shift`, with a random sign.
+def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator) -> Inputs:
+    """Shift all scores of each query up or down by `shift`, with a random sign.
 
-    Feature 0 of a query's token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query
-    projection reads the former, and one of the key projection the latter, so that their product is the shift.
+    Column 0 of all keys becomes the same number, and that of a query the shift. In scope `module` feature 0 of a
+    query's token becomes the sign, and feature 1 of a key's token becomes 1. One column of the query projection reads
+    the former, and one of the key projection the latter, so that their product is the shift.
     """
+    scale = workload.score_scale
+    if workload.scope == "attention":
+        query, key = inputs.tensors["query"].clone(), inputs.tensors["key"].clone()
+        key[..., 0] = math.sqrt(workload.head_dim)
+        query[..., 0] = shift / (math.sqrt(workload.head_dim) * scale) * _signs(query.shape[:-1], draws)
+        return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
     x, source = inputs.tensors["x"].clone(), "context" if "context" in inputs.tensors else "x"
     x[..., 0] = _signs(x.shape[:-1], draws)
     tensors = inputs.tensors | {"x": x}
     keys = tensors[source].clone() if source == "context" else x
     keys[..., 1] = 1.0
     weights = inputs.weights.map(torch.clone)
-    head_dim = weights.query.shape[1]
-    each = math.sqrt(shift / (head_dim * scale))  # K of these squared, times the scale, are the shift
+    each = math.sqrt(shift / (weights.query.shape[1] * scale))  # K of these squared, times the scale, are the shift
     weights.query[:, :, :2] = torch.tensor([each, 0.0])
     weights.key[:, :, :2] = torch.tensor([0.0, each])
     return Inputs(tensors=tensors | {source: keys}, weights=weights)

@@ -92,10 +92,9 @@ class CapturedMask(RowMask):
 
     added: Tensor
 
-    def changed(self, scores: Tensor, place: tuple[int, int] | None = None) -> Tensor:
-        """The scores (B, H, R, S), or (R, S) of one batch row and head, with the captured numbers."""
-        added = self.added[self.batch, self.heads]
-        return scores + (added if place is None else added[place]).to(scores)
+    def changed(self, scores: Tensor) -> Tensor:
+        """The scores (B, H, R, S) with the captured numbers."""
+        return scores + self.added[self.batch, self.heads].to(scores)
 
 
 def reference(saved: dict[str, Any]) -> Reference:

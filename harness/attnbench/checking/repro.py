@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.agreement import ask_oracle, compare
-from attnbench.checking.case import bind, build, place
+from attnbench.checking.case import QKV, build
 from attnbench.checking.oracle import row_mask
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Implementation
@@ -27,13 +27,11 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import Workload
 
 NOT_A_FUNCTION = "a script calls a function of query, key and value, and not a module"
-ROW_AXIS = -2
-SCRIPT, TENSORS, COPY = "repro.py", "repro.pt", "candidate.py"
 TEXT = Template('''"""$title
 
 $words
 
-`python repro.py` needs torch, and $tensors and $copy in its folder. It exits with 1 while the fault is there.
+`python repro.py` needs torch, and repro.pt and candidate.py in its folder. It exits with 1 while the fault is there.
 """
 
 import math
@@ -45,16 +43,24 @@ import torch
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from candidate import $name as candidate
 
-TENSOR, ROWS = "$tensor", ($first, $last)
-ALLOWED, ALLOWED_RMS = $allowed, $allowed_rms  # several times the errors of honest forms in this dtype
+saved = torch.load(os.path.join(sys.path[0], "repro.pt"), weights_only=True)
+TENSOR, ROWS, BIAS, VISIBLE = saved["tensor"], saved["rows"], saved["bias"], saved["visible"]
+ALLOWED, ALLOWED_RMS = saved["allowed"], saved["allowed_rms"]  # several times the errors of honest forms in this dtype
+heads_first = (lambda tensor: tensor.transpose(1, 2)) if saved["is_tokens_first"] else (lambda tensor: tensor)
 
 
-def textbook(query, key, value, visible, bias, scale):
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V); a query that sees no key gets 0."""
-    scores = scale * query @ key.mT
-    scores = scores if bias is None else scores + bias
-    scores = scores.masked_fill(~visible, -math.inf)
-    empty = ~visible.any(-1, keepdim=True)
+def called(query, key, value):
+    output = heads_first(candidate(query, key, value, **saved["passed"]))
+    return output if saved["empty"] is None else output.masked_fill(saved["empty"], 0.0)
+
+
+def textbook(query, key, value):
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V); a query that sees no key gets 0."""
+    query, key, value = map(heads_first, (query, key, value))
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = saved["scale"] * query @ key.mT
+    scores = (scores if BIAS is None else scores + BIAS).masked_fill(~VISIBLE, -math.inf)
+    empty = ~VISIBLE.any(-1, keepdim=True)
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ value
 
 
@@ -66,34 +72,17 @@ def answers(attention, inputs, gradient):
         output, inputs, gradient.to(output.dtype), allow_unused=True, materialize_grads=True
     )
     names = ("output", "gradient of query", "gradient of key", "gradient of value")
-    return dict(zip(names, (output.detach(), *found)))
-
-
-saved = torch.load(os.path.join(sys.path[0], "$tensors"), weights_only=True)
-heads_first = (lambda tensor: tensor.transpose(1, 2)) if saved["is_tokens_first"] else (lambda tensor: tensor)
-gradient, empty = saved["gradient"], saved["empty"]
-
-
-def called(query, key, value):
-    output = heads_first(candidate(query, key, value, **saved["passed"]))
-    return output if empty is None else output.masked_fill(empty, 0.0)
-
-
-def exact(query, key, value):
-    query, key, value = map(heads_first, (query, key, value))
-    each = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
-    return textbook(query, key, value, saved["visible"], saved["bias"], saved["scale"])
+    return dict(zip(names, (output.detach(), *found)))[TENSOR].double()
 
 
 inputs = saved["inputs"]  # query, key and value, with their strides
 for each in inputs:
     print(tuple(each.shape), each.dtype, each.device, "strides", each.stride())
-seen = answers(called, [each.clone() if 0 in each.stride() else each for each in inputs], gradient)[TENSOR].double()
-right = answers(exact, [each.detach().double() for each in inputs], gradient)[TENSOR]
+seen = answers(called, [each.clone() if 0 in each.stride() else each for each in inputs], saved["gradient"])
+right = answers(textbook, [each.detach().double() for each in inputs], saved["gradient"])
 apart = (seen - right).abs().nan_to_num(math.inf)
 place = torch.unravel_index(apart.argmax(), apart.shape)
-rms = float(apart.narrow($axis, ROWS[0], ROWS[1] - ROWS[0]).square().mean().sqrt())
+rms = float(apart.narrow(-2, ROWS[0], ROWS[1] - ROWS[0]).square().mean().sqrt())
 print(TENSOR, "at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
 print("largest error", float(apart.max()), "allowed", ALLOWED)
 print("RMS error of rows", ROWS, rms, "allowed", ALLOWED_RMS)
@@ -117,7 +106,7 @@ def reason_against(workload: Workload, error: TensorError) -> str:
     """Return why a wrong tensor cannot be shown by a script, or ""."""
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
         return "the formula of the script has no sinks, no rotation and no softcap"
-    if error.tensor not in {"output", *(f"gradient of {name}" for name in ("query", "key", "value"))} or not error.rows:
+    if error.tensor not in {"output", *(f"gradient of {name}" for name in QKV)} or not error.rows:
         return f"the script does not compare the {error.tensor}"
     return ""
 
@@ -133,11 +122,11 @@ def write(request: Request) -> Path:
     if reason := reason_against(workload, error):
         raise ValueError(reason)
     reference = reference_for_probe(workload, probe, request.seed)
-    case = build(workload, made, place(reference.drawn, workload), bind(workload))
+    case = build(workload, made, reference.inputs)
     if not isinstance(case.module, ByFunction):
         raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
     case.hand_over_operands()
-    query, key, value = (case.tensors[name] for name in ("query", "key", "value"))
+    query, key, value = (case.tensors[name] for name in QKV)
     bound = case.module.bind(query, key, value, case.mask)
     file, name = _source(bound)
     rows = row_mask(workload, torch.arange(workload.seq_len))
@@ -156,28 +145,18 @@ def write(request: Request) -> Path:
         "visible": rows.seen,
         "bias": changes,
         "scale": rows.scale_for(workload.head_dim),
-        "gradient": None
-        if workload.direction == "inference"
-        else _gradient(reference.rows, reference.grad_rows, workload),
+        "gradient": reference.grad_output,
+        "tensor": error.tensor,
+        "rows": error.rows,
+        "allowed": error.allowed,
+        "allowed_rms": error.allowed_rms,
     }
-    torch.save(saved, folder / TENSORS)
-    shutil.copyfile(file, folder / COPY)
-    first, last = error.rows
-    text = TEXT.substitute(
-        title=f"{name} of {Path(file).name} is {error.grade} on {workload.id}.",
-        words=textwrap.fill(request.words.replace('"', "'"), 116),
-        tensors=TENSORS,
-        copy=COPY,
-        name=name,
-        tensor=error.tensor,
-        first=first,
-        last=last,
-        axis=ROW_AXIS,
-        allowed=repr(error.allowed),
-        allowed_rms=repr(error.allowed_rms),
-    )
-    script = folder / SCRIPT
-    script.write_text(text, encoding="utf-8")
+    torch.save(saved, folder / "repro.pt")
+    shutil.copyfile(file, folder / "candidate.py")
+    title = f"{name} of {Path(file).name} is {error.grade} on {workload.id}."
+    words = textwrap.fill(request.words.replace('"', "'"), 116)
+    script = folder / "repro.py"
+    script.write_text(TEXT.substitute(title=title, words=words, name=name), encoding="utf-8")
     return script
 
 
@@ -197,15 +176,6 @@ def _by_itself(request: Request, made: Implementation) -> tuple[Workload, str, T
         if not error.agrees:
             return workload, probe, error
     raise ValueError("the function is right by itself on this workload, and wrong only in a module")
-
-
-def _gradient(rows: Tensor, grad_rows: Tensor, workload: Workload) -> Tensor:
-    """The gradient of the whole output (B, H, T, V): 0 at the rows that were not compared."""
-    whole = torch.zeros(
-        *grad_rows.shape[:-2], workload.seq_len, grad_rows.shape[-1], dtype=grad_rows.dtype, device=grad_rows.device
-    )
-    whole[..., rows, :] = grad_rows
-    return whole
 
 
 def _source(bound: Bound) -> tuple[str, str]:

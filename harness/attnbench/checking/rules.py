@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -61,39 +61,36 @@ RulesAt = dict[tuple[object, ...], RuleResult | None]
 """The result of each rule for one implementation, by the rule's name and the kind of workload."""
 
 
-class RuleReferences:
-    """The right answers for the rules; each kind is computed at first use."""
+@lru_cache(maxsize=6)
+def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[], object]) -> Reference:
+    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed.
 
-    def __init__(self, workload: Workload, seed: int, on_step: Callable[[], object]) -> None:
-        """Evaluate the oracle; it raises VacuousError if the right answer is constant."""
-        on_step()
-        self.workload, self.seed, self.on_step = workload, seed, on_step
-        self.normal = reference_for_probe(workload, "normal", seed, on_step)
-
-    @cached_property
-    def other(self) -> Reference:
-        """The answer to inputs of another kind."""
-        return reference_for_probe(self.workload, "needles", self.seed, self.on_step)
-
-    @cached_property
-    def near(self) -> Reference:
-        """The answer to the normal inputs with a few numbers changed."""
-        return Reference(self.workload, draw_near(self.workload, self.seed), self.seed, has_gradients=False)
+    Implementations, and workloads with the same short length, share it.
+    """
+    if kind == "near":
+        return Reference(workload, draw_near(workload, seed), seed, has_gradients=False)
+    return reference_for_probe(workload, kind, seed, on_step)
 
 
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
     def __init__(
-        self, implementation: Implementation, references: RuleReferences, *, needs_zeros: bool = False
+        self,
+        implementation: Implementation,
+        workload: Workload,
+        seed: int,
+        on_step: Callable[[], object],
+        *,
+        needs_zeros: bool = False,
     ) -> None:
-        """Call the implementation on the normal inputs; its exceptions propagate.
+        """Call the implementation on the normal inputs; its exceptions and those of a reference propagate.
 
         With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
         """
-        self.implementation, self.needs_zeros = implementation, needs_zeros
-        self.references, self.normal = references, references.normal
-        self.workload = self.normal.workload
+        self.implementation, self.workload, self.needs_zeros = implementation, workload, needs_zeros
+        self.right = partial(right_answer, workload, seed=seed, on_step=on_step)
+        self.normal = self.right("normal")
         self.output = self.call()  # on the normal inputs
         self.tolerance = 2 * self.normal.tolerance("output")  # the largest difference of two honest answers
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
@@ -106,17 +103,6 @@ class Candidate:
         self.seen = seen | self.empty[..., None]
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
-
-    def settled(self, output: Tensor, reference: Reference) -> Tensor:
-        """The output with the right answer for queries that see no key, if their answer is a convention."""
-        rows = output.detach().index_select(-2, reference.rows.to(output.device))
-        observed = Observation(output.detach(), {"output": rows})
-        return settle(observed, reference, "" if self.needs_zeros else None)[0].output
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether calls have gradients."""
-        return self.normal.grad_output is not None
 
     @cached_property
     def grad_output(self) -> Tensor | None:
@@ -201,6 +187,8 @@ class Candidate:
         Only queries that do not see that key count; infinite if only one of the outputs is finite.
         """
         tensor, key = self.normal.inputs.tensors[name].clone(), self.hidden_key
+        if key is None:
+            return 0.0
         tensor[..., key, :] = change(tensor[..., key, :])
         outputs = self.call({name: tensor}), self.output
         rows = (each.transpose(1, 2) if each.dim() == 4 else each for each in outputs)  # noqa: PLR2004 - (B,T,H,V)
@@ -257,7 +245,10 @@ def compared(trials: Callable[[Candidate], Iterable[Trial]]) -> Rule:
 
 def output_off(candidate: Candidate, output: Tensor, reference: Reference) -> str:
     """The error of an output, in words; "" if it is right."""
-    found = output_error(candidate.settled(output, reference), reference)[0]
+    rows = output.detach().index_select(-2, reference.rows.to(output.device))
+    observed = Observation(output.detach(), {"output": rows})
+    settled, _ = settle(observed, reference, "" if candidate.needs_zeros else None)
+    found, _ = output_error(settled.output, reference)
     if found.grade is not Grade.wrong:
         return ""
     size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
@@ -297,7 +288,7 @@ def without_gradients(candidate: Candidate) -> str:
         return ""
     for is_inference in (False, True):
         outputs: list[Tensor] = []
-        for reference in (candidate.normal, candidate.references.near):
+        for reference in (candidate.normal, candidate.right("near")):
             case = candidate.case(reference)
             vars(case.mask).update(is_inference=is_inference)
             with torch.no_grad():
@@ -332,7 +323,7 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def frozen(candidate: Candidate) -> Iterator[Trial]:
     """Each gradient is the same if no other is requested; in scope `module`, also of only weights or only tokens."""
-    if not candidate.is_trained:
+    if candidate.grad_output is None:
         return
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
@@ -348,7 +339,7 @@ def frozen(candidate: Candidate) -> Iterator[Trial]:
 @compared
 def twice(candidate: Candidate) -> Iterator[Trial]:
     """A second backward pass of one graph gives the gradients of the first."""
-    if candidate.is_trained:
+    if candidate.grad_output is not None:
         case, output = candidate.changed()
         first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
         again = partial(candidate.pulled_back, case, output)
@@ -450,7 +441,7 @@ def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
 def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
     """A learned bias with one row for all queries has the summed gradient of its copies."""
     workload = candidate.workload
-    if candidate.is_trained and workload.scope == "attention" and workload.mask_rule.is_learned:
+    if candidate.grad_output is not None and workload.scope == "attention" and workload.mask_rule.is_learned:
         one = partial(candidate.ask, form=memory.ONE_ROW)
         yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
 
@@ -500,7 +491,7 @@ def expanded(candidate: Candidate) -> Iterator[Trial]:
 
 def outputs_apart(candidate: Candidate) -> str:
     """A later call does not change an earlier call's output, and uses the current contents of its tensors."""
-    case, other = candidate.case(), candidate.references.other
+    case, other = candidate.case(), candidate.right("needles")
     with case.grad_mode():
         first = case.output()
         kept = first.detach().clone()
@@ -527,9 +518,9 @@ def backwards_apart(candidate: Candidate) -> str:
     def is_wrong(observed: dict[str, Tensor], reference: Reference) -> list[str]:
         return [each.tensor for each in errors(observed, reference) if each.grade is Grade.wrong]
 
-    if not candidate.is_trained:
+    if candidate.grad_output is None:
         return ""
-    both = (candidate.normal, candidate.references.other)
+    both = (candidate.normal, candidate.right("needles"))
     first = candidate.case()
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in both[1].inputs.tensors.items()}
     cases = (first, dataclasses.replace(first, tensors=tensors))
@@ -550,7 +541,7 @@ def hidden_keys(candidate: Candidate) -> str:
     computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
     poison = 1.0 + candidate.workload.kv_len
-    for name in candidate.sources if candidate.hidden_key is not None else ():
+    for name in candidate.sources:
         apart = candidate.moved_by(name, lambda row: poison * row)
         if not apart <= candidate.tolerance:
             return f"the {name} of key {candidate.hidden_key} moves queries that do not see it by {apart:.3g}"
@@ -567,7 +558,7 @@ def hidden_nan(candidate: Candidate) -> str:
     }
     leaks = [
         words.format(name)
-        for name in (candidate.sources if candidate.hidden_key is not None else ())
+        for name in candidate.sources
         for words, change in changes.items()
         if not candidate.moved_by(name, change) <= candidate.tolerance
     ]

@@ -132,11 +132,7 @@ class Tolerance:
 
     def judge(self, candidate: Tensor) -> TensorError:
         """Compare a tensor of the same shape; `worst` is the first place furthest beyond its limit."""
-        actual = candidate.detach().double().cpu()
-        apart = actual - self.expected
-        apart = apart.where(apart.isfinite(), torch.inf)
-        rows = by_row(apart, self.axis)
-        shown = self._by_segment(rows)
+        actual, apart, rows, shown = self._errors(candidate)
         row = int(_ratio(rows.peak, self.of_rows).argmax())
         by_axis = apart.movedim(self.axis, 0)
         inside = np.unravel_index(int(by_axis[row].abs().argmax()), by_axis.shape[1:])
@@ -165,12 +161,18 @@ class Tolerance:
 
     def beyond(self, candidate: Tensor) -> Tensor:
         """The elements beyond their limit, or beyond the RMS limit if only a segment's RMS error is too large."""
-        apart = candidate.detach().double().cpu() - self.expected
-        rows = by_row(apart.where(apart.isfinite(), torch.inf), self.axis)
-        shown = self._by_segment(rows)
+        _, apart, _, shown = self._errors(candidate)
         is_broad = (_ratio(shown.square, self.limit.square) > 1) & (_ratio(shown.peak, self.limit.peak) <= 1)
         limits = self.limit.peak.where(~is_broad, self.limit.square)[self.segment]
         return ~(apart.abs() <= self._along_rows(limits))
+
+    def _errors(self, candidate: Tensor) -> tuple[Tensor, Tensor, RowErrors, RowErrors]:
+        """The candidate in float64 and its errors, infinite where not finite; their sizes by row and by segment."""
+        actual = candidate.detach().double().cpu()
+        apart = actual - self.expected
+        apart = apart.where(apart.isfinite(), torch.inf)
+        rows = by_row(apart, self.axis)
+        return actual, apart, rows, self._by_segment(rows)
 
     def _is_rounding(self, apart: Tensor, shown: RowErrors) -> bool:
         """Whether errors beyond their limits may be honest roundings that add up: see IMPRECISE_FACTOR."""

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle, steps
+from attnbench.checking.case import QKV
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, with_change, wrong
 from attnbench.contract import Weights, softmax_with_sinks
 from attnbench.workloads import masks
 from attnbench.workloads.workload import Workload
 
-PARTS = ("query", "key", "value")
 OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "query": ("scores", (0,)),
     "key": ("heads", (1,)),
@@ -123,7 +123,7 @@ def layouts(workload: Workload) -> Iterator[Mistake]:
         yield wrong("query_key_swapped", words, "needs_all_rows", scores=swapped)
     views: dict[str, dict[str, Any]] = {
         "query, key and value": {"scores": before("scores", viewed, 0), "heads": before("heads", viewed, 1, 2)},
-        **{f"the {name}": {OPERANDS[name][0]: before(OPERANDS[name][0], viewed, *OPERANDS[name][1])} for name in PARTS},
+        **{f"the {name}": {OPERANDS[name][0]: before(OPERANDS[name][0], viewed, *OPERANDS[name][1])} for name in QKV},
         "the output": {"context": after("context", viewed)},
     }
     for what, changes in views.items():
@@ -139,7 +139,7 @@ def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[.
     def projected(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, ...]:
         tensors, named = weights.filled().tensors(), dict[str, Tensor]()
         for kind in ("", "_bias") if weights.has_bias else ("",):
-            names = [f"{part}{kind}" for part in PARTS]
+            names = [f"{part}{kind}" for part in QKV]
             named |= dict(zip(names, regroup([tensors[name] for name in names]), strict=True))
         return oracle.project(x, context, Weights(**named))
 
@@ -172,7 +172,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
     shapes, places = [(heads, width), (groups, width), (groups, value)], range(3)
     for order in itertools.permutations(places):
         if order != tuple(places) and [shapes[place] for place in order] == shapes:
-            names = "{}, {} and {}".format(*(PARTS[at] for at in order))
+            names = "{}, {} and {}".format(*(QKV[at] for at in order))
             words = f"query, key and value are projected with the weights of {names}, in that order"
             change = regrouped(lambda parts, order=order: [parts[place] for place in order])  # type: ignore[misc]
             yield wrong("projections_in_wrong_order", words, projection=change)
@@ -337,6 +337,11 @@ def usual(masked: Tensor) -> Tensor:
     return masked.softmax(dim=-1).nan_to_num(0.0)
 
 
+def of_weights(name: str, words: str, change: Callable[[Tensor], Tensor]) -> Mistake:
+    """A mistake that computes the weights from the masked scores in another way."""
+    return wrong(name, words, weights=lambda masked, _: change(masked))
+
+
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes over other axes, without maximum or sum, or with an extra term in the sum."""
     if workload.sinks != "none":
@@ -344,43 +349,31 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
     for name, dim in (("queries", -2), ("heads", 1), ("batch", 0)):
         words, flags = f"the softmax runs over the {name} instead of the keys", "needs_all_rows" * (name == "queries")
         yield wrong(f"softmax_over_{name}", words, flags, weights=partial(softmax_over, dim=dim))
+    words = "there is no softmax: the scores themselves are the weights"
+    yield of_weights("no_softmax", words, lambda x: x.where(x.isfinite(), 0))
+    yield of_weights("not_normalised", "the exponentials are not divided by their sum", exponentials)
+    words = "the softmax's sum has one term too many, as if one more key had score 0"
     padded = partial(torch.nn.functional.pad, pad=(0, 1))
-    kinds: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-        "there is no softmax: the scores themselves are the weights": (
-            "no_softmax",
-            lambda x: x.where(x.isfinite(), 0),
-        ),
-        "the exponentials are not divided by their sum": ("not_normalised", exponentials),
-        "the softmax's sum has one term too many, as if one more key had score 0": (
-            "one_more_in_the_sum",
-            lambda x: padded(x).softmax(dim=-1)[..., :-1],
-        ),
-        "a sigmoid takes the place of the softmax": ("sigmoid_for_softmax", torch.sigmoid),
-        "the softmax is taken twice": (
-            "softmax_twice",
-            lambda x: usual(usual(x).masked_fill(x == -math.inf, -math.inf)),
-        ),
-        "the softmax has powers of 2 for those of e": ("softmax_of_base_2", lambda x: usual(x * math.log(2))),
-        "query and key play no part: the output is the mean of the values": (
-            "query_and_key_ignored",
-            lambda x: usual(x.masked_fill(x.isfinite(), 0.0)),
-        ),
-    }
+    yield of_weights("one_more_in_the_sum", words, lambda x: padded(x).softmax(dim=-1)[..., :-1])
+    yield of_weights("sigmoid_for_softmax", "a sigmoid takes the place of the softmax", torch.sigmoid)
+    again: Callable[[Tensor], Tensor] = lambda x: usual(usual(x).masked_fill(x == -math.inf, -math.inf))  # noqa: E731
+    yield of_weights("softmax_twice", "the softmax is taken twice", again)
+    words = "the softmax has powers of 2 for those of e"
+    yield of_weights("softmax_of_base_2", words, lambda x: usual(x * math.log(2)))
+    words = "query and key play no part: the output is the mean of the values"
+    yield of_weights("query_and_key_ignored", words, lambda x: usual(x.masked_fill(x.isfinite(), 0.0)))
     words = "the maximum is not subtracted before the exponential, which overflows where scores are large"
-    kinds |= {words + added: ("no_maximum", partial(unusual, more=more)) for more, added in SMALL.items()}
+    for more, added in SMALL.items():
+        yield of_weights("no_maximum", words + added, partial(unusual, more=more))
     for most in CLAMPS:
         words = f"scores are clamped, to {most:g} say, before an exponential without maximum"
-        kinds[words] = "no_maximum", partial(unusual, most=most)
+        yield of_weights("no_maximum", words, partial(unusual, most=most))
     for more in (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ():
-        kinds[f"{more:g} is added to the softmax's sum"] = (
-            "eps_in_the_sum",
-            partial(unusual, floor=-math.inf, more=more),
-        )
+        words = f"{more:g} is added to the softmax's sum"
+        yield of_weights("eps_in_the_sum", words, partial(unusual, floor=-math.inf, more=more))
     for floor in FLOORS:
         words = f"the maximum that is subtracted is {floor:g} at least: where all scores are lower, exponentials vanish"
-        kinds[words] = "floor_of_the_maximum", partial(unusual, floor=floor, more=TINY)
-    for words, (name, change) in kinds.items():
-        yield wrong(name, words, weights=lambda x, _, change=change: change(x))
+        yield of_weights("floor_of_the_maximum", words, partial(unusual, floor=floor, more=TINY))
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.forms import PARTS, WIDE, in_order, orders, tiles_of
+from attnbench.checking.case import QKV
+from attnbench.checking.mistakes.forms import WIDE, in_order, orders, tiles_of
 from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Changes, Mistake, hide, with_bias, with_change, wrong
@@ -149,7 +150,7 @@ def changed(name: str, words: str, operands: Names, change: Change) -> Mistake:
 def changes(workload: Workload) -> Iterator[Mistake]:
     """Gradients in another order of heads, wrongly summed over a group's query heads, or rounded."""
     heads, times = workload.num_heads, workload.num_heads // workload.num_kv_heads
-    operands: list[Names] = [(part,) for part in (*PARTS, "output")]
+    operands: list[Names] = [(part,) for part in (*QKV, "output")]
     for (words, order), names in itertools.product(orders(heads).items(), operands):
         yield changed("gradient_order", f"has its heads {words}", names, in_order(1, order))
     if times > 1:
@@ -162,7 +163,7 @@ def changes(workload: Workload) -> Iterator[Mistake]:
             yield changed("gradient_of_group", words, names, change)
     for dtype in ROUNDED if workload.dtype in WIDE else ():
         words = f"is rounded to {str(dtype).removeprefix('torch.')}"
-        for names in (*operands, PARTS):
+        for names in (*operands, QKV):
             yield changed("gradient_rounded", words, names, partial(rounded, dtype=dtype))
 
 
