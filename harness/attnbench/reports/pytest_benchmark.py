@@ -5,16 +5,13 @@ omits the host's name. The format has no place for cells without a time.
 """
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
 from attnbench.storage.records import LATENCY, Record
 from attnbench.units import plain
-
-if TYPE_CHECKING:
-    from pytest_benchmark.stats import Stats
 
 VERSION = "5.3.1"
 
@@ -52,7 +49,7 @@ def _machine(results: Results) -> dict[str, Any]:
     }
 
 
-def _benchmark(record: Record, results: Results, stats: "Stats") -> dict[str, Any]:
+def _benchmark(record: Record, results: Results, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
     name, samples = plain(str(record.arm)), record.samples(LATENCY)
     for sample in samples:
