@@ -167,6 +167,7 @@ def test_an_approximation_is_shown_with_its_error_and_without_a_judgement(folder
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     found = checked(folder, "mine.py:right", "mine.py:at_times", "mine.py:greedy", "broken.py:f", "unreadable.py:g")
     assert found.returncode == 3, found.stderr  # nothing is wrong, but not everything was judged
+    assert " cells on cpu\n" in found.stderr
     assert found.stdout.splitlines()[-1].startswith("inconclusive: ")
     assert "WRONG" not in found.stdout
     for line in (

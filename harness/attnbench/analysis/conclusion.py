@@ -44,7 +44,7 @@ class Mark(enum.StrEnum):
 
 
 class Question(enum.StrEnum):
-    """The question of a command."""
+    """The question that a command answers."""
 
     rightness = "is it right?"  # check
     measurement = "how fast is it?"  # run, growth, model

@@ -223,12 +223,12 @@ def in_words(factor: float, claimed_s: float) -> str:
 class Runners(WorkerClient):
     """Several workers behind the interface of one: of the sides of a comparison, or of trusted and untrusted arms.
 
-    `clients` start with each epoch, by the name that `runner` gives to their arms. With the shared one, other names
-    mean untrusted arms: each has a process of its own, started at its first request in an epoch, and a *witness sample*
-    in each visit: an unpredictable number of calls, each on its own inputs, timed on the coordinator's clock. Some of
-    their outputs, chosen afterwards, are judged. If both clocks differ, the cell is invalid, unless other work on the
-    machine explains the difference: then its time is doubtful. Clocks are compared only on the host: of other devices
-    the coordinator sees nothing but its own waiting.
+    `clients` start with each epoch, by the name that `runner` gives to their arms. If the shared one is among them,
+    any other name means an untrusted arm, which has a process of its own, started at its first request in an epoch, and
+    a *witness sample* in each visit: an unpredictable number of calls, each on its own inputs, timed on the
+    coordinator's clock. Some of their outputs, chosen afterwards, are judged. If both clocks differ, the cell is
+    invalid, unless other work on the machine explains the difference: then its time is doubtful. Clocks are compared
+    only on the host: of other devices the coordinator sees nothing but its own waiting.
 
     Each runner has A/A controls and the interference probe, so that identical code is measured alike.
     """
