@@ -174,7 +174,7 @@ def check(
     hidden_nan: str = "note",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Compare outputs and gradients with the float64 oracle; without axes, on the shapes of the sweep `check`.
+    """Compare outputs and gradients with the float64 oracle; without axes but `device`, on the sweep `check`.
 
     `timeout` is in seconds, for a single step. With empty_rows="zero" a query that sees no key must get 0, and with
     hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis is a value or a list

@@ -88,7 +88,7 @@ def _covered(rows: Sequence[Row]) -> tuple[str, bool]:
 
 def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
     near = [abs(row["off"]) <= NEAR for row in rows]
-    warned = [row["is_warned"] == 1.0 and row["verdict"] in {"undecided", "None"} for row in rows]
+    warned = [row["is_warned"] == 1.0 and row["verdict"] not in {"slower", "faster", "equivalent"} for row in rows]
     neither = sum(not one and not other for one, other in zip(near, warned, strict=True))
     words = f"within {NEAR:.0%} {sum(near)}, a warning and no verdict {sum(warned)}"
     return f"{words}; neither in {at_most(neither, len(rows))}", neither == 0

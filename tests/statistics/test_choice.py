@@ -47,7 +47,7 @@ def test_the_fastest_leads_and_the_others_are_slower() -> None:
     assert found.open == []
 
 
-def test_without_the_reference_nothing_is_known_and_a_tie_goes_to_it() -> None:
+def test_without_the_baseline_the_first_is_the_reference_and_a_tie_goes_to_the_baseline() -> None:
     only = standing({"quick": samples(1.0)}, "sdpa")
     assert (only.leader, only.reference, only.others) == ("quick", "quick", {})
     same = samples(1.0)

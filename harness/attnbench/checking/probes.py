@@ -142,7 +142,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
-    """Scores beyond common clamps, as large as possible as long as the dtype separates keys.
+    """Scores beyond common clamps: the largest that the dtype can separate.
 
     In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
     an honest form have lost their digits.

@@ -173,8 +173,7 @@ def _checked(
 
         return captured.checked(planned, planned.implementations, replay, folder), None
     try:
-        stages, stops = ("check",), not goes_on
-        return running.execute(planned, folder, stages=stages, stops_when_wrong=stops, template=template), None
+        return running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template), None
     except typer.Exit as interrupted:
         return read(folder), interrupted
 

@@ -128,15 +128,14 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
 
 def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
     """Differences that make hosts incomparable, and the advice to each host, as sentences."""
+    from attnbench.reports import grouped
+
     lines = []
     for name in SAME_ON_ALL:
-        values: dict[str, list[str]] = {}
-        for host, value in (
-            (host, each.value) for host, findings in hosts.items() for each in findings if each.name == name
-        ):
-            values.setdefault(value, []).append(host)
-        if len(values) > 1:
-            parts = "; ".join(f"{value} on {', '.join(members)}" for value, members in values.items())
+        values = {host: each.value for host, findings in hosts.items() for each in findings if each.name == name}
+        members = grouped(values, values.__getitem__)
+        if len(members) > 1:
+            parts = "; ".join(f"{value} on {', '.join(alike)}" for value, alike in members.items())
             lines.append(f"{name} differs, so that times of these hosts are not comparable: {parts}")
     return lines + [
         f"{host}, {each.name}: {each.advice}" for host, findings in hosts.items() for each in findings if each.advice

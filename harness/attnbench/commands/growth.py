@@ -24,6 +24,7 @@ def growth(
 
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
     """
+    from attnbench.analysis.conclusion import Question, conclude
     from attnbench.analysis.growth import growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
@@ -44,7 +45,7 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-    running.finish(endings.of_growth(measured), is_silent=as_json)
+    running.finish(conclude(endings.marks(measured), Question.measurement), is_silent=as_json)
 
 
 COMMAND = Command(

@@ -180,7 +180,7 @@ def to_resume(
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
     if plan.command != command:
-        raise ValueError(f"{resume} is one of attnbench {plan.command}: go on with {plan.resume_command(resume)}")
+        raise ValueError(f"{resume} was begun by attnbench {plan.command}: go on with {plan.resume_command(resume)}")
     if plan.sides is None:
         require_named(plan, plan.implementations, selected.named)
         plugins.check_specs(plan.implementations)

@@ -10,21 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import (
-    Comparison,
-    comparison,
-    comparisons,
-    is_doubtful,
-    paired_times,
-    samples_of,
-    session_effects,
-)
+from attnbench.analysis.comparisons import Comparison, paired_times
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
-from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Arm, Record
 from attnbench.storage.samples import Samples
@@ -42,7 +33,6 @@ class Cell:
     record: Record
     seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
     comparison: Comparison | None  # with the baseline of the shape
-    is_doubtful: bool  # other work may have changed its time
 
     @property
     def name(self) -> str:
@@ -52,8 +42,9 @@ class Cell:
     @cached_property
     def mark(self) -> Mark | None:
         """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
-        speed = None if self.comparison is None else self.comparison.verdict
-        return mark_of(self.record, speed, is_doubtful=self.is_doubtful)
+        if self.comparison is None:
+            return mark_of(self.record)
+        return mark_of(self.record, self.comparison.verdict, is_doubtful=self.comparison.is_doubtful)
 
     @property
     def ratio(self) -> float | None:
@@ -146,37 +137,14 @@ class Shape:
 
 
 @lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
-    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
-
-    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it. A session with two sides has none.
-    """
-    firsts, logs = dict[str, Arm](), Numbers()
-    for workload, taken in samples_of(results).items() if results.plan.sides is None else ():
-        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-        if timed and not any(map(results.plan.is_reference, timed)):
-            first = firsts[workload] = timed[0]
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, first))}
-    known = judged(results.plan, session_effects(results) | effects(results.plan, logs)) if firsts else {}
-    records = {record.key: record for record in results.records}
-    found: dict[str, tuple[Arm, list[Comparison]]] = {name: (first, []) for name, first in firsts.items()}
-    for workload, arm in logs:
-        first, compared = found[workload]
-        compared.append(comparison(known[workload, arm], records[workload, arm], records[workload, first]))
-    return found
-
-
-@lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
     has_sides, hidden = results.plan.sides is not None, cells.absent(results)
     shown = [record for record in results.records if record.implementation not in hidden]
     by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
     labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
-    replaced = substitutes(results)
-    compared = [*comparisons(results), *(each for _, others in replaced.values() for each in others)]
-    by_key = {each.key: each for each in compared}
+    replaced = cells.substitutes(results)
+    by_key = {each.key: each for each in cells.compared(results)}
     unsorted = []
     for (name, implementation), records in by_shape.items():
         workload = records[0].workload
@@ -204,9 +172,7 @@ def _cell(results: Results, record: Record, compared: Comparison | None, first: 
         seconds = times_s.get(record.key)
     if first is not None and compared is not None:
         seconds = compared.ratio * times_s[record.workload.id, first]
-    is_in_doubt = is_doubtful(results, record.key)
-    is_in_doubt |= first is not None and is_doubtful(results, (record.workload.id, first))
-    return Cell(record=record, seconds=seconds, comparison=compared, is_doubtful=is_in_doubt)
+    return Cell(record=record, seconds=seconds, comparison=compared)
 
 
 def shared(members: Sequence[Shape]) -> str:

@@ -9,7 +9,7 @@ from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, co
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import answers, cells, recommended
+from attnbench.reports import cells, recommended
 from attnbench.storage.records import LATENCY, Verdict
 from attnbench.units import percent, plain
 
@@ -33,7 +33,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not comparisons(results) and not any(compared for _, compared in answers.substitutes(results).values()):
+    if not cells.compared(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
@@ -135,8 +135,3 @@ def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
         else:
             by_name[name] = Mark.wrong if each.differences else Mark.right
     return conclude(by_name, Question.measurement, details={"timing": trouble})
-
-
-def of_growth(results: Results) -> Conclusion:
-    """Conclude the growth of memory: wrong answers and failures."""
-    return conclude(marks(results), Question.measurement)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of, rows
+from attnbench.analysis.table import Row, arm_of
 from attnbench.reports import cells, style
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
@@ -42,7 +42,7 @@ def data(results: Results) -> str:
 
     `rows` have a text and a sort key for each of `columns`, the values of the varying `axes`, and numbers.
     """
-    columns, shown = cells.columns(results), rows(cells.shown(results))
+    columns, shown = cells.columns(results), cells.shown_rows(results)
     axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
     panels = cells.names(results)
     headings = ["workload", *(column.heading for column in columns)]

@@ -11,7 +11,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import comparisons, contention, doubts, session_doubts, throttled, too_noisy
+from attnbench.analysis.comparisons import contention, doubts, session_doubts, throttled, too_noisy
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
@@ -326,7 +326,7 @@ def hosts(results: Results) -> str:
 
 def decided(results: Results) -> str:
     """The number of decided comparisons."""
-    judged = comparisons(results)
+    judged = cells.compared(results)
     num_decided = sum(each.verdict is not Verdict.undecided for each in judged)
     return f"{num_decided} of {len(judged)} comparisons decided" if judged else "nothing was compared"
 

@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.changed import changed
-from attnbench.analysis.comparisons import doubts, is_doubtful, num_processes, paired_times
-from attnbench.analysis.comparisons import judgements as verdicts_on_times
+from attnbench.analysis.comparisons import doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
-from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.reports import answers, recommended, story
-from attnbench.statistics.effects import WHOLE
+from attnbench.reports.cells import compared
 from attnbench.statistics.intervals import median, median_estimate
-from attnbench.storage.records import BASE, LATENCY, Key, Record, Status, Verdict
+from attnbench.statistics.verdict import Judgement as Judged
+from attnbench.storage.records import BASE, LATENCY, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warned
 from attnbench.units import plain
@@ -210,7 +210,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
 ) -> Report:
     """The report of a command; `words` is its command line without the program."""
     environment = next(iter(results.environments.values()), None)
-    cells = tuple(_cells(results))
+    cells, together = tuple(_cells(results)), whole(results)
     implementations = {each.implementation: _implementation(each, results, cells) for each in judgements(results)}
     return Report(
         command=words[0],
@@ -232,7 +232,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
         crossings=tuple(_crossings(results)),
         policy=msgspec.convert(policy, Policy) if policy else None,
-        together=_speed(results, WHOLE, BASE),
+        together=None if together is None else _speed(together, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
@@ -257,20 +257,15 @@ def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
     return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
 
 
-def _speed(results: Results, key: Key, baseline: str) -> Speed | None:
-    """The verdict on the time of a cell, or with the key WHOLE on all cells of two sides; None without a comparison."""
-    judged = verdicts_on_times(results).get(key)
-    if judged is None:
-        return None
-    doubtful = is_doubtful(results, key)
+def _speed(judged: Judged, baseline: str) -> Speed:
     return Speed(
         baseline=baseline,
         speedup=1 / judged.ratio,
         low=None if judged.high is None else 1 / judged.high,
         high=None if judged.low is None else 1 / judged.low,
         verdict=judged.verdict,
-        is_decided=judged.verdict is not Verdict.undecided and not doubtful,
-        is_doubtful=doubtful,
+        is_decided=judged.verdict is not Verdict.undecided and not judged.is_doubtful,
+        is_doubtful=judged.is_doubtful,
         reason=str(judged.reason or ""),
         num_processes=judged.effect.num_processes,
         detectable_slowdown=judged.detectable,
@@ -278,7 +273,7 @@ def _speed(results: Results, key: Key, baseline: str) -> Speed | None:
 
 
 def _cells(results: Results) -> Iterator[Cell]:
-    seconds = paired_times(results)
+    seconds, by_key = paired_times(results), {each.key: each for each in compared(results)}
     for record in results.records:
         latency, agreement = record.measurement(LATENCY), record.agreement
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
@@ -289,6 +284,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             for each in record.measurements
             if each is not latency and each.samples
         }
+        speed = by_key.get(record.key)
         yield Cell(
             workload=record.workload.id,
             axes=record.workload.axes(),
@@ -296,28 +292,18 @@ def _cells(results: Results) -> Iterator[Cell]:
             side=record.side,
             host=record.host,
             status=record.status,
-            verdict=_verdict(record),
+            verdict=verdict_of(record),
             is_predicted=record.is_predicted,
             message=record.message,
             mistakes=() if agreement is None else agreement.mistakes,
             broken_rules=() if agreement is None else tuple(rule.rule for rule in agreement.broken_rules),
             error_ratio=None if agreement is None else agreement.error_ratio,
             seconds=None if record.is_wrong else seconds.get(record.key),
-            speed=_speed(results, record.key, results.plan.reference(record.arm).implementation),
+            speed=None if speed is None else _speed(speed, speed.baseline),
             peak_memory_bytes=metrics.pop(PEAK_MEMORY, None),
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
         )
-
-
-def _verdict(record: Record) -> CheckVerdict:
-    if record.is_wrong:
-        return CheckVerdict.wrong
-    if record.status is Status.approximate:
-        return CheckVerdict.approximate
-    if record.agreement is None:
-        return CheckVerdict.not_judged
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:

@@ -1,7 +1,7 @@
 """The operators of one call, folded from the profiler's events, with the kind of work and the backend of each.
 
-On other devices than the host, kernel names identify the backend of an operator: whichever library is registered for
-it, its kernels have names of their own.
+On devices other than the host, the backend of an operator is identified by its kernels, whose names differ between
+libraries.
 
 Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml; kernels as
 their sources call them (KERNELS).

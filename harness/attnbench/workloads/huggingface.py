@@ -143,7 +143,7 @@ def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, count: i
 
 
 def _latent(config: Mapping[str, Any], heads: int, count: int) -> Layer:
-    """DeepSeek's latent attention: keys of two parts; decoding uses one key/value head with values in its keys."""
+    """DeepSeek's latent attention: keys have a plain and a rotary part; in decoding, one key head holds the values."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
     width = plain + rotary
     axes = {"num_heads": heads, "head_dim": width, "value_dim": value_dim, "scale": width**-0.5}

@@ -76,21 +76,6 @@ def test_a_sustained_visit_begins_hot_and_the_report_says_so(tmp_path):
     assert min(later - earlier for earlier, later in pairwise(starts)) >= SUSTAINED_S
 
 
-def test_what_the_driver_said_is_read_from_the_journal_and_stands_with_each_cell_of_its_workload(tmp_path):
-    states = tuple(DeviceState(clock_mhz=clock, slowed_by=4) for clock in (1980.0, 1700.0))
-    results = run_in("calm", tmp_path)
-    first = results.plan.workloads[0].id
-
-    def stated(event):
-        is_there = isinstance(event, VisitFinished) and event.workload == first
-        return msgspec.structs.replace(event, states=states) if is_there else event
-
-    assert not any("clock" in row.texts["notes"] for row in tables.every(results))
-    rows = tables.every(rewrite(tmp_path, stated))
-    assert {row["workload"] for row in rows if "the clock fell" in row.texts["notes"]} == {first}
-    assert all("power cap" in row.texts["notes"] for row in rows if row["workload"] == first)
-
-
 @pytest.mark.parametrize(("slowed_by", "why"), [(0x4 | 0x1, "power cap"), (0x4 | 0x20, "power cap, thermal slowdown")])
 def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path):
     results = run_in("calm", tmp_path)
@@ -98,7 +83,7 @@ def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path)
     assert not any("throttled" in line for line in troubles(results))
     states = (
         DeviceState(clock_mhz=1980.0, temperature_c=50.0, power_w=640.0),
-        DeviceState(clock_mhz=1900.0, temperature_c=61.0, power_w=700.0, slowed_by=slowed_by),
+        DeviceState(clock_mhz=1700.0, temperature_c=61.0, power_w=700.0, slowed_by=slowed_by),
         DeviceState(clock_mhz=0.0, temperature_c=0.0, power_w=660.0, slowed_by=0x1),  # idle, and no more known
     )
 
@@ -107,6 +92,9 @@ def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path)
         return msgspec.structs.replace(event, states=states) if is_there else event
 
     found = rewrite(tmp_path, stated)
+    notes = {row["workload"]: row.texts["notes"] for row in tables.every(found)}
+    assert {workload for workload, text in notes.items() if "clock fell" in text} == {first}
+    assert why.split(", ")[0] in notes[first]
     lines, compared = troubles(found), len(found.plan.workloads)
     (said,) = [line for line in lines if "throttled" in line]
     assert f"during 1 of {compared} comparisons ({why})" in said
@@ -122,13 +110,6 @@ def test_page_faults_are_counted_call_by_call_and_reported(tmp_path):
     notes = {row["implementation"]: row.texts["notes"] for row in tables.every(results)}
     assert "900 page faults" in notes["same"] or "page faults dominate (900" in notes["same"]
     assert "page fault" not in notes["baseline"]
-
-
-def test_load_is_higher_while_somebody_else_is_there(tmp_path):
-    assert {each.load for each in samples(run_in("calm", tmp_path / "calm"))} == {1.0}
-    found = samples(run_in("busy", tmp_path / "busy", msgspec.structs.replace(ASKED, smallest_effect=1e-3)))
-    alone, beside = ([each.value for each in found if each.load == load] for load in (1.0, 2.0))
-    assert median(beside) > 1.2 * median(alone)
 
 
 @pytest.mark.parametrize(
