@@ -392,8 +392,8 @@ def large_values(candidate: Candidate) -> Iterator[Trial]:
     """Scaling the values in one column by a large factor scales the output there by the same factor.
 
     Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
-    convention: much code overflows in these sums. Values that are part of the keys are scaled with them, for a query of
-    0, whose scores do not depend on keys.
+    convention: much code overflows in these sums. If values are part of the keys, both are scaled, and the query is 0,
+    so that scores do not depend on the keys.
     """
     if candidate.workload.scope == "attention":
         name, share = ("key", 0.0) if candidate.workload.layout == "value_in_key" else ("value", NEARLY_EQUAL)
