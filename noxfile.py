@@ -241,7 +241,7 @@ def torture(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Run real sessions with a known truth: renew results/gallery/acceptance (hours; -- V4 --sessions 5: minutes)."""
+    """Run real sessions with a known truth: renew results/gallery/acceptance (hours; -- --list says how many)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 

@@ -116,23 +116,6 @@ def test_the_honest_beside_them_are_measured(liars, name):
     assert memory.samples[0].value >= 2 * 32 * 8 * 4  # at least the output
 
 
-def test_the_baseline_is_sampled_twice_in_each_block(liars):
-    baseline = record(liars[0], "sdpa")
-    again = baseline.measurement("latency_control")
-    assert again is not None
-    assert len(again.samples) == len(baseline.measurement("latency").samples)
-    assert sum(record.implementation == "sdpa" for record in liars[0].records) == 1
-
-
-def test_slots_of_a_block_are_a_permutation_and_epochs_are_processes(liars):
-    visits = [event for event in events(liars[0].folder / JOURNAL) if isinstance(event, VisitFinished)]
-    assert len(visits) == len({visit.epoch for visit in visits}) == 2
-    for visit in visits:
-        places = sorted((s.block, s.slot) for taken in visit.arms for s in taken.samples)
-        num_blocks = len(visit.arms[0].samples)
-        assert places == [(block, slot) for block in range(num_blocks) for slot in range(len(visit.arms))]
-
-
 def test_the_watcher_hears_every_stage_and_the_counts(liars):
     results, seen = liars
     assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "observe", "ceilings", "time"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Start
+from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Prepare, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
@@ -146,6 +146,11 @@ def has_ended(process: psutil.Process) -> bool:
     return False
 
 
+FORGES = """
+line = b'{{"reply": {{"type": "failed", "status": "{}", "message": "forged"}}, "ends": false}}\\n'
+for n in range(3, 64):
+  with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
+"""
 DEEDS = {
     "exits": ("os._exit(3)", "exited with code 3"),
     "is killed": ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
@@ -159,6 +164,7 @@ DEEDS = {
         "for n in range(3, 64):\n  with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'{}\\n')",
         "wrote no valid answer",
     ),
+    "forges a check that it passed": (FORGES.format("ok"), "wrote no valid answer"),
     "hangs": ("time.sleep(600)", "no end in sight"),
 }
 IMPORTS = "import os, time\nfrom contextlib import suppress\nfrom stat import S_ISSOCK\n"
@@ -187,6 +193,20 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
         good = client.ask(msgspec.structs.replace(request, spec="fused", arm=Arm(implementation="fused")))
         assert isinstance(good, CellMeasured)
     assert not template.is_running()
+
+
+def test_an_answer_before_its_request_is_none(tmp_path):
+    (tmp_path / "bad.py").write_text(f"{IMPORTS}{FORGES.format('error')}\ndef bad(query, key, value): return query\n")
+    request = Prepare(
+        workload=Workload(seq_len=4), arm=Arm(implementation="bad"), spec=f"{tmp_path / 'bad.py'}:bad",
+        call_limit_s=9.0, memory_limit_bytes=0,
+    )  # fmt: skip
+    with ProcessClient(tmp_path / "log", 60.0) as client:
+        client.start()
+        assert client.ask(request).message == "forged"
+        assert select.select([client.runner._line], [], [], 60)[0]  # the answer of the worker itself
+        late = client.ask(request)
+        assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):

@@ -60,7 +60,8 @@ class Clock(Protocol):
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds of `num_calls` calls, back to back."""
+        """Seconds of `num_calls` calls, back to back. A clock defines this or `read`."""
+        return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
         """Time the calls of a sample; `flush` empties the caches before each call, outside of the measured time."""
@@ -200,10 +201,6 @@ class Device(Protocol):
     def outside_bytes(self) -> int:
         """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
-
-    def is_capturing(self) -> bool:
-        """Whether launches are being recorded for a graph, and cannot be waited for."""
-        return False
 
     def is_crowded(self) -> bool:
         """Whether this process holds so large a share of the memory that it should free its caches."""

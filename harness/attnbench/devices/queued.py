@@ -155,10 +155,6 @@ class QueuedClock(Clock):
         self._cycles, self._spun_s = 0, 0.0
         return cycles / spun_s if spun_s > 0 else 0.0
 
-    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Device seconds of the calls."""
-        return self.read(call, num_calls).elapsed_s
-
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
         """Device and host time of the calls. With `flush`, each call has an empty cache and a span of its own."""
         known = self._known_of(call)
@@ -277,10 +273,6 @@ class EventClock(Clock):
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
-
-    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds of the calls on the device."""
-        return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
         """Device and host time of the calls. With `flush`, each call has an empty cache and events of its own."""

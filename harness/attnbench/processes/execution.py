@@ -90,12 +90,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
 
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
-    """Run the stages with these names; return why timing ended, or ""."""
+    """Run the stages with these names; return why checks or timing ended early, or ""."""
     plan, reason = session.plan, ""
     if "shortlist" in names:
         shortlist(session)
     if "check" in names:
-        check(session, stops_when_wrong=stops_when_wrong)
+        reason = check(session, stops_when_wrong=stops_when_wrong)
     if "check" in names and "trace" not in names:
         measure_kept_memory(session)
     if "operators" in names or "metrics" in names:
@@ -140,12 +140,11 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
-    if not plan.has_runners:
-        return ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
-    settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
-    if plan.sides is None:
+    if plan.has_runners:
+        settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
+    if plan.sides is None or not plan.has_runners:
         shared = ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
-        return Runners({SHARED: shared}, plan.runner)
+        return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
         log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")

@@ -204,12 +204,11 @@ class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
 class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
     """Prepare `num_calls` calls, each on its own inputs drawn from `seed` (checking/witness.py).
 
-    The implementation is first called `num_before` times, or for `before_s` seconds, to detect code that computes
-    honestly only for a while.
+    The implementation is first called `num_before` times, if there is time, to detect code that computes honestly only
+    for a while.
     """
 
     num_before: int
-    before_s: float
     num_calls: int
     seed: int
 
@@ -310,6 +309,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_lost: bool = False  # the process ended, which foreign code may have caused
     is_predicted: bool = False  # a prediction; nothing was tried
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
+
+    def __post_init__(self) -> None:
+        """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
+        if self.status is Status.ok:
+            raise ValueError("a failure has no status ok")
 
 
 Answer = Prepared | Tensors | Failed

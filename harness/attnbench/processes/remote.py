@@ -34,8 +34,6 @@ NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
 GRADIENT, PARAMETER = "incoming gradient", "parameter "
-Context = Any
-"""The context that autograd keeps between the two passes of a call."""
 
 
 class CandidateError(Exception):
@@ -294,7 +292,7 @@ class _RemoteCall(torch.autograd.Function):
     """A call with its backward pass; a missing gradient is None."""
 
     @staticmethod
-    def forward(ctx: Context, stand_in: StandIn, mask: BoundMask, inputs: tuple[str, ...], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, stand_in: StandIn, mask: BoundMask, inputs: tuple[str, ...], *tensors: Tensor) -> Tensor:  # noqa: ANN401
         """Make the call; the tensors are inputs, then parameters."""
         ctx.names = (*inputs, *(name for name, _ in stand_in.named_parameters()))
         needs = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if needed]
@@ -304,7 +302,7 @@ class _RemoteCall(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """The gradients, in the order of the tensors."""
         gradients = ctx.remote.backward(ctx.call, grad_outputs[0])
         return None, None, None, *(gradients.get(name) for name in ctx.names)

@@ -44,8 +44,8 @@ WAKING_S = 0.4e-3
 """Seconds that a request may take in addition to its calls."""
 PAGING_S_PER_BYTE = 0.25e-9
 """Cost of uncached inputs, and of pages for a kept output."""
-MOST_BEFORE, BEFORE_S = 256, 0.25
-"""Calls before a cell's first witness sample, and the seconds for them, at most."""
+MOST_BEFORE = 256
+"""Calls before a cell's first witness sample."""
 WITNESS_BYTES = 2**28
 """Largest size of inputs and outputs of a witness sample, unless two calls need more."""
 DRAWS = random.SystemRandom()
@@ -141,11 +141,7 @@ def blamed(
 
 
 class _FailedError(Exception):
-    """A request failed; carries the reply."""
-
-    def __init__(self, failed: messages.Failed) -> None:
-        super().__init__(failed.message)
-        self.failed = failed
+    """A request failed; its argument is the reply."""
 
 
 def _require(reply: messages.Reply, owner: Arm | None = None) -> messages.Reply:
@@ -307,7 +303,7 @@ class Runners(WorkerClient):
         try:
             return msgspec.structs.replace(reply, doubts=self._doubts(request.workload, parts, reply, load))
         except _FailedError as error:
-            return error.failed
+            return cast("messages.Failed", error.args[0])
 
     def _parts(self, request: messages.SampleBlocks) -> list[Part]:
         """The arms of each runner; each has the probe, and a control of each arm unless it has controls already."""
@@ -394,7 +390,7 @@ class Runners(WorkerClient):
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
-        prepare = messages.PrepareWitness(**cell, num_before=before, before_s=BEFORE_S, num_calls=number, seed=seed)
+        prepare = messages.PrepareWitness(**cell, num_before=before, num_calls=number, seed=seed)
         _require(runner.ask(prepare), part.owner)
         brackets, size = [], math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):

@@ -275,7 +275,7 @@ class WorkerProcess:
         self._log_start = self.template.log_size()
         try:
             self._line.settimeout(timeout_s)
-            self._line.sendall(msgspec.json.encode(request) + b"\n")
+            self._send(self._line, request)
             reply, is_spent = messages.opened(self._read_line(timeout_s), request)
         except TimeoutError:
             return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
@@ -285,6 +285,12 @@ class WorkerProcess:
             return self._lost(request, Status.crashed, "")
         self.is_spent |= is_spent
         return reply
+
+    @staticmethod
+    def _send(line: socket.socket, request: messages.Request) -> None:
+        if wait([line], 0) and line.recv(1, socket.MSG_PEEK):
+            raise msgspec.DecodeError("an answer before its request is forged")
+        line.sendall(msgspec.json.encode(request) + b"\n")
 
     def _read_line(self, timeout_s: float) -> bytes:
         """Read one line, which is a complete reply: the worker handles one request at a time."""

@@ -16,7 +16,7 @@ import msgspec
 from attnbench.analysis.changed import changed
 from attnbench.analysis.comparisons import doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
-from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
@@ -24,7 +24,7 @@ from attnbench.reports import answers, recommended, story
 from attnbench.reports.cells import compared
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, LATENCY, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
@@ -288,7 +288,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             side=record.side,
             host=record.host,
             status=record.status,
-            verdict=_verdict(record),
+            verdict=verdict_of(record),
             is_predicted=record.is_predicted,
             message=record.message,
             mistakes=() if agreement is None else agreement.mistakes,
@@ -300,16 +300,6 @@ def _cells(results: Results) -> Iterator[Cell]:
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
         )
-
-
-def _verdict(record: Record) -> CheckVerdict:
-    if record.is_wrong:
-        return CheckVerdict.wrong
-    if record.status is Status.approximate:
-        return CheckVerdict.approximate
-    if record.agreement is None:
-        return CheckVerdict.not_judged
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:

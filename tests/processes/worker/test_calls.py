@@ -144,7 +144,7 @@ def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypa
     monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
     monkeypatch.setattr(answers.witness, "ready", lambda *_: ready.append(1) or [])
     monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
-    worker.answer(PrepareWitness(**cell, num_before=2, before_s=9.0, num_calls=1, seed=0))
+    worker.answer(PrepareWitness(**cell, num_before=2, num_calls=1, seed=0))
     assert calls == [0, 0, 1, 1, 1]
 
 

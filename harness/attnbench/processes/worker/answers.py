@@ -43,6 +43,8 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
+MOST_BEFORE_S = 0.25
+"""Seconds of calls before a cell's first witness sample."""
 MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
@@ -154,8 +156,7 @@ class Worker:
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # calls of a witness sample,
         self.returned: list[Mapping[str, Tensor | None]] = []  # and their results
-        self.drawn: tuple[Workload, Inputs] | None = None  # a judge's, with the screened cells
-        self.screened: set[tuple[str, str]] = set()
+        self.screened: set[tuple[str, str]] = set()  # cells with a judged output
         self.pads: list[bytearray] = []
         self.turn = PROBE  # the arm that is responsible for a failure
         self.is_altered = False  # shared state of the process was changed
@@ -392,7 +393,7 @@ class Worker:
         with case.grad_mode():
             for _ in range(request.num_before):
                 call()
-                if time.perf_counter() - start > request.before_s:
+                if time.perf_counter() - start > MOST_BEFORE_S:
                     break
             self.witnesses = witness.ready(case, bench.inputs, request.num_calls, request.seed)
             start = time.perf_counter()
@@ -424,16 +425,14 @@ class Worker:
     def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
         """Judge outputs from another process."""
         workload, cell = request.workload, (request.workload.id, request.spec)
-        if self.drawn is None or self.drawn[0] != workload:
-            self.drawn = (workload, draw_normal(workload, 0))
-        exchange = Exchange(request.handed.exchange)
+        inputs, exchange = draw_normal(workload, 0), Exchange(request.handed.exchange)
         for number in request.numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
             prefix = f"{number} "
             sent = {name: at for name, at in request.handed.tensors.items() if name.startswith(prefix)}
             wrong = witness.judge(
                 workload,
-                self.drawn[1],
+                inputs,
                 {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},
                 number,
                 request.seed,
