@@ -36,7 +36,7 @@ def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
 
 
 def facts(growth: Growth) -> dict[str, object]:
-    """All facts of a growth, for JSON."""
+    """How memory grows with length, and where limits are reached, for JSON."""
     fit, reach = growth.fit, growth.reach
     return {
         "workload": growth.workload.id,
