@@ -41,10 +41,6 @@ def bucket(ahead: int, buckets: int, farthest: int, *, is_two_sided: bool) -> in
 def learned_bias(part: str, point: Workload, operands: dict[str, Tensor]) -> Tensor:
     """Compute a learned bias for scores (..., H, T, S), key by key."""
     query_len, key_len = point.seq_len, point.kv_len
-    if part == "decomposed":
-        columns = max(width for width in range(1, key_len + 1) if key_len % width == 0 and width**2 <= key_len)
-        row, column = operands["row_bias"], operands["column_bias"]
-        return torch.stack([row[..., j // columns] + column[..., j % columns] for j in range(key_len)], dim=-1)
     is_two_sided = not part.startswith("relative_buckets_past")
     offset = 0 if is_two_sided else key_len - query_len
     (table,) = (tensor for name, tensor in operands.items() if name.startswith("relative_bias"))

@@ -37,7 +37,7 @@ checked by `attnbench check FILE --seed 7`. `nox -s field` regenerates this page
 
 *Lines* are those that the adapter takes: lines with code, without imports, comments and blank lines. *Tries* are runs
 that somebody needed who had only [docs/adapters.md](../../../docs/adapters.md), in a trial before the last changes of
-that page. *What it means* comes from reading the package's code.
+that page. A check stops after a wrong answer. *What it means* comes from reading the package's code.
 """
 
 
@@ -75,7 +75,7 @@ def row(name: str, entry: dict[str, Any], found: dict[str, Any]) -> Iterator[str
     judged = found["implementations"].get(name, {})
     failed = [cell for cell in found["cells"] if cell["status"] in {"error", "timeout", "crashed", "out_of_memory"}]
     words = judged.get("verdict", "not judged")
-    compared = f"{judged.get('num_compared', 0)} of {judged.get('num_planned', len(found['cells']))} cells"
+    compared = f"{judged.get('num_compared', 0)} of {judged.get('num_planned', len(found['cells']))} cells compared"
     details = [words, compared, *([f"{len(failed)} failed"] if failed else [])]
     yield f"[{name}](../../../examples/field/{name}.py)"
     yield f"{entry['package']} {installed(entry['package'])}"
@@ -103,7 +103,7 @@ def page(answers: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield (
         f"{len(answers)} implementations of {len(packages)} packages: {statistics.median(lines):g} lines in the "
         f"median, at most {max(lines)}; {statistics.median(tries):g} try in the median, at most {max(tries)}. "
-        f"With torch {first['versions']['torch']} on {escaped(first['machine'])}."
+        f"With torch {first['versions']['torch']}."
     )
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"

@@ -31,14 +31,11 @@ MASKS = (
     "padding+softcap(20)+alibi",
     "window(2,5)",
     "causal+chunks(4)",
-    "streaming(3,2)",
-    "tree(2)",
     "ragged",
     "relative_buckets(8,20)",
     "causal+relative_buckets_past(8,20)",
-    "decomposed",
 )
-QUERIES_ARE_KEYS = {"tree(2)", "ragged"}
+QUERIES_ARE_KEYS = {"ragged"}
 HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
 WIDTHS = (1, 4, 16, 40, 64)
 OTHERS_TRY = {"normal", "needles"}

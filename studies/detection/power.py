@@ -73,10 +73,6 @@ def _much_longer(length: int) -> int:
     return 2 * length + 3
 
 
-def _grid(length: int) -> int:
-    return 4 * (length // 4 + 1)
-
-
 def _part(length: int) -> int:
     return max(2, length // 4)
 
@@ -107,13 +103,9 @@ FAMILIES = (
     Sizes({"scale": 0.1, "mask": "causal"}),
     Sizes({"mask": "relative_buckets(8,20)", "num_heads": 4, "scale": 1.0}),
     Sizes({"mask": "causal+relative_buckets_past(8,20)", "num_heads": 3, "kv_len": _longer}),
-    Sizes({"mask": "decomposed", "batch_size": 2, "kv_len": _grid}),
     Sizes({"mask": _sides}),
     Sizes({"mask": lambda length: f"causal+chunks({_part(length)})"}),
     Sizes({"mask": lambda length: f"causal_bottom_right+chunks_bottom_right({_part(length)})", "kv_len": _longer}),
-    Sizes({"mask": lambda length: f"streaming({_part(length)},2)"}),
-    Sizes({"mask": lambda length: f"streaming_bottom_right({_part(length)},2)", "kv_len": _longer}),
-    Sizes({"mask": "tree(2)", "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
 )

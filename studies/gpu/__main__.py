@@ -24,33 +24,29 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the remaining steps, print the table, and write the archive; the exit code shows whether all succeeded."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
-    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; three steps fail on purpose")
+    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; two steps fail on purpose")
     parser.add_argument(
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin nothing that ends later"
     )
     options = parser.parse_args(arguments)
     out, size = options.out.resolve(), plan.rehearsal() if options.rehearse else plan.full()
-    groups = plan.groups(size)
-    before = len(list(steps.ended(groups, out)))
-    is_complete = steps.run_all(groups, out, options.stop_after)
-    ended = dict(steps.ended(groups, out))
+    planned = plan.steps(size)
+    is_complete = steps.run_all(planned, out, options.stop_after)
+    ended = dict(steps.ended(planned, out))
     text = table(ended, is_complete=is_complete)
     frame.save(out / "table.md", text)
     sys.stdout.write(text)
-    if len(ended) > before or not (out / ARCHIVE).exists():
-        archive(out)
+    archive(out)
     planted = {f"planted-{each}" for each in size.planted}
     is_good = all(row["outcome"] in {OK, LEFT_OUT} for name, row in ended.items() if name not in planted)
     return 0 if is_good and is_complete else FINDING if not is_good else INCOMPLETE
 
 
 def table(ended: dict[str, Row], *, is_complete: bool) -> str:
-    """Format the answer first, then failures, then each step with its figure."""
+    """Format the answer first, then each step with its figure."""
     counts = Counter(row["outcome"] for row in ended.values())
     numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
     lines = [f"{len(ended)} steps: {numbers or 'none has ended'}.{'' if is_complete else ' More are left: go on.'}", ""]
-    bad = [(name, row) for name, row in ended.items() if row["outcome"] not in {OK, LEFT_OUT}]
-    lines += [f"- {name} {row['outcome']}: {row['reason']}" for name, row in bad] + [""] * bool(bad)
     lines += ["| step | outcome | seconds | found |", "| --- | --- | --- | --- |"]
     for name, row in ended.items():
         answer = row.get("answer", "") if row["outcome"] in {OK, FAILED} else ""
@@ -60,13 +56,11 @@ def table(ended: dict[str, Row], *, is_complete: bool) -> str:
 
 
 def archive(out: Path) -> None:
-    """Pack all results into one file, whole or not at all."""
-    draft = out / f"{ARCHIVE}.draft"
-    with tarfile.open(draft, "w:gz") as packed:
+    """Pack all results into one file."""
+    with tarfile.open(out / ARCHIVE, "w:gz") as packed:
         for file in sorted(out.rglob("*")):
-            if file.is_file() and file.name not in {ARCHIVE, draft.name}:
+            if file.is_file() and file.name != ARCHIVE:
                 packed.add(file, arcname=str(Path("gpu") / file.relative_to(out)))
-    draft.rename(out / ARCHIVE)
 
 
 if __name__ == "__main__":

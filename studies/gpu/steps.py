@@ -10,18 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from studies import frame
 from studies.frame import Piece, Row
 
 ROOT = Path(__file__).parents[2]
-OK, LEFT_OUT, FAILED, HUNG, DIED, POISONED = "ok", "left out", "failed", "hung", "died", "poisoned"
-MOST_STARTS = 2
-"""A step interrupted by a crash is started once more; not again if it takes the machine down."""
+OK, LEFT_OUT, FAILED, HUNG, DIED = "ok", "left out", "failed", "hung", "died"
 CLOSING_S = 5.0
 
 
@@ -33,54 +31,38 @@ class Step:
     work: str
     given: tuple[str, ...] = ()
     limit_s: float
-    group: str = ""
 
 
-Groups = Sequence[tuple[int, Sequence[Step]]]
-"""Groups of steps in order, with the number of steps that run at once."""
-
-
-def run_all(groups: Groups, out: Path, stop_after_s: float) -> bool:
-    """Run the unfinished steps of each group; return whether nothing is left to do.
+def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
+    """Run the unfinished steps; return whether nothing is left to do.
 
     No step is begun that would not end within `stop_after_s`.
     """
     start, is_complete = time.monotonic(), True
-
-    def finish(step: Step) -> bool:
-        if not frame.rows(out, step.name):
-            if time.monotonic() - start + step.limit_s > stop_after_s:
-                return False
-            frame.complete([Piece(name=step.name, make=lambda _: [run(step, out)])], out)
-        return True
-
-    for at_once, steps in groups:
-        with ThreadPoolExecutor(at_once) as pool:
-            is_complete &= all(list(pool.map(finish, steps)))
+    for step in steps:
+        if frame.rows(out, step.name):
+            continue
+        if time.monotonic() - start + step.limit_s > stop_after_s:
+            is_complete = False
+            continue
+        frame.complete([Piece(name=step.name, make=partial(run, step, out))], out)
     return is_complete
 
 
-def ended(groups: Groups, out: Path) -> Iterator[tuple[str, Row]]:
+def ended(steps: Sequence[Step], out: Path) -> Iterator[tuple[str, Row]]:
     """Read the end of each finished step, by name."""
-    for _, steps in groups:
-        for step in steps:
-            for row in frame.rows(out, step.name):
-                yield step.name, row
+    for step in steps:
+        for row in frame.rows(out, step.name):
+            yield step.name, row
 
 
-def run(step: Step, out: Path) -> Row:
-    """Run one step to its end or its limit: outcome, reason and duration, with the answer and rows that it found."""
-    for folder in ("starts", "logs", "found"):
+def run(step: Step, out: Path, _: int) -> list[Row]:
+    """Run one step to its end or its limit: one row with outcome, reason, duration and answer."""
+    for folder in ("logs", "found"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    with (out / "starts" / step.name).open("ab") as starts:
-        if starts.tell() >= MOST_STARTS:
-            reason = f"{MOST_STARTS} times all stopped with it"
-            return {"group": step.group, "outcome": DIED, "reason": reason, "took_s": 0.0}
-        starts.write(b".")
-        os.fsync(starts.fileno())
     start = time.monotonic()
     end = _outcome(step, out)
-    return {"group": step.group, "took_s": round(time.monotonic() - start, 3), **end}
+    return [{"took_s": round(time.monotonic() - start, 3), **end}]
 
 
 def _outcome(step: Step, out: Path) -> Row:

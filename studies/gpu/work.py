@@ -13,22 +13,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from studies.frame import Row
-from studies.gpu.steps import FAILED, LEFT_OUT, OK, POISONED, ROOT
+from studies.gpu.steps import FAILED, LEFT_OUT, OK, ROOT
 
-PACKAGES = (
-    *("torch", "triton", "numpy", "msgspec", "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-    *("nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "flashinfer-python", "sageattention", "xformers"),
-    *("transformer-engine", "transformers", "pytest", "nox", "attnbench"),
-)
 NUM_REPEATS = 9
 TARGET_S = 0.02
 """Approximate duration of a sample."""
@@ -40,20 +33,14 @@ class Left(Exception):  # noqa: N818 - it is no error
 
 
 def versions() -> tuple[str, list[Row]]:
-    """Write Python, packages, and the output of nvidia-smi to a file."""
-    rows: list[Row] = [{"name": "python", "version": platform.python_version()}]
+    """List the system and all packages, and write the output of nvidia-smi to a file."""
+    rows: list[Row] = [{"name": each.name, "version": each.version} for each in metadata.distributions()]
     rows.append({"name": "system", "version": platform.platform(terse=True)})
-    for name in PACKAGES:
-        try:
-            rows.append({"name": name, "version": metadata.version(name)})
-        except metadata.PackageNotFoundError:
-            rows.append({"name": name, "version": None})
     tool = shutil.which("nvidia-smi")
     if tool is not None:
         printed = subprocess.run([tool, "-q"], capture_output=True, check=False).stdout  # noqa: S603 - of the driver
         Path("nvidia-smi-q.txt").write_bytes(printed)
-    missing = [row["name"] for row in rows if row["version"] is None]
-    return f"{'' if tool else 'no nvidia-smi; '}missing: {', '.join(missing) or 'nothing'}", rows
+    return f"python {platform.python_version()}{'' if tool else ', no nvidia-smi'}", rows
 
 
 class Wrong(Exception):  # noqa: N818 - it is a finding
@@ -65,39 +52,8 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
         self.rows = rows
 
 
-class Lost(Wrong):
-    """The context of this process is lost: none of its further answers counts."""
-
-
-@contextmanager
-def _blaming(here: Any) -> Iterator[None]:  # noqa: ANN401 - a Device, or a simulated one
-    """Turn exceptions raised after the device has become unusable into `Lost`.
-
-    Raises:
-        Lost: every call fails from now on in this process.
-    """
-    try:
-        yield
-    except Exception as error:
-        if here.is_broken():
-            first = (str(error).splitlines() or [""])[0]
-            rows = error.rows if isinstance(error, Wrong) else []
-            raise Lost(f"{type(error).__name__}: {first}; the context is lost", rows) from error
-        raise
-    if here.is_broken():  # by a queued kernel that failed after its call returned
-        raise Lost("the context is lost", [])
-
-
-def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
-    """List the kernels that run, by their names."""
-    case = _case(where, name, "inference", "causal", 64, 512, heads)
-    rows = _kernels(case.call(), _here(where))
-    return ", ".join(row["kernel"] for row in rows[:3]), rows
-
-
 def tests() -> tuple[str, list[Row]]:
     """Run the tests that need a device, each in its own process (tests/apart.py), with a JUnit XML report."""
-    _require("pytest")
     report = Path("tests.xml").resolve()
     done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", str(TESTS), cwd=ROOT)
     last = (done.stdout.decode().strip().splitlines() or [""])[-1]
@@ -175,15 +131,13 @@ def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
             except Exception as error:  # noqa: BLE001 - one cell costs itself alone
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}"
-                if here.is_broken():
-                    raise Wrong(f"{name} at {length}: {row['error']}; the context is lost", rows) from None
     timed = [row for row in rows if "time_s" in row]
     if errors := [row for row in rows if "error" in row]:
         raise Wrong(f"{len(errors)} of {len(rows)} fail: {errors[0]['implementation']}: {errors[0]['error']}", rows)
     if not timed:
         raise Left(rows[0].get("reason", "nothing was timed"))
     last = max(row["seq_len"] for row in timed)
-    shown = [f"{row['implementation']} {_rate(row)}{_beside(row)}" for row in timed if row["seq_len"] == last]
+    shown = [f"{row['implementation']} {_beside(row)}" for row in timed if row["seq_len"] == last]
     return f"at {last}: {', '.join(shown)}", rows
 
 
@@ -199,24 +153,6 @@ def die() -> tuple[str, list[Row]]:
     """Planted in a rehearsal: kills its own process, as a lost context may."""
     os.kill(os.getpid(), signal.SIGABRT)
     return "", []
-
-
-def poison() -> tuple[str, list[Row]]:
-    """Planted in a rehearsal: a simulated device loses its context, and each later call fails."""
-    from studies.simulated.gpu import SimulatedGpu
-
-    gpu = SimulatedGpu()
-    gpu.is_poisoned = True
-    with _blaming(gpu):
-        gpu.kernel(1e-3)
-    return "", []
-
-
-def _require(name: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(name) is None:
-        raise Left(f"{name} is not installed")
 
 
 def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
@@ -287,35 +223,15 @@ def _flops(case: Any) -> float:  # noqa: ANN401 - a Case
     return float(useful_flops(case.workload))
 
 
-def _rate(row: Row) -> str:
-    return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s"
-
-
 def _beside(row: Row) -> str:
-    """Format the difference of the other clocks from ours."""
+    """Format the rate by our clock, and the differences of the other clocks from it."""
     others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
     shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
-    return f" ({', '.join(shares)})" * bool(shares)
+    return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s" + f" ({', '.join(shares)})" * bool(shares)
 
 
-def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[str, list[Row]]]:
-    """Wrap a step on a device so that the device is tested afterwards."""
-
-    @wraps(work)
-    def watched(where: str, *given: str) -> tuple[str, list[Row]]:
-        with _blaming(_here(where)):
-            return work(where, *given)
-
-    return watched
-
-
-ON_DEVICE = (kernels, gauge, times)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
-    each.__name__: _watched(each) if each in ON_DEVICE else each
-    for each in (
-        *(versions, kernels, tests, gauge, check, run, times),
-        *(hang, die, poison),
-    )
+    each.__name__: each for each in (versions, tests, gauge, check, run, times, hang, die)
 }
 
 
@@ -329,9 +245,6 @@ def main(name: str, file: Path, *given: str) -> None:
         outcome, reason = LEFT_OUT, str(left)
     except ModuleNotFoundError as error:
         outcome, reason = LEFT_OUT, f"{error.name} is not installed"
-    except Lost as lost:
-        traceback.print_exc()
-        outcome, reason, rows = POISONED, str(lost), lost.rows
     except Wrong as wrong:
         outcome, reason, rows = FAILED, str(wrong), wrong.rows
     except Exception as error:  # noqa: BLE001 - a step that fails says so, and ends

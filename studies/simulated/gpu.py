@@ -92,10 +92,6 @@ class SimulatedGpu(SimulatedRuntime):
         after = self.carry * math.exp(-(now_s - self._probed_s) / CARRY_S)
         return self.drift(now_s) * (1 + SLOWEST * hot) * (1 + after) * math.exp(self._draws.gauss(0.0, NOISE))
 
-    def is_broken(self) -> bool:
-        """Whether every call fails from now on."""
-        return self.is_poisoned
-
     def calls(self) -> dict[str, Call]:
         """Return the calls of `work`."""
         return dict(self.work)

@@ -9,7 +9,6 @@ import pytest
 from attnbench.analysis.comparisons import (
     Comparison,
     comparisons,
-    control_effects,
     paired_times,
     runs_the_same,
     too_noisy,
@@ -71,14 +70,6 @@ def test_one_process_of_two_visits_decides_nothing(tmp_path: Path) -> None:
 
 def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
     assert comparisons(journals.write(tmp_path, POINTS, ("fused", "einsum"))) == []
-
-
-def test_identical_code_gives_a_ratio_near_one(results: Results) -> None:
-    found = control_effects(results)
-    assert {workload for workload, _ in found} == {workload.id for workload in POINTS}
-    for each in found.values():
-        assert each.ratio == pytest.approx(1.0, abs=0.02)
-        assert (each.half_width(0.05) or 1.0) < 0.02
 
 
 def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> None:

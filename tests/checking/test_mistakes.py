@@ -43,13 +43,9 @@ WORKLOADS = (
     workload(sinks="learned", num_heads=3, mask="causal", direction="forward_backward"),
     workload(scale=0.1, mask="causal", direction="forward_backward"),
     workload(mask="relative_buckets(8,20)", num_heads=4, scale=1.0, direction="forward_backward"),
-    workload(mask="decomposed", batch_size=2, kv_len=12, direction="forward_backward"),
     workload(mask="window(2,3)"),
     workload(mask="causal+chunks(3)"),
     workload(mask="causal_bottom_right+chunks_bottom_right(3)", kv_len=15),
-    workload(mask="streaming(3,2)"),
-    workload(mask="streaming_bottom_right(3,2)", kv_len=15),
-    workload(mask="tree(2)", kv_len=15),
     workload(mask="ragged", batch_size=3, kv_len=40),
 )
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]

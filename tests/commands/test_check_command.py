@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, stages
@@ -223,6 +224,17 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
     assert "See there" not in said
+
+
+def test_checks_end_with_a_budget_and_say_what_they_have_not_reached(tmp_path: Path) -> None:
+    """`check --report` was once estimated to take an hour on a machine with a GPU."""
+    client, plan = Wrong(), virtual.plan(4, ["good", "bad"], budget_s=2.0)
+    seconds = count()
+    execution.execute(
+        plan, tmp_path, lambda _: None, ("check",), stops_when_wrong=True, client=client, clock=lambda: next(seconds)
+    )
+    assert 0 < len(client.asked) < 5
+    assert f"{8 - len(client.asked)} of 8 cells were not reached" in read(tmp_path).reason
 
 
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:

@@ -417,7 +417,6 @@ def with_sinks(query, key, value, *, mask=None, bias=None, scale=None, sinks=Non
         {"scale": 0.3},
         {"sinks": "learned", "mask": "causal+padding", "num_kv_heads": 2},
         {"mask": "causal+relative_buckets_past(8,20)", "scale": 1.0},
-        {"mask": "decomposed"},
     ],
     ids=str,
 )

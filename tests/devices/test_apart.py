@@ -1,11 +1,13 @@
-"""A test of a device runs in its own process: shown with a marker, without a device."""
+"""A test that loses a device's context costs itself alone: shown with a marker, without a device."""
 
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 from tests import apart
+from tests.devices.test_cuda import INSIDE_TORCH
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
@@ -20,6 +22,8 @@ import os, time, pytest
 LOST = []
 
 def use():
+    with open("processes", "a") as out:
+        out.write(f"{os.getpid()}\\n")
     if LOST:
         raise RuntimeError("CUDA error: misaligned address")
 
@@ -39,7 +43,7 @@ def test_third_takes_its_process_with_it():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("number", [1, 2])
-def test_each_parameter_is_a_process(number):
+def test_of_parameters_one_loses_the_context(number):
     use()
     LOST.append(number)
 
@@ -49,6 +53,15 @@ def test_one_is_skipped():
 
 def test_what_is_not_marked_stays_here():
     assert "ATTNBENCH_TEST_REPORTS" not in os.environ
+"""
+WHOLE = """
+import os, pytest
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("number", range(3))
+def test_all_pass(number):
+    with open("processes", "a") as out:
+        out.write(f"{os.getpid()}\\n")
 """
 HANGS = """
 import time, pytest
@@ -78,7 +91,7 @@ def run(folder: Path, tests: str, *, has_device: bool = True, limit_s: float = 6
     return done.stdout + done.stderr
 
 
-def test_each_marked_test_has_a_process_and_one_that_dies_costs_itself_alone(tmp_path):
+def test_a_test_that_loses_the_context_or_dies_costs_itself_alone(tmp_path):
     said = run(tmp_path, TESTS)
     assert "2 failed, 4 passed, 1 skipped" in said, said
     assert "FAILED test_it.py::test_first_loses_the_context" in said
@@ -86,6 +99,12 @@ def test_each_marked_test_has_a_process_and_one_that_dies_costs_itself_alone(tmp
     assert "these are my last words" in said
     assert "its process ended with exit code -6" in said
     assert "it has no such thing" in said
+
+
+def test_tests_that_pass_share_a_process(tmp_path):
+    assert "3 passed" in run(tmp_path, WHOLE)
+    processes = (tmp_path / "processes").read_text().split()
+    assert (len(processes), len(set(processes))) == (3, 1)
 
 
 def test_one_that_hangs_is_killed_and_the_next_is_run(tmp_path):
@@ -106,6 +125,12 @@ def test_this_projects_tests_have_these_hooks():
     ]
     assert conftest.pytest_runtest_protocol is apart.pytest_runtest_protocol
     assert conftest.pytest_configure is apart.pytest_configure
+
+
+@INSIDE_TORCH
+def test_a_deprecation_inside_of_torch_fails_no_test_of_a_device():
+    """Inductor's import of torch.jit once failed every test of flex_attention."""
+    warnings.warn_explicit("`script_method` is deprecated", DeprecationWarning, "_script.py", 1, "torch.jit._script")
 
 
 def test_a_device_is_looked_for_where_torch_finds_it(monkeypatch):

@@ -21,6 +21,5 @@ def test_own_time_includes_processes_that_ended_and_those_at_work():
     assert between.own_s - before.own_s >= 0.45
     assert after.own_s - between.own_s >= 0.45
     assert after.total_s > before.total_s
-    assert before.own_s > 0
-    assert before.free_bytes > 0
+    assert min(before.own_s, before.free_bytes) > 0
     assert before.began_s == after.began_s

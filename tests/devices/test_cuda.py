@@ -20,7 +20,10 @@ from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
 from tests.pairwise import pairwise
 
+INSIDE_TORCH = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+"""Inductor imports parts of torch that torch itself calls deprecated."""
 pytestmark = [
+    INSIDE_TORCH,
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
     # torch warns of these in the first call of a process; none says anything of the code under test
@@ -42,18 +45,13 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     assert agreed.agrees, agreed.diagnosis
 
 
-def test_the_clock_sees_device_time_and_adds_up():
-    matrix = torch.randn(4096, 4096, device="cuda")
-    clock = device("cuda").clock
-    clock.elapsed(lambda: matrix @ matrix, 3)
-    one, four = clock.elapsed(lambda: matrix @ matrix, 1), clock.elapsed(lambda: matrix @ matrix, 4)
-    assert 0 < one < four
-
-
 def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
     inputs = torch.zeros(2**20, device="cuda")
     assert device("cuda").record(lambda: inputs + 1).footprint().peak_bytes == 4 * 2**20
-    assert device("cuda").record(lambda: (inputs + 1) + 1).footprint().peak_bytes == 2 * 4 * 2**20
+    found = device("cuda").record(lambda: (inputs + 1) + 1).footprint([inputs])
+    assert (found.peak_bytes, found.num_allocations) == (2 * 4 * 2**20, 2)
+    assert found.kept_bytes == found.result_bytes == 4 * 2**20
+    assert min(found.reserved_bytes, found.unused_bytes) >= 0
 
 
 def test_running_out_of_memory_is_distinguished_from_other_errors():
@@ -140,12 +138,3 @@ def test_the_kernels_of_a_call_take_about_as_long_as_the_clock_says():
     kernels = device("cuda").record(lambda: matrix @ matrix).kernels()
     assert busy_s(kernels) == pytest.approx(clock.elapsed(lambda: matrix @ matrix, 8) / 8, rel=0.1)
     assert on_other_streams(kernels) == ()
-
-
-def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():
-    inputs = torch.zeros(2**20, device="cuda")
-    found = device("cuda").record(lambda: (inputs + 1) + 1).footprint([inputs])
-    assert found.reserved_bytes >= 0 <= found.unused_bytes
-    assert found.peak_bytes == 2 * 4 * 2**20
-    assert found.kept_bytes == found.result_bytes == 4 * 2**20
-    assert found.num_allocations == 2

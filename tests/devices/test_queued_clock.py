@@ -140,12 +140,6 @@ def test_a_flush_is_outside_of_the_span_however_long_it_is():
         assert seen.elapsed_s == pytest.approx(4 * 9e-6)
 
 
-def test_a_flush_that_does_nothing_leaves_cold_calls_hot():
-    clock, runtime = made()
-    runtime.touch(5e-6, 9e-6)
-    assert clock.read(lambda: runtime.touch(5e-6, 9e-6), 4, lambda: None).elapsed_s == pytest.approx(4 * 5e-6)
-
-
 def test_samples_of_a_visit_carry_host_time_and_flags():
     clock, runtime = made()
 

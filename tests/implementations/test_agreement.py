@@ -57,14 +57,9 @@ NAMED_MASKS = [
     "window(1,2)",
     "causal+chunks(3)",  # Llama 4
     "causal_bottom_right+chunks_bottom_right(3)",
-    "streaming(2,1)",
-    "streaming_bottom_right(2,1)",
-    "tree(2)",
     "ragged",
     "relative_buckets(8,9)",  # the encoder of T5
     "causal+relative_buckets_past(4,5)",  # its decoder
-    "decomposed",  # SAM
-    "padding+decomposed+additive",
 ]
 MASKS = [*NAMED_MASKS, *not_among(NAMED_MASKS)]
 TILES = {"batch_size": 2, "seq_len": 258, "kv_len": 514, "num_heads": 2, "head_dim": 2, "dtype": "float32"}

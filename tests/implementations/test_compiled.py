@@ -1,6 +1,5 @@
 """flex_attention and torch.compile variants: right, compiled once, and never eager under another name."""
 
-import copy
 import sys
 import warnings
 
@@ -11,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import build, draw_normal, place
-from attnbench.contract import Attention, NotOneGraphError, compile_whole, missing_compiler
+from attnbench.contract import NotOneGraphError, compile_whole, missing_compiler
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
 from attnbench.reports import style
@@ -214,11 +213,3 @@ def test_a_variant_looks_like_what_it_is_a_variant_of():
     assert (variant.colour, variant.marker) == (plain.colour, plain.marker)
     assert variant.line != plain.line
     assert variant.width < plain.width
-
-
-def test_a_copy_shares_its_parameters_with_the_module():
-    class Other(Attention):
-        pass
-
-    module = Other(draw_normal(Workload(**SMALL), 0).weights)
-    assert copy.copy(module).query.weight is module.query.weight

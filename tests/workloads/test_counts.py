@@ -14,7 +14,7 @@ from attnbench.workloads.workload import DTYPE_BYTES, Workload
 from tests.mask_texts import not_among
 
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
-GIVEN = ["boolean(50)", "tree(3)"]
+GIVEN = ["boolean(50)"]
 MASKS = [*GIVEN, *not_among(GIVEN)]
 COUNTABLE = ("fused", "bmm", "einsum", "module_list", "sdpa_math")
 MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}

@@ -18,18 +18,12 @@ SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8), (2, 1, 7), (1, 7
 HEADS = 6
 
 
-def ancestors(token: int, parent) -> set[int]:
-    """Return a token and all its ancestors."""
-    return {token} | (ancestors(parent(token), parent) if parent(token) >= 0 else set())
-
-
 def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
     """Whether one pair is visible, by the mask's description as code; by its own rule if it has none here."""
     batch, queries, keys = sizes
     is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
     half = keys - keys // 2
     own = i + keys - queries  # the query's place counted from the end
-    token = j - (keys - queries)
     first = keys - b * (keys - max(queries, keys // 4)) // max(1, batch - 1) - queries  # of a row's queries
     words = {
         "causal": j <= i,
@@ -44,10 +38,6 @@ def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> 
         "window(1,2)": j in {i - 1, i, i + 1, i + 2},
         "chunks(3)": i // 3 == j // 3,
         "chunks_bottom_right(3)": own // 3 == j // 3,
-        "streaming(2,1)": j in {i, i - 1} or (j == 0 and i >= 0),
-        "streaming_bottom_right(2,1)": j in {own, own - 1} or (j == 0 and own >= 0),
-        "tree(2)": token < 0 or token in ancestors(i, lambda number: (number - 1) // 2),
-        "tree(0)": token < 0 or token == i,
         "ragged": j <= first + i,
     }
     mask = parse_mask(name)
@@ -56,17 +46,14 @@ def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> 
 
 HIDING = ["causal", "causal_bottom_right", "sliding_window(3)", "sliding_window_bottom_right(3)", "padding"]
 HIDING += ["padding_to_nothing", "prefix(2)", "document", "boolean(0)"]
-NEW = ["window(1,2)", "chunks(3)", "chunks_bottom_right(3)", "streaming(2,1)", "streaming_bottom_right(2,1)"]
-NEW += ["tree(2)", "tree(0)", "ragged"]
-LEARNED = ["relative_buckets", "relative_buckets_past(4,9)", "decomposed"]
+NEW = ["window(1,2)", "chunks(3)", "chunks_bottom_right(3)", "ragged"]
+LEARNED = ["relative_buckets", "relative_buckets_past(4,9)"]
 CHANGING = ["alibi", "alibi_bottom_right", "additive", "softcap(2)", *LEARNED]
 SHOWING_ALL = ["none", "boolean(100)", *CHANGING]
 PAIRS = ["+".join(pair) for pair in itertools.combinations(HIDING, 2)]
 JOINED = [
     *PAIRS,
     "causal+chunks(3)",
-    "causal_bottom_right+streaming(2,1)",
-    "tree(2)+padding",
     "causal+padding+prefix(2)",
     "causal+alibi",
     "padding+softcap(2)+alibi",
@@ -92,7 +79,7 @@ def dense(name, sizes):
 def test_dense_form_count_and_tiles_are_what_the_words_say(name):
     mask = parse_mask(name)
     fitting = [sizes for sizes in SIZES if fits(name, sizes)]
-    picky = any(word in name for word in ("document", "tree", "ragged"))
+    picky = any(word in name for word in ("document", "ragged"))
     assert len(fitting) == len(SIZES) or (picky and fitting)
     for sizes in fitting:
         expected = dense(name, sizes)

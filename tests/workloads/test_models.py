@@ -84,7 +84,7 @@ def test_what_models_add_to_plain_attention():
     assert latent.scale == pytest.approx(0.1352338, rel=1e-6)
     assert {each.sinks for _, each in parts("gpt-oss-120b", "prefill", seq_len=512)["prefill B=1 T=512"]} == {"learned"}
     images = [(count, each.batch_size, each.mask) for count, each in next(iter(parts("sam-h", "prefill").values()))]
-    assert images == [(28, 25, "decomposed(14)"), (4, 1, "decomposed(64)")]
+    assert images == [(28, 25, "additive"), (4, 1, "additive")]
     cross = [
         (count, each.seq_len, each.kv_len, each.head_dim)
         for count, each in next(iter(parts("sd-1.5", "prefill").values()))

@@ -15,10 +15,10 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, control_numbers, effects, judged
+from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, effects, judged
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import are_among, by_process, median
-from attnbench.statistics.verdict import Effect, Judgement, doubted, effect
+from attnbench.statistics.intervals import are_among, median
+from attnbench.statistics.verdict import Effect, Judgement, doubted
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
@@ -157,16 +157,6 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
         for seen in (one, other)
     )
     return bool(first) and first == second
-
-
-def control_effects(results: Results) -> dict[Key, Effect]:
-    """Ratio of each baseline to its A/A control. The code is identical, so it should be 1; no verdict uses it."""
-    controls = {}
-    for workload, taken in samples_of(results).items():
-        for arm in filter(results.plan.is_reference, taken):
-            if visits := control_numbers(taken, arm):
-                controls[workload, arm] = effect([*by_process(visits).values()], is_watched=False)
-    return controls
 
 
 def whole(results: Results) -> Judgement | None:

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.judgements import CheckVerdict
+from attnbench.analysis.judgements import CheckVerdict, verdict_of
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import plain, span
 
@@ -98,13 +98,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
     """The mark of a cell; None if it is unsupported or was predicted to be out of reach."""
     if record.status is Status.unsupported or record.is_predicted:
         return None
-    if record.is_wrong:
-        correct = CheckVerdict.wrong
-    elif record.is_imprecise:
-        correct = CheckVerdict.imprecise
-    else:
-        correct = CheckVerdict.not_judged if record.agreement is None else CheckVerdict.right
-    return mark(correct, speed, is_doubtful=is_doubtful, has_failed=record.is_finding)
+    return mark(verdict_of(record), speed, is_doubtful=is_doubtful, has_failed=record.is_finding)
 
 
 @dataclass(frozen=True, kw_only=True)

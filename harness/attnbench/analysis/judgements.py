@@ -32,6 +32,20 @@ class CheckVerdict(enum.StrEnum):
     not_judged = "not judged"  # no answer to compare
 
 
+WORST_FIRST = (CheckVerdict.wrong, CheckVerdict.approximate, CheckVerdict.imprecise, CheckVerdict.right)
+
+
+def verdict_of(record: Record) -> CheckVerdict:
+    """The verdict on the answer of one cell."""
+    if record.is_wrong:
+        return CheckVerdict.wrong
+    if record.agreement is None:
+        return CheckVerdict.not_judged
+    if record.status is Status.approximate:
+        return CheckVerdict.approximate
+    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
+
+
 def _hides_all(workload: Workload) -> bool:
     """Whether the mask may hide every key from some query."""
     is_short = "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
@@ -88,14 +102,8 @@ class Judgement:
     @property
     def verdict(self) -> CheckVerdict:
         """The worst verdict of all cells; `not judged` if nothing was compared."""
-        if self.wrong:
-            return CheckVerdict.wrong
-        if not self.compared:
-            return CheckVerdict.not_judged
-        if any(record.status is Status.approximate for record in self.compared):
-            return CheckVerdict.approximate
-        is_imprecise = any(record.is_imprecise for record in self.compared)
-        return CheckVerdict.imprecise if is_imprecise else CheckVerdict.right
+        verdicts = set(map(verdict_of, self.records))
+        return next((each for each in WORST_FIRST if each in verdicts), CheckVerdict.not_judged)
 
     @property
     def is_enough(self) -> bool:

@@ -66,22 +66,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         what: the function; or for a module, f(sizes) -> module.
         layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
             packed, per_head, stacked, head_list, transposed or Layout(pack=...).
-        facts: any of these:
-            call: f(module, x, context, mask) or f(function, query, key, value, mask) with mask a BoundMask. Without it
-                a module is called with x (B, T, D) alone. If a module returns a tuple, the first entry is the output.
-                A `call` of a module that uses its context is also tried with contexts of another length.
-            masks: the masks that it takes or has built in, by name or with numbers, as in "sliding_window(9)".
-            scale: the built-in factor of query times key, if it is not 1 / sqrt(K).
-            rotary: the rotary embedding inside, "halves(10000)" or "interleaved(10000)" by its base.
-            sizes: built-in values of axes, as in {"seq_len": 256}; {"kv_len": 0} means S = T.
-            extra: values of parameters that hold no canonical weight, by name or pattern, as in {"norm.weight": 1.0}.
-            residual: the module returns its input plus attention.
-            has_cache: the module keeps its own cache, which is emptied before each call; inference only.
-            approximate: it is meant to be close, not equal: its error is shown without a judgement.
-            changes_scores: `call` also passes on masks that change scores, if no masks are listed.
-            unsupported: f(workload) -> the reason why it cannot run, or None.
-            dropout: f(module, share) makes a module drop that share of its weights in every later call, in any mode.
-            source: the origin of the code, for reports.
+        facts: any field of Declared (contract/declared.py), by name.
 
     Raises:
         ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, or several masks have no

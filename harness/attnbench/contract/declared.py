@@ -37,6 +37,8 @@ _ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base
 class Declared:
     """The facts that `adapt` takes (contract/adapters.py), and two about the bundled functions.
 
+    Without `call` a module is called with x (B, T, D) alone. If it returns a tuple, the first entry is the output. A
+    `call` that uses its context is also tried with contexts of another length. `mask` is a BoundMask.
     `has_sdpa_mask` says that a function's mask may be numbers to add, as in scaled_dot_product_attention.
     `has_no_empty_rows` says that its output for a query without visible keys is undefined.
 
@@ -44,19 +46,19 @@ class Declared:
         ValueError: a fact has the wrong type, or an axis or mask is unknown.
     """
 
-    call: Callable[..., Any] | None = None
-    masks: Collection[str] | None = None
-    scale: float = 0.0
-    rotary: str = "none"
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    extra: Mapping[str, float] = field(default_factory=dict)
-    residual: bool = False
-    has_cache: bool = False
-    approximate: bool = False
-    changes_scores: bool = False
-    unsupported: Callable[[Workload], str | None] = supports_everything
-    dropout: Callable[[Any, float], object] | None = None
-    source: str = ""
+    call: Callable[..., Any] | None = None  # f(module, x, context, mask) or f(function, query, key, value, mask)
+    masks: Collection[str] | None = None  # those that it takes or has built in, as in "sliding_window(9)"
+    scale: float = 0.0  # the built-in factor of query times key; 0: 1 / sqrt(K)
+    rotary: str = "none"  # the rotary embedding inside, "halves(BASE)" or "interleaved(BASE)"
+    sizes: Mapping[str, int] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
+    extra: Mapping[str, float] = field(default_factory=dict)  # parameters that are no weights, by name or pattern
+    residual: bool = False  # the module returns its input plus attention
+    has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
+    approximate: bool = False  # meant to be close, not equal: its error is shown without a judgement
+    changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
+    unsupported: Callable[[Workload], str | None] = supports_everything  # the reason why it cannot run, or None
+    dropout: Callable[[Any, float], object] | None = None  # f(module, share): drop that share in every later call
+    source: str = ""  # the origin of the code, for reports
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
 

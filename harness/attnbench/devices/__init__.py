@@ -60,7 +60,8 @@ class Clock(Protocol):
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds of `num_calls` calls, back to back."""
+        """Seconds of `num_calls` calls, back to back. A clock defines this or `read`."""
+        return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
         """Time the calls of a sample; `flush` empties the caches before each call, outside of the measured time."""
@@ -93,6 +94,7 @@ class Device(Protocol):
 
     name: str  # as in a workload: "cpu", "cuda:1"
     torch_device: str  # device for its tensors, as for torch.device()
+    is_single: bool = False  # there is one, so that its name has no number
     is_host: bool  # uses this process's memory: the profiler sees every allocation, and fresh pages cost time
     has_caching_allocator: bool  # torch keeps freed memory, so that it may hold more than tensors do
     clock: Clock  # the clock of all measurements
@@ -201,10 +203,6 @@ class Device(Protocol):
         """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
 
-    def is_capturing(self) -> bool:
-        """Whether launches are being recorded for a graph, and cannot be waited for."""
-        return False
-
     def is_crowded(self) -> bool:
         """Whether this process holds so large a share of the memory that it should free its caches."""
 
@@ -229,12 +227,15 @@ def device(text: str) -> Device:
     """The device that a workload names: NAME, or NAME:N for one of several. It need not be available here.
 
     Raises:
-        ValueError: there is no such device; the message lists the known ones.
+        ValueError: there is no such device, and the message lists the known ones; or it has no numbers.
     """
     name = text.partition(":")[0]
     if name not in names():
         raise ValueError(unknown("device", name, names()))
-    made: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
+    kind = importlib.import_module(f"{__name__}.{name}").DEVICE
+    if kind.is_single and text != name:
+        raise ValueError(f"device={text} is not allowed: there is one {name}; give no number")
+    made: Device = kind(text)
     return made
 
 

@@ -47,6 +47,9 @@ SETTINGS = (
     "NVTE_*",
     "XFORMERS_*",
 )
+BUSY = "busy or unavailable"
+"""Part of CUDA's message if a device lets no further process in."""
+EXCLUSIVE = "{} lets no further process in: if its mode is EXCLUSIVE_PROCESS, nvidia-smi --compute-mode=DEFAULT"
 NUM_WARM_UPS = 3
 """Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
@@ -73,6 +76,7 @@ class Cuda(Accelerator):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.clock = QueuedClock(CudaRuntime(name))
+        self._is_refused = False  # its driver lets no further process in
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
@@ -92,6 +96,19 @@ class Cuda(Accelerator):
         """Whether a driver is loaded."""
         return DRIVER.exists() or AMD_DRIVER.exists()
 
+    def missing(self) -> str | None:
+        """Report a missing driver, fewer devices than N, or a device that has refused this process."""
+        return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
+
+    def use(self, number: int) -> None:
+        """Make the device with this number the current one; the driver may refuse, since that makes a context."""
+        try:
+            super().use(number)
+        except RuntimeError as error:
+            if BUSY not in str(error):
+                raise
+            self._is_refused = True
+
     def missing_compiler(self) -> str | None:
         """Report a missing triton."""
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
@@ -110,7 +127,7 @@ class Cuda(Accelerator):
             others = (torch.device("cuda", number) for number in numbers)
             accelerator = "; ".join(dict.fromkeys(map(_description, [first, *others])))
             if (library := nvml.library()) is not None:
-                clocks = nvml.state(str(torch.cuda.get_device_properties(first).uuid), library)
+                clocks = nvml.limits(str(torch.cuda.get_device_properties(first).uuid), library)
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         if torch.version.hip:
@@ -134,7 +151,7 @@ class Cuda(Accelerator):
         """
         import torch
 
-        if not torch.cuda.is_initialized():
+        if self._is_refused or not torch.cuda.is_initialized():
             return False
         try:
             self.synchronize()
@@ -150,6 +167,8 @@ class Cuda(Accelerator):
         """
         import torch
 
+        if self._is_refused:
+            return
         query = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device=self.name)
         torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - a call would build cuDNN's plan, too
 
@@ -227,12 +246,6 @@ class Cuda(Accelerator):
         self.synchronize()
         free, whole = self._free_and_whole()
         return whole - free - torch.cuda.memory_reserved(self.name)
-
-    def is_capturing(self) -> bool:
-        """Whether the current stream is being captured."""
-        import torch
-
-        return torch.cuda.is_current_stream_capturing()
 
 
 DEVICE = Cuda

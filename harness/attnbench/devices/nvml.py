@@ -1,4 +1,4 @@
-"""The state of a GPU as its driver reports it through nvidia-ml-py, if installed: clocks, power, temperature, ECC, MIG.
+"""The limits and the state of a GPU as its driver reports them through nvidia-ml-py, if that is installed.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
 """
@@ -10,6 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from attnbench.devices import T
 from attnbench.storage.records import DeviceState
 
 POWER_CAP = 0x4
@@ -46,44 +47,38 @@ def handle(uuid: str, nvml: Any) -> Any:  # noqa: ANN401 - as `library` gives it
     return None
 
 
-def state(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library` gives it
-    """All readable properties of the GPU with this UUID, as text by name."""
+def limits(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library` gives it
+    """The limits and modes of the GPU with this UUID, as text by name; those that it lacks are left out."""
     if (found := handle(uuid, nvml)) is None:
         return {}
     asked: dict[str, Callable[[], str]] = {
         "gpu SM clock limit": lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(found, nvml.NVML_CLOCK_SM)} MHz",
         "gpu memory clock limit": lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(found, nvml.NVML_CLOCK_MEM)} MHz",
-        "gpu SM clock": lambda: f"{nvml.nvmlDeviceGetClockInfo(found, nvml.NVML_CLOCK_SM)} MHz",
         "gpu power limit": lambda: f"{nvml.nvmlDeviceGetEnforcedPowerLimit(found) / 1000:.0f} W",
-        "gpu temperature": lambda: f"{nvml.nvmlDeviceGetTemperature(found, nvml.NVML_TEMPERATURE_GPU)} C",
-        "gpu throttle reasons": lambda: f"{_slowed_by(found, nvml):#x}",
         "gpu ECC": lambda: "on" if nvml.nvmlDeviceGetEccMode(found)[0] else "off",
         "gpu MIG": lambda: "on" if nvml.nvmlDeviceGetMigMode(found)[0] else "off",
     }
-    said = {}
-    for name, ask in asked.items():
-        try:
-            said[name] = ask()
-        except nvml.NVMLError:  # this GPU lacks the property
-            continue
-    return said
+    return {name: text for name, ask in asked.items() if (text := _known(ask, nvml, ""))}
 
 
 def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `library` gives it
     """Current clock, temperature and power; unreadable values are 0."""
-
-    def known(ask: Callable[[], float]) -> float:
-        try:
-            return ask()
-        except nvml.NVMLError:
-            return 0.0
-
     return DeviceState(
-        clock_mhz=known(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        temperature_c=known(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-        power_w=known(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-        slowed_by=int(known(lambda: _slowed_by(handle, nvml))),
+        clock_mhz=_known(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), nvml, 0.0),
+        temperature_c=_known(
+            lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), nvml, 0.0
+        ),
+        power_w=_known(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, nvml, 0.0),
+        slowed_by=_known(lambda: _slowed_by(handle, nvml), nvml, 0),
     )
+
+
+def _known(ask: Callable[[], T], nvml: Any, default: T) -> T:  # noqa: ANN401 - as above
+    """The answer of the driver; the default if it has none."""
+    try:
+        return ask()
+    except nvml.NVMLError:
+        return default
 
 
 def reasons(slowed_by: int) -> str:

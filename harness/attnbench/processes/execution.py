@@ -90,12 +90,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
 
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
-    """Run the stages with these names; return why timing ended, or ""."""
+    """Run the stages with these names; return why checks or timing ended early, or ""."""
     plan, reason = session.plan, ""
     if "shortlist" in names:
         shortlist(session)
     if "check" in names:
-        check(session, stops_when_wrong=stops_when_wrong)
+        reason = check(session, stops_when_wrong=stops_when_wrong)
     if "check" in names and "trace" not in names:
         measure_kept_memory(session)
     if "operators" in names or "metrics" in names:

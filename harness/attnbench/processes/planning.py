@@ -115,7 +115,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
     of_sweep: dict[str, Any] = {
-        "budget_s": chosen.budget_s,
+        "budget_s": chosen.budget_s if metrics or not chosen.metrics else 0.0,  # a check needs none for times
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
         "timeout_s": TIMEOUT_S,
         "memory_limit_bytes": 0,

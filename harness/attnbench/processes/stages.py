@@ -107,9 +107,7 @@ class Session:
         """
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
-                raise ValueError(
-                    f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
-                )
+                raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)
         started = events.WorkerStarted(
@@ -196,12 +194,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def check(session: Session, *, stops_when_wrong: bool = False) -> None:
-    """Check every cell.
+def check(session: Session, *, stops_when_wrong: bool = False) -> str:
+    """Check every cell; return why some were left out, or "".
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, and the most informative workloads come first.
+    wrong, the most informative workloads come first, and checks end with the budget.
     """
     plan, status = session.plan, session.state.status
     workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
@@ -211,8 +209,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> None:
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
     for number, (workload, arm) in enumerate(cells):
-        is_dropped = stops_when_wrong and arm in wrong
-        if (workload.id, arm) not in status and not is_dropped:
+        if stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s:
+            return f"{len(cells) - number} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
+        if (workload.id, arm) not in status and not (stops_when_wrong and arm in wrong):
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
             is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
             check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
@@ -221,6 +220,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> None:
         elif status.get((workload.id, arm)) is Status.ok:
             passed.add((arm, _kind(workload)))
     session.show_progress("check", "", len(cells), len(cells))
+    return ""
 
 
 def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:

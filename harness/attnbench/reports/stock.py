@@ -53,8 +53,8 @@ def write(file: Path, results: Results) -> None:
     ]
     parts = [TITLE, markdown_list(facts), markdown_table(rows), FINDINGS]
     parts += [markdown_table(findings) if findings else "No findings."]
-    parts += [f"The same inputs again: --seed {results.plan.seed}"]
-    file.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    parts += [results.reason, f"The same inputs again: --seed {results.plan.seed}"]
+    file.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def _by_place(whole: Judgement) -> dict[str, str]:

@@ -16,7 +16,7 @@ import msgspec
 from attnbench.analysis.changed import changed
 from attnbench.analysis.comparisons import doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
-from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
@@ -24,9 +24,9 @@ from attnbench.reports import answers, recommended, story
 from attnbench.reports.cells import compared
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, LATENCY, Record, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warned
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
     """A reason to distrust a time or an answer; `attnbench explain NAME` says what to do."""
 
-    name: str
+    name: Warn
     text: str
 
 
@@ -246,15 +246,11 @@ def encoded(value: Report) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report."""
-    found = msgspec.json.schema(Report)
-    for part in found["$defs"].values():
-        if "enum" in part:  # its words are those of another module
-            part.pop("description", None)
-    return found
+    return msgspec.json.schema(Report)
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
-    return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
+    return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
 
 
 def _speed(judged: Judged, baseline: str) -> Speed:
@@ -292,7 +288,7 @@ def _cells(results: Results) -> Iterator[Cell]:
             side=record.side,
             host=record.host,
             status=record.status,
-            verdict=_verdict(record),
+            verdict=verdict_of(record),
             is_predicted=record.is_predicted,
             message=record.message,
             mistakes=() if agreement is None else agreement.mistakes,
@@ -304,16 +300,6 @@ def _cells(results: Results) -> Iterator[Cell]:
             metrics=metrics,
             warnings=_warnings(cautions) if results.plan.metrics else (),
         )
-
-
-def _verdict(record: Record) -> CheckVerdict:
-    if record.is_wrong:
-        return CheckVerdict.wrong
-    if record.status is Status.approximate:
-        return CheckVerdict.approximate
-    if record.agreement is None:
-        return CheckVerdict.not_judged
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
 
 
 def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
@@ -375,7 +361,7 @@ def _crossings(results: Results) -> Iterator[Crossing]:
             workload=ladder.workloads[0],
             implementations=pair,
             answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(msgspec.convert(change.facts(), Change) for change in changes),
+            changes=tuple(msgspec.convert(change._asdict(), Change) for change in changes),
             points={
                 str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
                 for value, each in known

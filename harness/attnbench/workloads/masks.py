@@ -313,71 +313,6 @@ class Chunks(Mask):
 ChunksBottomRight = at_end(Chunks)
 
 
-class Streaming(Mask):
-    """Query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start.
-
-    Source: StreamingLLM, https://arxiv.org/abs/2309.17453, section 3.2 (k = 4).
-    """
-
-    name = "streaming"
-    usage = "streaming(n,k), both at least 1"
-    num_arguments = (2, 2)
-    argument_range = (1, LARGEST)
-
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        return None  # keys in between are hidden
-
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        length, first = self.arguments
-        place = self.place(query, offset)
-        return (key <= place) & ((key > place - length) | (key < first))
-
-
-StreamingBottomRight = at_end(Streaming)
-
-
-class Tree(Mask):
-    """Query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each.
-
-    The queries are the last T of the S keys. In `tree(n)` each token has n children, level by level.
-    Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
-    """
-
-    name = "tree"
-    usage = "tree(n), with kv_len at least seq_len"
-    num_arguments = (1, 1)
-
-    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        self.require(query_len <= key_len, seq_len=query_len, kv_len=key_len)
-
-    def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """Each token's number in a depth-first walk, and the first number after its descendants, both (T,)."""
-        children = self.arguments[0]
-        parents = [(token - 1) // children if token and children else -1 for token in range(query_len)]  # -1: none
-        below = np.ones(query_len, dtype=np.int64)  # descendants, including itself
-        for token in range(query_len - 1, -1, -1):
-            if parents[token] >= 0:
-                below[parents[token]] += below[token]
-        entered, free = np.zeros(query_len, dtype=np.int64), {-1: 0}
-        for token, parent in enumerate(parents):
-            entered[token] = free[parent]
-            free[parent] += int(below[token])
-            free[token] = int(entered[token]) + 1
-        return entered, entered + below
-
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
-        return None  # keys in between are hidden
-
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        entered, left = table
-        is_token = key >= offset
-        token = (key - offset) * is_token
-        return ~is_token | ((entered[token] <= entered[query]) & (entered[query] < left[token]))
-
-    def at_other_length(self) -> Mask:
-        return Tree(2)  # of any length
-
-
 class Ragged(Mask):
     """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
 
@@ -570,45 +505,6 @@ class RelativeBucketsPast(RelativeBuckets):
     )
     is_two_sided = False
     parameter = "relative_bias_past"
-
-
-class Decomposed(Mask):
-    """Keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM).
-
-    The numbers are products of the query with learned tables, computed before attention is called.
-    Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
-    https://github.com/facebookresearch/segment-anything/blob/main/segment_anything/modeling/image_encoder.py
-    """
-
-    name = "decomposed"
-    usage = "decomposed or decomposed(columns), a divisor of kv_len; else the largest up to its root"
-    num_arguments = (0, 1)
-    argument_range = (1, LARGEST)
-    changes_scores = True
-    is_learned = True
-    has_lengths = True
-
-    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
-        self.require(not self.arguments or key_len % self.arguments[0] == 0, kv_len=key_len)
-
-    def columns(self, key_len: int) -> int:
-        """The number of columns in the grid."""
-        roots = range(math.isqrt(key_len), 0, -1)
-        return self.arguments[0] if self.arguments else next(each for each in roots if key_len % each == 0)
-
-    def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """`row_bias` (B, H, T, rows) and `column_bias` (B, H, T, columns)."""
-        batch_size, query_len, key_len = sizes
-        columns = self.columns(key_len)
-        each = (batch_size, num_heads, query_len)
-        return {"row_bias": (*each, key_len // columns), "column_bias": (*each, columns)}
-
-    def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        columns = self.columns(key_len)
-        return key // columns, key % columns
-
-    def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        return tables["row_bias"][*places, index[0]] + tables["column_bias"][*places, index[1]]
 
 
 class Softcap(Mask):

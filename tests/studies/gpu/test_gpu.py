@@ -10,7 +10,7 @@ import pytest
 
 from studies.gpu import __main__ as command
 from studies.gpu import plan, steps, work
-from studies.gpu.steps import DIED, FAILED, HUNG, LEFT_OUT, OK, POISONED, Step
+from studies.gpu.steps import DIED, FAILED, HUNG, LEFT_OUT, OK, Step
 from tests import forks
 
 
@@ -24,11 +24,11 @@ def started(monkeypatch):
 
 
 def run_all(asked, out, stop_after_s=1e9):
-    return steps.run_all([(1, asked)], out, stop_after_s)
+    return steps.run_all(asked, out, stop_after_s)
 
 
 def ended(asked, out):
-    return dict(steps.ended([(1, asked)], out))
+    return dict(steps.ended(asked, out))
 
 
 def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_run(tmp_path, started):
@@ -38,7 +38,7 @@ def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_
     assert [row["outcome"] for row in found.values()] == [HUNG, DIED, OK]
     assert found["planted-die"]["reason"] == "SIGABRT"
     assert run_all(asked, tmp_path)
-    assert {file.read_bytes() for file in (tmp_path / "starts").iterdir()} == {b"."}  # no step ran twice
+    assert ended(asked, tmp_path) == found  # no step ran twice
 
 
 @pytest.mark.long
@@ -54,16 +54,6 @@ def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monke
     if left is not None:  # it is killed, and its new parent may need a moment to notice
         psutil.wait_procs([left], timeout=10.0)
     assert left is None or not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
-
-
-def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_time(tmp_path, started):
-    asked = [step("versions", "versions")]
-    for starts, outcome in ((b".", OK), (b"..", DIED)):
-        out = tmp_path / str(len(starts))
-        (out / "starts").mkdir(parents=True)
-        (out / "starts" / "versions").write_bytes(starts)
-        assert run_all(asked, out)
-        assert ended(asked, out)["versions"]["outcome"] == outcome
 
 
 def test_no_step_is_begun_that_may_end_too_late(tmp_path):
@@ -85,32 +75,6 @@ def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatc
     assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] in {LEFT_OUT, OK, FAILED}
 
 
-def test_a_context_that_is_lost_is_named_and_costs_one_step(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    work.main("poison", tmp_path / "poison.json")
-    found = json.loads((tmp_path / "poison.json").read_bytes())
-    assert (found["outcome"], found["reason"].partition("; ")[2]) == (POISONED, "the context is lost")
-    work.main("gauge", tmp_path / "gauge.json", "cpu", "cold_caches")
-    assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] == OK
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_path, monkeypatch):
-    """Queued work may fail after the step has its answer."""
-
-    def kernels(where):
-        monkeypatch.setattr("attnbench.devices.cpu.Cpu.is_broken", lambda _: True)
-        if fails:
-            raise work.Wrong("it is off", [{"kept": 1}])
-        return "all is well", []
-
-    monkeypatch.setitem(work.WORK, "kernels", work._watched(kernels))
-    work.main("kernels", tmp_path / "found.json", "cpu")
-    found = json.loads((tmp_path / "found.json").read_bytes())
-    assert found["outcome"] == POISONED
-    assert found["rows"] == ([{"kept": 1}] if fails else [])
-
-
 def test_who_starts_the_steps_needs_python_alone():
     block = "import sys; sys.modules |= dict.fromkeys(('torch', 'msgspec', 'numpy', 'attnbench', 'typer'));"
     command_line = [sys.executable, "-c", f"{block} import studies.gpu.__main__, studies.gpu.work"]
@@ -119,12 +83,11 @@ def test_who_starts_the_steps_needs_python_alone():
 
 def test_the_whole_has_every_implementation_and_each_step_once():
     size = plan.full()
-    asked = [each for _, group in plan.groups(size) for each in group]
+    asked = plan.steps(size)
     names = [each.name for each in asked]
     assert len(names) == len(set(names))
-    assert sum(name.startswith("kernels-") for name in names) == len(plan.implementations())
     assert {f"gauge-{each}" for each in plan.GAUGES} <= set(names)
-    assert {"check", "check-tf32", "check-compiled", "check-flex", "run", "growth", "tests"} <= set(names)
+    assert {"check", "check-tf32", "check-compiled", "run", "tests"} <= set(names)
     assert {each.work for each in asked} <= set(work.WORK)
 
 
@@ -132,21 +95,17 @@ def test_the_whole_has_every_implementation_and_each_step_once():
 def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_path, started, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code = command.main(["--out", str(tmp_path), "--rehearse"])
-    found = dict(steps.ended(plan.groups(plan.rehearsal()), tmp_path))
+    found = dict(steps.ended(plan.steps(plan.rehearsal()), tmp_path))
     assert (code, {name: row for name, row in found.items() if row["outcome"] == FAILED}) == (0, {})
     assert found["planted-hang"]["outcome"] == HUNG
     assert found["planted-die"]["outcome"] == DIED
-    assert found["planted-poison"]["outcome"] == POISONED
     assert {found[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
-    assert {line["group"] for line in found.values()} == {
-        *("machine", "planted", "kernels", "tests", "gauges", "checks", "run", "times", "memory", "traces")
-    }
     with tarfile.open(tmp_path / command.ARCHIVE) as packed:
         names = packed.getnames()
     for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
         assert any(name.endswith(part) for name in names), part
     assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
-    assert {file.read_bytes() for file in (tmp_path / "starts").iterdir()} == {b"."}
+    assert dict(steps.ended(plan.steps(plan.rehearsal()), tmp_path)) == found
 
 
 def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkeypatch):

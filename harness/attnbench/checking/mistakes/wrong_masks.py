@@ -17,7 +17,7 @@ from attnbench.workloads.workload import Workload
 
 START, END = "aligned at the start (top-left)", "aligned at the end (bottom-right)"
 CAUSAL: dict[type[Mask], str] = {masks.Causal: START, masks.CausalBottomRight: END}
-DRAWN = (masks.Boolean, masks.Tree, masks.Document, masks.PaddingToNothing)
+DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 MOVES = (-1, 1, -2, 2, -3, 3)
 ALIGNMENTS = {"bottom_right_for_top_left", "top_left_for_bottom_right"}
