@@ -301,8 +301,7 @@ class Worker:
         """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
         candidate = self.implementation(request.spec)
-        reason = reason_against(candidate, request.workload)
-        if reason is not None:
+        if (reason := reason_against(candidate, request.workload)) is not None:
             return messages.Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
@@ -332,13 +331,14 @@ class Worker:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
         assert self.consult is not None
         fields = {name: getattr(request, name) for name in messages.Prepare.__struct_fields__}
-        prepared = self.consult(messages.Prepare(**fields))
-        if not isinstance(prepared, messages.Prepared):
-            assert isinstance(prepared, messages.Failed)
-            return prepared
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
-        candidate, num_threads = stand_in(Remote(self.consult, cell), prepared), torch.get_num_threads()
+        num_threads = torch.get_num_threads()
         try:
+            prepared = self.consult(messages.Prepare(**fields))
+            if not isinstance(prepared, messages.Prepared):
+                assert isinstance(prepared, messages.Failed)
+                return prepared
+            candidate = stand_in(Remote(self.consult, cell), prepared)
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
