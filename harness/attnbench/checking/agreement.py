@@ -51,8 +51,8 @@ class References:
     @property
     def short(self) -> Workload:
         """The workload for the rules."""
-        plain = msgspec.structs.replace(self.workload, dropout=0.0)
-        return rules.for_rules(plain.at_length(rules.LENGTH) if plain.longest > rules.LENGTH else plain)
+        is_long = self.workload.longest > rules.LENGTH
+        return rules.for_rules(self.workload.at_length(rules.LENGTH) if is_long else self.workload)
 
 
 def ask_oracle(

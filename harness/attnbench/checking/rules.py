@@ -101,8 +101,8 @@ class Candidate:
         if self.workload.layout == "value_in_key":
             self.sources.remove("value")
         seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
-        is_free = not needs_zeros and self.workload.sinks == "none"
-        self.empty = ~seen.any(dim=-1) & is_free  # (B, T) queries that may get any answer
+        # (B, T) queries that may get any answer
+        self.empty = ~seen.any(dim=-1) & (not needs_zeros and workload.sinks == "none")
         self.seen = seen | self.empty[..., None]
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
@@ -206,9 +206,7 @@ class Candidate:
         known = self.normal.expected
         actual, expected = ({"output": each} if isinstance(each, Tensor) else each for each in (actual, expected))
         for name, right in expected.items():
-            if name not in known:
-                continue
-            usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
+                usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
             larger = max(1.0, size / usual) if usual else 1.0
             allowed = max(2 * self.normal.tolerance(name) * larger, LEAST_APART * size)
             observed = actual.get(name, torch.zeros_like(right))
