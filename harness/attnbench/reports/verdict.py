@@ -361,7 +361,7 @@ def _crossings(results: Results) -> Iterator[Crossing]:
             workload=ladder.workloads[0],
             implementations=pair,
             answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(msgspec.convert(change.facts(), Change) for change in changes),
+            changes=tuple(msgspec.convert(change._asdict(), Change) for change in changes),
             points={
                 str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
                 for value, each in known
