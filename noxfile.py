@@ -26,7 +26,7 @@ GALLERY = {
 }
 """Runs stored in the gallery, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
-OPTIONAL = ("history", "pytest", "tensorboard", "transformers")
+OPTIONAL = ("cluster", "history", "pytest", "tensorboard", "transformers")
 """The optional parts of the extra `all`."""
 QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
@@ -240,16 +240,8 @@ def torture(session: nox.Session) -> None:
 
 
 @nox.session
-def cluster(session: nox.Session) -> None:
-    """Start a Ray cluster of two hosts on this machine, and kill a worker, an actor, a node and the driver."""
-    borrow(session, "test", "cluster")
-    options = session.posargs or ["--durations=5", "-m", "not browser"]
-    session.run("python", "-m", "pytest", *options, "tests/cluster", env=ONE_THREAD)
-
-
-@nox.session
 def acceptance(session: nox.Session) -> None:
-    """Run real sessions with a known truth: renew results/gallery/acceptance (hours; -- V4 --sessions 5: minutes)."""
+    """Run real sessions with a known truth: renew results/gallery/acceptance (hours; -- --list says how many)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 

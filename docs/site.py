@@ -46,6 +46,9 @@ def stage() -> None:
     reference.mkdir()
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     (reference / "words.md").write_text("\n".join(words()), encoding="utf-8")
+    (reference / "words").mkdir()
+    for kind in KINDS:
+        (reference / "words" / f"{kind}.md").write_text("\n".join(meanings(kind)), encoding="utf-8")
     (reference / "verdict.md").write_text("\n".join(report()), encoding="utf-8")
     (reference / "journal.md").write_text("\n".join(journal()), encoding="utf-8")
     (reference / "decisions.md").write_text("\n".join(decisions()), encoding="utf-8")
@@ -104,14 +107,26 @@ def _help(name: str) -> str:
 
 
 def words() -> Iterator[str]:
-    """Build the page of words on screens and in JSON: an entry for each, as `attnbench explain NAME` prints it."""
+    """Build the list of words on screens and in JSON, by kind, with a link to the entry of each."""
     yield from ("# What a word means", "", "`attnbench explain NAME` prints one of these entries.", "")
     for kind, title in KINDS.items():
-        yield from (f"## {title}", "")
-        for each in explanations():
-            if each.kind == kind:
-                yield from (f"### {each.name}", "", f"{each.means} {each.why}", "", f"Example: `{each.example}`", "")
-                yield from (each.do, "")
+        names = [f"[{each.name}](words/{kind}.md#{anchor(each.name)})" for each in explanations() if each.kind == kind]
+        yield from (f"**[{title}](words/{kind}.md)**: {', '.join(names)}", "")
+
+
+def meanings(kind: str) -> Iterator[str]:
+    """Build the page of one kind of words: an entry for each, as `attnbench explain NAME` prints it."""
+    yield from (f"# {KINDS[kind]}", "", "`attnbench explain NAME` prints one of these entries.", "")
+    for each in explanations():
+        if each.kind == kind:
+            yield from (f"## `{each.name}` {{#{anchor(each.name)}}}", "", each.means, "")
+            yield from (f"- **Why it matters**: {each.why}", f"- **Example**: `` {each.example} ``")
+            yield from (f"- **What to do**: {each.do}", "")
+
+
+def anchor(name: str) -> str:
+    """The place of a word on its page."""
+    return re.sub(r"\W+", "-", name).strip("-").lower()
 
 
 def journal() -> Iterator[str]:

@@ -25,7 +25,8 @@ def attention(query, key, value, *, mask=None, scale=None):
 '''
 SLOWER = "    scores = sum(query @ key.mT * scale for _ in range(4)) / 4\n"
 COMPARE = (
-    *("attnbench", "compare", "rev:good", "rev:WORKTREE", "-i", "mine.py:attention", "--bisect", "--quiet"),
+    *(sys.executable, "-m", "attnbench", "compare", "rev:good", "rev:WORKTREE", "-i", "mine.py:attention"),
+    *("--bisect", "--quiet"),
     *("--set", "seq_len=256", "--set", "mask=none", "--set", "scope=attention", "--set", "direction=inference"),
     *("--set", "dtype=float32", "--set", "num_threads=1", "--budget", "40", "--smallest-effect", "0.1"),
 )

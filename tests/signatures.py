@@ -29,24 +29,9 @@ class Snapshot:
     @property
     def signature(self) -> inspect.Signature:
         """Return the parameters with their kinds and defaults."""
-        (function,) = ast.parse(f"def f({self.parameters}): pass").body
-        assert isinstance(function, ast.FunctionDef)
-        given, kinds = function.args, inspect.Parameter
-        positional = [*given.posonlyargs, *given.args]
-        defaults = [inspect.Parameter.empty] * (len(positional) - len(given.defaults))
-        defaults += map(ast.literal_eval, given.defaults)
-        made = [
-            kinds(each.arg, kinds.POSITIONAL_OR_KEYWORD, default=default)
-            for each, default in zip(positional, defaults, strict=True)
-        ]
-        if given.vararg:
-            made.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
-        for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-            value = kinds.empty if default is None else ast.literal_eval(default)
-            made.append(kinds(each.arg, kinds.KEYWORD_ONLY, default=value))
-        if given.kwarg:
-            made.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
-        return inspect.Signature(made)
+        known: dict[str, Any] = {"__builtins__": {}}  # defaults are literals
+        exec(f"def function({self.parameters}): pass", known)  # noqa: S102 - facts of this project
+        return inspect.signature(known["function"])
 
     def stand_in(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Build a function of exactly these parameters that passes all of them, with defaults, to `compute` by name."""

@@ -137,20 +137,11 @@ def sessions() -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_block_says_its_language(document: str) -> None:
+def test_every_block_says_its_language_and_set_up_stands_in_blocks_of_its_own(document: str) -> None:
     known = {"bash", "python", "toml", "diff"} | SHOWN
-    unknown = [str(block) for block in blocks(document) if block.language not in known]
-    assert not unknown, f"a fence is followed by one of {sorted(known)}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_set_up_stands_in_blocks_of_its_own(document: str) -> None:
-    mixed = [
-        str(block)
-        for block in blocks(document)
-        if block.is_set_up and not all(SET_UP.match(command) for command in block.commands)
-    ]
-    assert not mixed
+    for block in blocks(document):
+        assert block.language in known, f"{block}\na fence is followed by one of {sorted(known)}"
+        assert not block.is_set_up or all(map(SET_UP.match, block.commands)), block
 
 
 @pytest.mark.parametrize("document", WITH_SET_UP)

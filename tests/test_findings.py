@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+DTYPES = ("float32", "float16")
 CELLS = pd.DataFrame(
     {
         "implementation": ["fused", "fused", "sdpa"],
@@ -72,12 +73,9 @@ def test_no_number_of_a_result_is_typed(findings):
 
 
 def finding(findings, least):
-    points = {
-        name: {"run": "run", "implementation": "fused", "axes": {"dtype": name}} for name in ("float32", "float16")
-    }
-    facts = {"times": {"over": "float16", "under": "float32", "least": least}}
-    made = {"repro": "", "title": "", "cause": "", "runs": {"run": "attnbench run"}, "what": "latency_s"}
-    return findings.msgspec.convert({**made, "points": points, "facts": facts}, findings.Finding)
+    points = {each: findings.Point(run="run", implementation="fused", axes={"dtype": each}) for each in DTYPES}
+    facts = {"times": findings.Fact(over="float16", under="float32", least=least)}
+    return findings.msgspec.structs.replace(findings.FINDINGS["float16"], points=points, facts=facts)
 
 
 def test_what_does_not_hold_is_refused(findings, monkeypatch):

@@ -80,7 +80,7 @@ def test_the_page_has_what_the_last_whole_run_found():
     block = old_faults.BLOCK.search(old_faults.PAGE.read_text(encoding="utf-8"))
     assert block is not None
     found = re.findall(
-        r"^\| (.*) \| (\w{8}) \| `(\S+)` \| (?:assertion|\w+Error)(?: \(\d+/\d+\))? \| (.*) \|$",
+        r"^\| (.*) \| (\w{8}) \| `(\S+)` \| (?:assertion|\w+(?:Error|Warning))(?: \(\d+/\d+\))? \| (.*) \|$",
         block[0],
         re.MULTILINE,
     )

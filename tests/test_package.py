@@ -16,16 +16,11 @@ from typer.testing import CliRunner
 from attnbench import plugins
 from attnbench.cli import app
 from attnbench.commands import options
-from tests import forks
+from attnbench.reports import pytest_benchmark
 
 ROOT = Path(__file__).parents[1]
-SMALL = [
-    "--set=mask=none",
-    "--set=scope=attention",
-    "--set=seq_len=8",
-    "--set=dtype=float32",
-    "--set=layout=contiguous",
-]
+AXES = ("mask=none", "scope=attention", "seq_len=8", "dtype=float32", "layout=contiguous")
+SMALL = [f"--set={each}" for each in AXES]
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +52,6 @@ def test_it_holds_the_package_and_nothing_else(installed):
     assert Path("implementations/fused.py") in found
 
 
-LINKED = """# name
-[![ci](../../actions/workflows/ci.yml/badge.svg)](../../actions/workflows/ci.yml) [![MIT](https://a.example/b)](LICENSE)
-![picture](results/a.png) [docs](docs/a.md#part) [web](https://b.example) [here](#there) `[code](x.md)`?
-"""
-ABSOLUTE = """# name
-[![ci](https://h.example/o/n/actions/workflows/ci.yml/badge.svg)](https://h.example/o/n/actions/workflows/ci.yml) \
-[![MIT](https://a.example/b)](https://h.example/o/n/blob/v1/LICENSE)
-![picture](https://raw.githubusercontent.com/o/n/v1/results/a.png) \
-[docs](https://h.example/o/n/blob/v1/docs/a.md#part) \
-[web](https://b.example) [here](#there) `[code](https://h.example/o/n/blob/v1/x.md)`?
-"""
-
-
 @pytest.fixture(scope="module")
 def script():
     spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
@@ -79,9 +61,13 @@ def script():
 
 
 def test_an_index_gets_addresses_in_place_of_relative_links(script):
-    assert script.description(LINKED, "https://h.example", "o/n", "v1") == ABSOLUTE
-    readme = script.description((ROOT / "README.md").read_text(encoding="utf-8"), "https://h.example", "o/n", "v1")
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + "\n[here](#there)\n"
+    readme = script.description(text, "https://h.example", "o/n", "v1")
     assert re.findall(r"\]\((?!https://|#)[^)]*\)", readme) == []
+    assert "[![ci](https://h.example/o/n/actions/workflows/ci.yml/badge.svg)](" in readme
+    assert "](https://raw.githubusercontent.com/o/n/v1/results/gallery/" in readme
+    assert "](https://h.example/o/n/blob/v1/docs/" in readme
+    assert "[here](#there)" in readme
 
 
 def test_the_package_knows_who_publishes_it(installed):
@@ -89,22 +75,6 @@ def test_the_package_knows_who_publishes_it(installed):
     text = information.read_text(encoding="utf-8")
     assert "Project-URL: Issues, https://github.com/someone/attnbench/issues\n" in text
     assert "](https://raw.githubusercontent.com/someone/attnbench/" in text
-
-
-@pytest.mark.long
-def test_it_works_outside_of_the_checkout(installed, tmp_path):
-    program = "import attnbench; print(attnbench.__file__)"
-    for arguments, words in (
-        (["-c", program], [str(installed)]),
-        (["-m", "attnbench", "list", "implementations"], plugins.implementation_names()),
-        (["-m", "attnbench", "list", "sweeps"], ["quick", "full", "check"]),
-        (["-m", "attnbench", "check", "fused", *SMALL], ["right"]),
-    ):
-        command = [forks.python(), "-P", *arguments]
-        environment = {"PATH": "", "PYTHONPATH": str(installed), "COLUMNS": "200"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert [word for word in words if word not in done.stdout] == []
 
 
 def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
@@ -116,7 +86,7 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     extras = project["optional-dependencies"]
     offered = {re.split(r"[><=\[]", each)[0] for name in extras for each in extras[name]}
     assert optional <= offered
-    assert extras["all"] == ["attnbench[history,pytest,tensorboard,transformers]"]
+    assert extras["all"] == ["attnbench[cluster,history,pytest,tensorboard,transformers]"]
     assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     for words, extra in (
@@ -135,8 +105,17 @@ for name in ("tensorboard", "torch_tb_profiler", "pytest", "pytest_benchmark", "
 """
 
 
+def test_no_module_imports_an_optional_part_when_it_is_imported(monkeypatch):
+    optional = re.compile(r"^(from|import) (tensorboard|torch_tb|pytest|ray|transformers|ruptures)", re.MULTILINE)
+    files = [path for path in (ROOT / "harness").rglob("*.py") if optional.search(path.read_text(encoding="utf-8"))]
+    assert {path.name for path in files} == {"plugin.py", "pytest_plugin.py", "server.py"}  # TensorBoard's and pytest's
+    monkeypatch.setitem(sys.modules, "pytest_benchmark.stats", None)
+    with pytest.raises(ValueError, match=r"attnbench\[pytest\]"):
+        pytest_benchmark.document(None)
+
+
 @pytest.mark.long
-def test_check_run_and_compare_work_without_the_optional_parts(installed, tmp_path):
+def test_it_works_outside_of_the_checkout_and_without_the_optional_parts(installed, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "sitecustomize.py").write_text(HIDDEN)
     (tmp_path / "mine.py").write_text(
@@ -144,12 +123,16 @@ def test_check_run_and_compare_work_without_the_optional_parts(installed, tmp_pa
     )
     path = os.pathsep.join([str(tmp_path / "first"), str(installed)])
     environment = {"PATH": "", "PYTHONPATH": path, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    for words in (
-        ["check", "mine.py:mine", *SMALL],
-        ["run", "mine.py:mine", *SMALL, "--budget", "1"],
-        ["compare", "mine.py:mine", "mine.py:mine", *SMALL, "--budget", "1"],
-        ["explain", "undecided"],
+    for arguments, words in (
+        (["-c", "import attnbench; print(attnbench.__file__)"], [str(installed)]),
+        (["-m", "attnbench", "list", "implementations"], plugins.implementation_names()),
+        (["-m", "attnbench", "list", "sweeps"], ["quick", "full", "check"]),
+        (["-m", "attnbench", "check", "mine.py:mine", *SMALL], ["right"]),
+        (["-m", "attnbench", "run", "mine.py:mine", *SMALL, "--budget", "1"], ["mine"]),
+        (["-m", "attnbench", "compare", "mine.py:mine", "mine.py:mine", *SMALL, "--budget", "1"], ["mine"]),
+        (["-m", "attnbench", "explain", "undecided"], ["interval"]),
     ):
-        command = [sys.executable, "-P", "-m", "attnbench", *words]
+        command = [sys.executable, "-P", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode in {0, 3}, done.stderr
+        assert [word for word in words if word not in done.stdout] == []

@@ -24,9 +24,6 @@ def function(query, key, value, *, mask=None):
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1) @ value
 
-def unmasked(query, key, value):
-    return function(query, key, value)
-
 class Subclass(Attention):
     def attend(self, query, key, value, mask):
         return function(query, key, value, mask=mask.visible)
@@ -65,20 +62,6 @@ def test_a_file_of_a_folder_of_implementations_says_what_is_unsupported(tmp_path
     assert loading.implementation(f"{file}:attention").unsupported(Workload()) == "on Sundays"
     file.write_text(FORMS)
     assert plugins.plug_in(file) == plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
-
-
-def test_a_function_without_mask_takes_part_unmasked_only(forms):
-    found = loading.implementation(f"{forms}:unmasked")
-    assert reason_against(found, Workload()) is None
-    assert "no parameter mask" in str(reason_against(found, Workload(mask="causal")))
-
-
-@pytest.mark.parametrize("name", ["function", "Bare"])
-def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, name):
-    found = loading.implementation(f"{forms}:{name}")
-    reported = str(reason_against(found, Workload(mask="causal+alibi")))
-    assert reported == "the function has no parameter bias, and mask causal+alibi changes scores"
-    assert reason_against(found, Workload(mask="causal+boolean(30)")) is None
 
 
 @pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one")])

@@ -84,6 +84,11 @@ def test_what_changed_in_results_is_said(tmp_path):
     assert line == f"sdpa on {record.workload.id}: status ok, now error"
 
 
+def test_the_page_for_agents_has_60_lines():
+    """tests/test_documents.py runs every command in it."""
+    assert len((ROOT / "docs" / "agents.md").read_text(encoding="utf-8").splitlines()) <= 60
+
+
 @pytest.mark.long
 def test_an_agents_loop_ends_in_four_decisions():
     loop = runpy.run_path(str(ROOT / "examples" / "agent_loop.py"))

@@ -1,18 +1,26 @@
-"""Measure an installation outside of the tree: `python -m tools.light [SOURCE] [--extras NAMES] [--python PYTHON]`.
+"""Measure installations outside of the tree, and renew their table in docs/guide.md: `python -m tools.light`.
 
-SOURCE, the checkout by default, is built into a wheel and installed into a fresh environment. The row has the number of
+A wheel is built and installed into a fresh environment, with the versions of constraints.txt. A row has the number of
 packages, the megabytes of site-packages with and without torch, the seconds of the installation, and the seconds from
-a cold start to the first verdict of `attnbench check sdpa`. pip's own options and caches apply.
+a cold start to the first verdict of `attnbench check sdpa`. pip's own options and caches apply. With `--python PYTHON`,
+only `attnbench` is installed, with that Python, and its row is printed.
 """
 
 import argparse
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+GUIDE = ROOT / "docs" / "guide.md"
+BEFORE = "87839e31~1"
+"""The last commit at which everything was required."""
+HEADS = ("what", "Python", "packages", "MB", "MB without torch", "s to install", "s to the first verdict")
+TABLE = re.compile(r"(?<=<!-- begin install -->\n\n).*?(?=\n\n<!-- end install -->)", re.DOTALL)
 CHECK = ("check", "sdpa", "--set", "seq_len=32", "--set", "scope=attention", "--set", "dtype=float32")
 
 
@@ -31,7 +39,7 @@ def call(*words: object, folder: Path = ROOT) -> str:
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
 
 
-def measure(source: Path, extras: str, python: str) -> str:
+def measure(what: str, source: Path, extras: str, python: str) -> str:
     """Install the wheel of a checkout into a fresh environment, and return a row of a table.
 
     Raises:
@@ -45,7 +53,7 @@ def measure(source: Path, extras: str, python: str) -> str:
         (wheel,) = folder.glob("*.whl")
         start = time.monotonic()
         wanted = f"attnbench[{extras}] @ {wheel.as_uri()}" if extras else wheel
-        call(inside, "-m", "pip", "install", "--quiet", "--no-compile", wanted)
+        call(inside, "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt", wanted)
         installed_s = time.monotonic() - start
         count = "from importlib.metadata import distributions as d; print(len({each.name for each in d()}))"
         number = int(call(inside, "-c", count)) - len(("pip", "setuptools"))
@@ -55,21 +63,28 @@ def measure(source: Path, extras: str, python: str) -> str:
         call(inside, "-P", "-m", "attnbench", *CHECK, folder=folder)
         verdict_s = time.monotonic() - start
         version = call(inside, "--version").split()[1]
-    what = f"attnbench[{extras}]" if extras else "attnbench"
     numbers = f"{number} | {size:.0f} | {size - of_torch:.0f} | {installed_s:.0f} | {verdict_s:.0f}"
     return f"| {what} | {version} | {numbers} |"
 
 
 def main() -> None:
-    """Print the table with one row."""
+    """Renew the table, or print a row."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", nargs="?", type=Path, default=ROOT)
-    parser.add_argument("--extras", default="")
-    parser.add_argument("--python", default=sys.executable)
-    given = parser.parse_args()
-    heads = ("what", "Python", "packages", "MB", "MB without torch", "s to install", "s to the first verdict")
-    row = measure(given.source, given.extras, given.python)
-    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}\n{row}")  # noqa: T201 - its output
+    parser.add_argument("--python", default="")
+    if python := parser.parse_args().python:
+        print(measure("`attnbench`", ROOT, "", python))  # noqa: T201 - its output
+        return
+    with tempfile.TemporaryDirectory(prefix="attnbench-light-") as name:
+        call("git", "archive", "--output", f"{name}/before.tar", BEFORE)
+        with tarfile.open(f"{name}/before.tar") as file:
+            file.extractall(f"{name}/before", filter="data")
+        rows = [
+            measure("before: everything required", Path(name, "before"), "", sys.executable),
+            measure("`attnbench`", ROOT, "", sys.executable),
+            measure("`attnbench[all]`", ROOT, "all", sys.executable),
+        ]
+    table = "\n".join([f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}", *rows])
+    GUIDE.write_text(TABLE.sub(lambda _: table, GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

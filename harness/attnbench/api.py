@@ -62,7 +62,12 @@ WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slo
 
 
 class Outcome:
-    """One run: its verdicts, its answer, and every measurement."""
+    """One run: its verdicts, its answer, and every measurement.
+
+    >>> stored_run = attnbench.load(stored)
+    >>> stored_run.verdicts, round(stored_run.ratio, 1)
+    ({'fused': 'slower'}, 1.5)
+    """
 
     def __init__(
         self, results: Results, verdicts: Mapping[str, str], recommendations: Sequence[Recommendation] = ()

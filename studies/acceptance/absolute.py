@@ -19,6 +19,7 @@ from pathlib import Path
 
 from attnbench.devices import read_counters
 from attnbench.processes.worker_client import ROOT
+from studies.acceptance.outcome import at_most
 from studies.acceptance.sessions import FIXTURE, cells, printed, run_python
 from studies.frame import Row
 
@@ -150,7 +151,8 @@ def judge(rows: Sequence[Row]) -> tuple[str, bool]:
             passes = False
             continue
         name = max(medians, key=lambda name: abs(medians[name]))
-        farthest = max((each for own in logs.values() for each in own), key=abs)
-        words.append(f"{way} {medians[name]:+.1%} ({name}; farthest reading {farthest:+.1%})")
-        passes &= way == "plain again" or (abs(medians[name]) <= MEDIAN_LIMIT and abs(farthest) <= LIMIT)
+        readings = [each for own in logs.values() for each in own]
+        beyond = sum(abs(each) > LIMIT for each in readings)
+        words.append(f"{way} {medians[name]:+.1%} ({name}), beyond {LIMIT:.0%} in {at_most(beyond, len(readings))}")
+        passes &= way == "plain again" or (abs(medians[name]) <= MEDIAN_LIMIT and not beyond)
     return f"{'; '.join(words)}; {len(plain)} sessions", passes

@@ -80,8 +80,7 @@ def printed(arguments: Sequence[str], folder: Path) -> Any:  # noqa: ANN401 - wh
 def cells(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of the latest records.csv below the folder; a missing verdict is "none"."""
     table = pd.read_csv(max(folder.glob("**/runs/*/records.csv")))
-    rows: list[dict[str, Any]] = table.fillna({"verdict": "none"}).to_dict("records")  # type: ignore[assignment]
-    return rows
+    return table.fillna({"verdict": "none"}).to_dict("records")  # type: ignore[return-value]
 
 
 @contextmanager
@@ -122,7 +121,6 @@ def compare(  # noqa: PLR0913 - what makes a session
         row: Row = {
             "session": float(number),
             "share": share,
-            "exit_code": float(done.returncode),
             "elapsed_s": time.monotonic() - start,
             "load": os.getloadavg()[0],
         }

@@ -65,7 +65,7 @@ def _sessions(to: Path, name: str, run: Callable[[], Session], number: int) -> t
 
 
 def _usable(clean_sessions: tuple[Session, ...]) -> Clean:
-    """The sessions as references.
+    """Use the sessions as references.
 
     Raises:
         ValueError: an implementation has no time although none cheats.

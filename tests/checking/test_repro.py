@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import torch
 
 from attnbench.checking.agreement import ask_oracle, compare
 from attnbench.checking.repro import Request, write
@@ -39,9 +43,10 @@ MISTAKES = {
     "half": ("scores.softmax(-1)", "scores.half().softmax(-1).to(scores)", {}),
 }
 ALL = """
-import contextlib, io, runpy, sys
-sys.modules["attnbench"] = None  # importing it raises
-for script in sys.argv[1:]:
+import contextlib, importlib.util, io, runpy, sys
+sys.path.append(sys.argv[1])
+assert not [name for name in ("attnbench", "numpy", "msgspec") if importlib.util.find_spec(name)]
+for script in sys.argv[2:]:
     sys.modules.pop("candidate", None)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -52,8 +57,24 @@ for script in sys.argv[1:]:
 """
 
 
-def codes(scripts) -> list[str]:
-    given = [sys.executable, "-I", "-c", ALL, *map(str, scripts)]
+NEEDED = (
+    *("torch", "torchgen", "functorch", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
+    *("filelock", "fsspec", "triton", "nvidia"),
+)
+"""What `pip install torch` installs; the last two come with CUDA."""
+
+
+@pytest.fixture(scope="module")
+def torch_alone(tmp_path_factory):
+    """A folder with torch and what it requires: with `-S`, Python sees no other package."""
+    folder, installed = tmp_path_factory.mktemp("torch-alone"), Path(torch.__file__).parents[1]
+    for name in NEEDED:
+        (folder / name).symlink_to(installed / name)
+    return folder
+
+
+def codes(torch_alone, scripts) -> list[str]:
+    given = [sys.executable, "-I", "-S", "-c", ALL, str(torch_alone), *map(str, scripts)]
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -73,12 +94,12 @@ def script_of(folder, name: str):
     return write(request)
 
 
-def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path):
+def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path, torch_alone):
     scripts = [script_of(tmp_path, name) for name in MISTAKES]
-    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
+    assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
     for script in scripts:
         (script.parent / "candidate.py").write_text(RIGHT)
-    assert dict(zip(MISTAKES, codes(scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
+    assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "0")
 
 
 def test_the_command_writes_a_script_for_what_is_wrong_alone(tmp_path):
@@ -101,7 +122,7 @@ def mine(query, key, value, *, mask=None, scale=None):
 """
 
 
-def test_an_imprecise_answer_has_a_script_too(tmp_path):
+def test_an_imprecise_answer_has_a_script_too(tmp_path, torch_alone):
     (tmp_path / "mine.py").write_text(NOISY)
     spec, point = f"{tmp_path / 'mine.py'}:mine", Workload(seq_len=37, head_dim=16, direction="inference")
     agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
@@ -115,5 +136,5 @@ def test_an_imprecise_answer_has_a_script_too(tmp_path):
         spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(tmp_path / "out")
     )
     script = write(request)
-    assert codes([script]) == ["1"]
+    assert codes(torch_alone, [script]) == ["1"]
     assert "imprecise" in script.read_text()

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from attnbench.checking import witness
-from attnbench.checking.case import build, draw_normal, place
+from attnbench.checking.case import QKV, build, draw_normal, place
+from attnbench.checking.mistakes.gradients import with_gradient
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from tests.pairwise import pairwise
@@ -42,25 +43,6 @@ def test_an_honest_call_is_right_whichever_is_handed_in(spec, scope, direction, 
         assert judged(workload, spec, kept, is_thorough=kept > 0) == ""
 
 
-@pytest.mark.parametrize("direction", ["inference", "forward", "forward_backward"])
-@pytest.mark.parametrize("scope", ["attention", "module"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_answer_that_is_kept_from_the_call_before_is_wrong(scope, direction, dtype):
-    def keep_the_first(case):
-        kept = []
-        honest = case.module.attend
-
-        def attend(*given):
-            kept.append(kept[0] if kept else honest(*given).detach())
-            return kept[0] + 0 * honest(*given)
-
-        case.module.attend = attend
-
-    workload = Workload(**SHAPE, scope=scope, direction=direction, dtype=dtype)
-    said = judged(workload, "sdpa", 4, change=keep_the_first)
-    assert "while it was timed: it returned its answer to an earlier call: output is wrong on fresh inputs" in said
-
-
 @pytest.mark.parametrize(
     ("scope", "direction", "missing"),
     [
@@ -77,66 +59,54 @@ def test_a_result_that_is_not_handed_in_is_wrong(scope, direction, missing):
     assert said == f"while it was timed: it handed in no {missing}"
 
 
-@pytest.mark.parametrize("age", [1, 3])
-def test_an_answer_that_is_kept_for_some_calls_is_said_to_be(age):
-    def keep(case):
-        outputs, honest = [], case.module.attend
+def attending(change):
+    """Let a case call `change(honest, query, key, value, mask)` in place of its honest attention."""
 
-        def attend(*given):
-            outputs.append(honest(*given))
-            return outputs[max(0, len(outputs) - 1 - age)]
+    def install(case):
+        honest = case.module.attend
+        case.module.attend = lambda *given: change(honest, *given)
 
-        case.module.attend = attend
+    return install
 
-    said = judged(Workload(**SHAPE, scope="attention"), "sdpa", 4, change=keep)
-    assert "it returned its answer to an earlier call" in said
+
+@pytest.mark.parametrize("direction", ["inference", "forward", "forward_backward"])
+@pytest.mark.parametrize("scope", ["attention", "module"])
+@pytest.mark.parametrize("age", [1, 3, 99])
+def test_an_answer_that_is_kept_from_an_earlier_call_is_wrong(age, scope, direction):
+    outputs = []
+
+    def keep(honest, *given):
+        outputs.append(honest(*given))
+        return outputs[max(0, len(outputs) - 1 - age)].detach() + 0 * outputs[-1]
+
+    workload = Workload(**SHAPE, scope=scope, direction=direction, dtype="bfloat16" if age == 1 else "float32")
+    said = judged(workload, "sdpa", 4, change=attending(keep))
+    assert "while it was timed: it returned its answer to an earlier call: output is wrong on fresh inputs" in said
 
 
 def test_an_answer_that_is_wrong_for_every_call_is_not_said_to_be_kept():
-    def spoil(case):
-        honest = case.module.attend
-        case.module.attend = lambda *given: 0.9 * honest(*given)
-
+    spoil = attending(lambda honest, *given: 0.9 * honest(*given))
     assert "earlier call" not in judged(Workload(**SHAPE, scope="attention"), "sdpa", 4, change=spoil)
 
 
 @pytest.mark.parametrize("direction", ["backward", "forward_backward"])
 @pytest.mark.parametrize(("name", "is_thorough"), [("query", False), ("query", True), ("key", True), ("value", True)])
 def test_a_wrong_gradient_is_seen(direction, name, is_thorough):
-    class Spoilt(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, tensor):
-            return tensor.clone()
+    place = QKV.index(name)
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return 0.9 * gradient
-
-    def spoil(case):
-        honest, place = case.module.attend, ("query", "key", "value").index(name)
-
-        def attend(*given):
-            return honest(*given[:place], Spoilt.apply(given[place]), *given[place + 1 :])
-
-        case.module.attend = attend
+    def spoil(honest, *given):
+        return honest(*given[:place], with_gradient(given[place], lambda grad: 0.9 * grad), *given[place + 1 :])
 
     workload = Workload(**SHAPE, scope="attention", direction=direction)
-    assert f"gradient of {name} is wrong" in judged(workload, "sdpa", 1, change=spoil, is_thorough=is_thorough)
+    said = judged(workload, "sdpa", 1, change=attending(spoil), is_thorough=is_thorough)
+    assert f"gradient of {name} is wrong" in said
 
 
 def test_one_row_that_is_wrong_among_thousands_is_seen():
-    def spoil_a_row(case):
-        honest = case.module.attend
-
-        def attend(*given):
-            output = honest(*given).clone()
-            output[0, 1, 1234] = 0.0
-            return output
-
-        case.module.attend = attend
-
+    row = torch.ones(2048, 1).index_fill(0, torch.tensor([1234]), 0.0)
+    spoil = attending(lambda honest, *given: honest(*given) * row)
     workload = Workload(seq_len=2048, num_heads=2, head_dim=16, scope="attention")
-    assert "[0, 1, 1234," in judged(workload, "sdpa", 2, change=spoil_a_row)
+    assert ", 1234," in judged(workload, "sdpa", 2, change=spoil)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded", "broadcast"])

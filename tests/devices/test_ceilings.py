@@ -5,7 +5,7 @@ import torch
 
 from attnbench.analysis.table import table
 from attnbench.devices import cpu, device
-from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
+from attnbench.devices.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
 from attnbench.processes.messages import Failed, MeasureCeilings
 from attnbench.storage import journal
 from attnbench.storage.events import CeilingsMeasured
@@ -85,7 +85,7 @@ def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache(mo
     for kind in (MATMUL, COPY):
         amounts = [load.amount for load in made if load.kind == kind and load.dtype == "float32"]
         assert amounts == sorted(amounts)
-    assert LARGEST_COPY >= 2**21
+    assert cpu.LARGEST_COPY >= 2**21
 
 
 def test_loads_compute_what_they_are_named_after(monkeypatch):

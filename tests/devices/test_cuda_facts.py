@@ -28,6 +28,18 @@ from attnbench.workloads.workload import Workload
 from tests.signatures import snapshots
 
 
+class Calls(TorchDispatchMode):
+    """Keeps the operators that are called inside the context, by name with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append((func.overloadpacket.__name__, args))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
 def two_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -195,15 +207,9 @@ def test_a_flush_ends_with_a_read_of_what_it_did_not_write(monkeypatch):
     monkeypatch.setattr(cuda.Cuda, "cache_bytes", lambda _: 2**12)
     here = cuda.Cuda("cpu")
     written, read = here._beyond_caches
-    done: list[tuple[str, int]] = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            done.append((func.overloadpacket.__name__, args[0].data_ptr()))
-            return func(*args, **(kwargs or {}))
-
-    with Seen():
+    with Calls() as seen:
         here.flush()
+    done = [(name, arguments[0].data_ptr()) for name, arguments in seen.calls]
     assert done == [("add_", written.data_ptr()), ("sum", read.data_ptr())]
     assert written.nbytes == read.nbytes == 2 * 2**12
 
@@ -257,28 +263,16 @@ def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(mon
     assert device("cuda").free_bytes() == 1
 
 
-class Copied(TorchDispatchMode):
-    """Keeps what is copied inside the context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: list[torch.Tensor] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.copy_.default:
-            self.tensors.append(args[1])
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_interference_probe_works_on_numbers_that_differ(monkeypatch):
     """Equal numbers take less power, and so less time."""
     multiplied: list[torch.Tensor] = []
     monkeypatch.setattr(torch, "matmul", lambda left, right, out: multiplied.extend((left, right)))
     probe = cuda.Cuda("cpu").interference_probe()  # torch puts its tensors on the processor
-    with Copied() as copied:
+    with Calls() as seen:
         probe()
-    assert [each.numel() for each in copied.tensors] == [2**22]
-    assert all(each.std() > 0.9 for each in (*multiplied, *copied.tensors))
+    copied = [arguments[1] for name, arguments in seen.calls if name == "copy_"]
+    assert [each.numel() for each in copied] == [2**22]
+    assert all(each.std() > 0.9 for each in (*multiplied, *copied))
 
 
 @pytest.mark.parametrize("cache_bytes", [40 * 2**20, 50 * 2**20, 60 * 2**20], ids=["A100", "H100", "H200"])

@@ -73,7 +73,7 @@ def search(number: int, world: str, seed: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         results = virtual.execute(plan, Path(folder) / "run", client)
     found = changes_along(results, plan.ladders[0], NAMES)
-    first = found[0].place if len(found) == 1 else None
+    first = found[0] if len(found) == 1 else None
     return Found(
         planted=truth,
         interval=None if first is None else (first.low, first.high),

@@ -169,7 +169,7 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
         (change,) = changes_along(again, plan.ladders[0], crossings.NAMES)
-        assert change.place.low <= truth.at <= change.place.high
+        assert change.low <= truth.at <= change.high
 
 
 @pytest.mark.one_in(4)

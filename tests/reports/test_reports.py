@@ -169,20 +169,15 @@ class TestCsv:
         assert len(read) == len(results.records)
         assert read.loc[read["status"] != "ok", "latency_s"].isna().all()
 
-    def test_no_field_is_blank(self, written: dict[str, list[Path]]) -> None:
-        with written["csv"][0].open(newline="") as file:
-            assert all(field for line in csv.reader(file) for field in line)
-
     def test_no_text_is_a_formula(self, written: dict[str, list[Path]]) -> None:
         with written["csv"][0].open(newline="") as file:
             texts = [field for line in csv.reader(file) for field in line]
+        assert all(texts)  # none is blank
         starts = [text for text in texts if text.startswith(("=", "+", "-", "@", "\t", "\r"))]
         assert starts == []
         assert "'=cmd|" in "".join(texts)
-
-    @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r\n=1", "  =1"])
-    def test_formulas_become_text(self, text: str) -> None:
-        assert guarded(text).startswith("'")
+        for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r\n=1", "  =1"):
+            assert guarded(text).startswith("'")
 
 
 class TestPytestBenchmark:

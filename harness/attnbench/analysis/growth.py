@@ -7,6 +7,7 @@ bounds come from the misfit of the curve at the measured lengths.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,18 +29,12 @@ Parts = tuple[float, float, float]
 """Coefficients of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reach:
+class Reach(NamedTuple):
     """A length with its bounds, as precise as the fit allows."""
 
     point: float
     low: float
     high: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the fit is exact to less than one token."""
-        return self.high - self.low < 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ class Fit:
         off = self.misfit if self.misfit > EXACT else 0.0
         point = solve(self.parts, limit)
         low, high = solve(self.parts, limit / (1 + off)), solve(self.parts, limit * (1 + off))
-        return None if point is None else Reach(point=point, low=low or 0.0, high=high or point)
+        return None if point is None else Reach(point, low or 0.0, high or point)
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:

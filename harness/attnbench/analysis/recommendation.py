@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from attnbench.analysis.comparisons import doubts, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Place, Point, located, point
+from attnbench.statistics.crossover import Point, located, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
@@ -57,19 +57,15 @@ class Exclusion:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A crossover along one axis: `before` is faster below `place`, `after` from there on."""
+class Change(NamedTuple):
+    """A crossover along one axis, between `low` and `high`: `before` is faster below it, and `after` beyond it."""
 
     axis: str
-    place: Place
+    at: float  # the estimate
+    low: int
+    high: int
     before: str
     after: str
-
-    def facts(self) -> dict[str, Any]:
-        """The change, as in JSON."""
-        place = {"at": self.place.at, "low": self.place.low, "high": self.place.high}
-        return {"axis": self.axis, **place, "before": self.before, "after": self.after}
 
 
 class Lead(NamedTuple):
@@ -228,7 +224,7 @@ def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tu
     changes = []
     for place in located(points(results, ladder, one, other)):
         before, after = (one, other) if place.sign > 0 else (other, one)
-        changes.append(Change(axis=ladder.axis, place=place, before=before, after=after))
+        changes.append(Change(ladder.axis, place.at, place.low, place.high, before, after))
     return tuple(changes)
 
 

@@ -153,12 +153,7 @@ def compare(
         tensor.agrees for probe in results for tensor in probe.tensors
     )
     if not (references.is_brief or implementation.is_approximate or is_narrow):
-        rule_results = _rule_results(
-            references, implementation, {} if known is None else known, needs_zeros=EMPTY_ROWS in rejects
-        )
-        rule_results = tuple(
-            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in rule_results
-        )
+        rule_results = _rule_results(references, implementation, {} if known is None else known, rejects)
     if not has_backward:
         rule_results += (
             RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
@@ -189,18 +184,21 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
 
 
 def _rule_results(
-    references: References, implementation: Implementation, known: RulesAt, *, needs_zeros: bool
+    references: References, implementation: Implementation, known: RulesAt, rejects: Collection[str]
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
     seed, on_step = references.seed, references.on_step
     for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
         if untried := rules.untried(workload, known):
             try:
-                candidate = rules.Candidate(implementation, workload, seed, on_step, needs_zeros=needs_zeros)
+                candidate = rules.Candidate(implementation, workload, seed, on_step, needs_zeros=EMPTY_ROWS in rejects)
             except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
                 continue
             rules.try_rules(candidate, known, untried, on_step)
-        return rules.results_at(workload, known)
+        found = rules.results_at(workload, known)
+        return tuple(
+            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in found
+        )
     return ()
 
 

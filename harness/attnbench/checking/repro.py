@@ -15,11 +15,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.agreement import ask_oracle, compare
 from attnbench.checking.case import QKV, build
 from attnbench.checking.oracle import row_mask
 from attnbench.checking.reference import reference_for_probe
-from attnbench.contract import Implementation
 from attnbench.contract.functions import ByFunction
 from attnbench.contract.loading import implementation
 from attnbench.contract.outside import Bound
@@ -104,6 +102,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_against(workload: Workload, error: TensorError) -> str:
     """Return why a wrong tensor cannot be shown by a script, or ""."""
+    if workload.scope == "module":
+        return f"{NOT_A_FUNCTION}: add --set scope=attention"
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
         return "the formula of the script has no sinks, no rotation and no softcap"
     if error.tensor not in {"output", *(f"gradient of {name}" for name in QKV)} or not error.rows:
@@ -117,12 +117,11 @@ def write(request: Request) -> Path:
     Raises:
         ValueError: no script can show the wrong answer.
     """
-    made = implementation(request.spec)
-    workload, probe, error = _by_itself(request, made)
+    workload, error = request.workload, request.error
     if reason := reason_against(workload, error):
         raise ValueError(reason)
-    reference = reference_for_probe(workload, probe, request.seed)
-    case = build(workload, made, reference.inputs)
+    reference = reference_for_probe(workload, request.probe, request.seed)
+    case = build(workload, implementation(request.spec), reference.inputs)
     if not isinstance(case.module, ByFunction):
         raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
     case.hand_over_operands()
@@ -158,24 +157,6 @@ def write(request: Request) -> Path:
     script = folder / "repro.py"
     script.write_text(TEXT.substitute(title=title, words=words, name=name), encoding="utf-8")
     return script
-
-
-def _by_itself(request: Request, made: Implementation) -> tuple[Workload, str, TensorError]:
-    """The workload, probe and error of the request; for a function inside of a module, those of the function.
-
-    Raises:
-        ValueError: the function is right by itself.
-    """
-    if request.workload.scope == "attention":
-        return request.workload, request.probe, request.error
-    workload = msgspec.structs.replace(request.workload, scope="attention", bias="none")
-    if reason := made.unsupported(workload):
-        raise ValueError(reason)
-    agreement = compare(ask_oracle(workload, request.seed), made).agreement
-    for probe, error in agreement.tensors():
-        if not error.agrees:
-            return workload, probe, error
-    raise ValueError("the function is right by itself on this workload, and wrong only in a module")
 
 
 def _source(bound: Bound) -> tuple[str, str]:

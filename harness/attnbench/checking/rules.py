@@ -195,12 +195,13 @@ class Candidate:
         is_hidden = ~self.seen[:, :, key].to(self.output.device)  # (B, T)
         return _apart(*(each[is_hidden] for each in rows))
 
-    def apart(self, actual: Answer, expected: Answer) -> str:
+    def apart(self, actual: Answer | Tensor, expected: Answer | Tensor) -> str:
         """The first tensor of two answers that differs more than honest ones may, and by how much; or "".
 
-        Outputs of queries that see no key are left out, and gradients that they make NaN.
+        A tensor is an output alone. Outputs of queries that see no key are left out, and gradients that they make NaN.
         """
         known = self.normal.expected
+        actual, expected = ({"output": each} if isinstance(each, Tensor) else each for each in (actual, expected))
         for name, right in expected.items():
             if name not in known:
                 continue
@@ -214,7 +215,7 @@ class Candidate:
         return ""
 
 
-Trial = tuple[str, Callable[[], Answer], Answer]
+Trial = tuple[str, Callable[[], Answer | Tensor], Answer | Tensor]
 """A description of a change, a function that computes its answer, and the required answer."""
 
 
@@ -383,7 +384,7 @@ def sizes(candidate: Candidate) -> Iterator[Trial]:
         moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
         words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
         of_value = of_key if candidate.workload.layout == "value_in_key" else 1.0  # such values grow with their keys
-        yield words, lambda: {"output": candidate.call(moved) / of_value}, {"output": candidate.output}
+        yield words, lambda: candidate.call(moved) / of_value, candidate.output
 
 
 @compared
@@ -391,8 +392,8 @@ def large_values(candidate: Candidate) -> Iterator[Trial]:
     """Scaling the values in one column by a large factor scales the output there by the same factor.
 
     Values have one sign and scores are similar, so that sums of exponentials times values are large. In float16 it is a
-    convention: much code overflows in these sums. Values that are part of the keys are scaled with them, for a query of
-    0, whose scores do not depend on keys.
+    convention: much code overflows in these sums. If values are part of the keys, both are scaled, and the query is 0,
+    so that scores do not depend on the keys.
     """
     if candidate.workload.scope == "attention":
         name, share = ("key", 0.0) if candidate.workload.layout == "value_in_key" else ("value", NEARLY_EQUAL)
@@ -401,9 +402,9 @@ def large_values(candidate: Candidate) -> Iterator[Trial]:
         factor = torch.ones_like(value[0, 0, 0])
         factor[0] = 2.0 ** SIZES.get(candidate.workload.dtype, USUAL_SIZES)[1]
         alike = {"query": candidate.tokens["query"] * share, name: value}
-        usual, large = {"output": candidate.call(alike)}, alike | {name: value * factor}
+        usual, large = candidate.call(alike), alike | {name: value * factor}
         factors = factor[: candidate.workload.value_dim]
-        yield f"values {factor[0]:g} times larger give", lambda: {"output": candidate.call(large) / factors}, usual
+        yield f"values {factor[0]:g} times larger give", lambda: candidate.call(large) / factors, usual
 
 
 @compared
@@ -415,7 +416,7 @@ def no_scale(candidate: Candidate) -> Iterator[Trial]:
     if candidate.workload.scale and candidate.workload.scope == "attention":
         actual = candidate.call(scale=0.0)
         right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
-        yield "a scale of 0 gives", lambda: {"output": actual if actual.isfinite().all() else right}, {"output": right}
+        yield "a scale of 0 gives", lambda: actual if actual.isfinite().all() else right, right
 
 
 @compared
@@ -423,7 +424,7 @@ def mask_forms(candidate: Candidate) -> Iterator[Trial]:
     """A function reads its mask correctly in any memory layout."""
     for form in memory.MASK_FORMS if _has_mask(candidate.workload) else ():
         if form not in memory.OTHER_MASKS:
-            yield f"a mask that is {form} gives", partial(_under, candidate, form), {"output": candidate.output}
+            yield f"a mask that is {form} gives", partial(candidate.call, form=form), candidate.output
 
 
 @compared
@@ -434,7 +435,7 @@ def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
     if _has_mask(workload) and workload.mask != "causal" and not workload.mask_rule.has_empty_rows(*sizes):
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        yield f"a mask that is {form} gives", partial(_under, candidate, form), {"output": expected}
+        yield f"a mask that is {form} gives", partial(candidate.call, form=form), expected
 
 
 @compared
@@ -449,10 +450,6 @@ def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
 def _has_mask(workload: Workload) -> bool:
     rule = workload.mask_rule
     return workload.scope == "attention" and (rule.hides or rule.changes_scores)
-
-
-def _under(candidate: Candidate, form: str) -> Answer:
-    return {"output": candidate.call(form=form)}
 
 
 @compared

@@ -89,8 +89,10 @@ def check(
     """
     from attnbench.processes.execution import checking_template
 
+    if is_invariance and (is_interpreted or report is not None):
+        raise ValueError("--invariance goes with neither --report nor --interpret: leave it out")
     if report is not None:
-        options = _reported(report, options, is_invariance=is_invariance)
+        options = _reported(report, options)
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     with (
         TemporaryDirectory(prefix="attnbench-check-") as name,
@@ -107,7 +109,7 @@ def check(
             if not specs:
                 raise ValueError("; ".join(not_judged.values()))
         if is_interpreted:
-            options = _interpreted(options, is_invariance=is_invariance)
+            options = _interpreted(options)
         if replay is not None:
             options = _captured(replay, options, specs)
         more: dict[str, Any] = {"implementations": specs, "metrics": (), "with_baseline": False}
@@ -146,17 +148,15 @@ def check(
     running.finish(conclusion, is_silent=as_json)
 
 
-def _reported(report: Path, options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
+def _reported(report: Path, options: SelectionOptions) -> SelectionOptions:
     """Options for a report: the sweep `stock`, unless anything else is selected.
 
     Raises:
-        ValueError: the file cannot be written, or certificates are requested.
+        ValueError: the file cannot be written.
     """
     from attnbench.reports import stock
 
     stock.require_suffix(report)
-    if is_invariance:
-        raise ValueError("--report has the verdicts of a check: leave out --invariance")
     selects = {"--sweep", "--model", "--implementation", "names"} & typed(options.context)
     return options if selects or options.has_shapes else replace(options, sweep=STOCK)
 
@@ -191,16 +191,14 @@ def _captured(replay: Path, options: SelectionOptions, specs: list[str]) -> Sele
     return replace(options, settings=[f"{name}={value}" for name, value in settings(load(replay)).items()])
 
 
-def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
+def _interpreted(options: SelectionOptions) -> SelectionOptions:
     """Options for Triton's interpreter: small sizes by default, and longer timeouts.
 
     Raises:
-        ValueError: Triton is missing, or certificates are requested.
+        ValueError: Triton is missing.
     """
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
-    if is_invariance:
-        raise ValueError("--invariance is of compiled kernels: leave out --interpret")
     settings = options.settings if options.has_shapes else [*INTERPRETED_SIZES, *(options.settings or ())]
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options, settings=settings, call_limit_s=limit_s)

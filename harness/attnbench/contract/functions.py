@@ -301,7 +301,7 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
 
 
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
-    """The names and declarations, with those implied by a partial's arguments and the alignment of `masks`."""
+    """Add to names and declarations what a partial's arguments and the alignment of `masks` imply."""
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:
         declared = replace(declared, masks=("causal",))

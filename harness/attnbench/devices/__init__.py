@@ -94,6 +94,7 @@ class Device(Protocol):
 
     name: str  # as in a workload: "cpu", "cuda:1"
     torch_device: str  # device for its tensors, as for torch.device()
+    is_single: bool = False  # there is one, so that its name has no number
     is_host: bool  # uses this process's memory: the profiler sees every allocation, and fresh pages cost time
     has_caching_allocator: bool  # torch keeps freed memory, so that it may hold more than tensors do
     clock: Clock  # the clock of all measurements
@@ -226,12 +227,15 @@ def device(text: str) -> Device:
     """The device that a workload names: NAME, or NAME:N for one of several. It need not be available here.
 
     Raises:
-        ValueError: there is no such device; the message lists the known ones.
+        ValueError: there is no such device, and the message lists the known ones; or it has no numbers.
     """
     name = text.partition(":")[0]
     if name not in names():
         raise ValueError(unknown("device", name, names()))
-    made: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
+    kind = importlib.import_module(f"{__name__}.{name}").DEVICE
+    if kind.is_single and text != name:
+        raise ValueError(f"device={text} is not allowed: there is one {name}; give no number")
+    made: Device = kind(text)
     return made
 
 

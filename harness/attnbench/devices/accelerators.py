@@ -144,9 +144,7 @@ class Accelerator(Device):
         def empty(dtype: str, length: int) -> Tensor:
             return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
 
-        return products_and_copies(
-            empty, [dtype], self.sides, self.smallest_copy, self.cache_bytes(), self.largest_copy
-        )
+        return products_and_copies(empty, [dtype], self.sides, self.smallest_copy, self.largest_copy)
 
     def free_bytes(self) -> int:
         """Bytes of device memory available to any process, after torch has freed its cache."""

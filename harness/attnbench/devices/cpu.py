@@ -32,7 +32,9 @@ ASSUMED_CACHE_BYTES = 32 * 2**20
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Side lengths of the matrices whose products show the ceiling."""
-SMALLEST_COPY = 2**14
+SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
+BEYOND_CACHE = 2
+"""Size of each of the two buffers of the largest copy, in largest caches, up to LARGEST_COPY bytes."""
 RESERVE_BYTES = 2**27
 """Free memory that a worker leaves to others: what it copies of its template's pages when it writes to them, and files
 for tensors, which no limit of a process counts."""
@@ -73,15 +75,9 @@ class Cpu(Device):
     torch_device = "cpu"
     is_host = True
     has_caching_allocator = False
+    is_single = True
 
     def __init__(self, name: str) -> None:
-        """Check the name: there is only one processor.
-
-        Raises:
-            ValueError: the name has a number.
-        """
-        if ":" in name:
-            raise ValueError(f"device={name} is not allowed: there is one {name.partition(':')[0]}; give no number")
         self.name = name
         self.clock = CpuClock()
 
@@ -145,7 +141,8 @@ class Cpu(Device):
     def loads(self, dtype: str) -> list[Load]:
         """Products in the dtype, and in float32 if that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
-        return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, cache_bytes())
+        largest_copy = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes())
+        return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest_copy)
 
     def free_bytes(self) -> int:
         """Bytes of memory that the system still has available."""

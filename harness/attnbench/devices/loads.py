@@ -20,9 +20,6 @@ if TYPE_CHECKING:  # simulated machines take rounds without torch
 MIN_SAMPLE_S = 3e-3
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
 COPY_STEP = 8
-BEYOND_CACHE = 2
-"""Size of each of the two buffers of the largest copy, in largest caches."""
-LARGEST_COPY = 2**28
 SLOW_S = 0.5
 """A load is left out if its predicted call lasts longer than this; smaller loads reach the same rates.
 
@@ -86,15 +83,10 @@ def take(
     return tuple(samples)
 
 
-def products_and_copies(  # noqa: PLR0913, PLR0917 - a device states each of its sizes
-    empty: Callable[[str, int], Tensor],
-    dtypes: Iterable[str],
-    sides: Sequence[int],
-    smallest_copy: int,
-    cache_bytes: int,
-    largest_copy: int = 0,
+def products_and_copies(
+    empty: Callable[[str, int], Tensor], dtypes: Iterable[str], sides: Sequence[int], smallest: int, largest: int
 ) -> list[Load]:
-    """Products of (side, side) matrices in each dtype, and copies of `smallest_copy` bytes to beyond the largest cache.
+    """Products of (side, side) matrices in each dtype, and copies of `smallest` to `largest` bytes.
 
     `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values: zeros would need
     less power, and so less time. `largest_copy` in bytes replaces the limit that follows from the cache.
@@ -109,8 +101,7 @@ def products_and_copies(  # noqa: PLR0913, PLR0917 - a device states each of its
             operand.normal_(generator=draws)
         work = partial(torch.mm, left, right, out=product)
         loads.append(Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work))
-    largest = largest_copy or min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
-    sizes = [smallest_copy]
+    sizes = [smallest]
     while sizes[-1] * COPY_STEP < largest:
         sizes.append(sizes[-1] * COPY_STEP)
     for size in [*sizes, largest]:

@@ -37,6 +37,7 @@ class MpsMarks(TorchMarks):
 class Mps(Accelerator):
     """The GPU of a Mac."""
 
+    is_single = True
     has_float64 = False
     sides, largest_copy = (512, 1024, 2048), 2**28
     untried = (
@@ -45,13 +46,6 @@ class Mps(Accelerator):
     )
 
     def __init__(self, name: str) -> None:
-        """Check the name: there is one device.
-
-        Raises:
-            ValueError: the name has a number.
-        """
-        if ":" in name:
-            raise ValueError(f"device={name} is not allowed: there is one {name.partition(':')[0]}; give no number")
         super().__init__(name)
         self.clock = EventClock(MpsMarks(name))
 

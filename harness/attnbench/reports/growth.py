@@ -20,7 +20,7 @@ def sentence(growth: Growth) -> str:
         return f"{name}: {text}, {fitted}"
     if reach is None:
         return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
-    between = "" if reach.is_exact else f" ({number(reach.low)} to {number(reach.high)})"
+    between = "" if reach.high - reach.low < 1 else f" ({number(reach.low)} to {number(reach.high)})"
     return f"{name}: {limit} are reached at {letter}={number(reach.point)}{between}; there {text}, {fitted}"
 
 
@@ -36,7 +36,7 @@ def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
 
 
 def facts(growth: Growth) -> dict[str, object]:
-    """All facts of a growth, for JSON."""
+    """How memory grows with length, and where limits are reached, for JSON."""
     fit, reach = growth.fit, growth.reach
     return {
         "workload": growth.workload.id,

@@ -7,8 +7,6 @@ omits the host's name. The format has no place for cells without a time.
 import statistics
 from typing import Any
 
-from pytest_benchmark.stats import Stats
-
 from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
@@ -19,11 +17,19 @@ VERSION = "5.3.1"
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The content of the file as a dictionary."""
+    """The content of the file as a dictionary.
+
+    Raises:
+        ValueError: pytest-benchmark is not installed.
+    """
+    try:
+        from pytest_benchmark.stats import Stats
+    except ImportError:
+        raise ValueError('pytest-benchmark is not installed: pip install "attnbench[pytest]"') from None
     return {
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
-        "benchmarks": [_benchmark(record, results) for record in results.records if record.samples(LATENCY)],
+        "benchmarks": [_benchmark(record, results, Stats()) for record in results.records if record.samples(LATENCY)],
         "datetime": results.started.time,
         "version": VERSION,
     }
@@ -43,9 +49,9 @@ def _machine(results: Results) -> dict[str, Any]:
     }
 
 
-def _benchmark(record: Record, results: Results) -> dict[str, Any]:
+def _benchmark(record: Record, results: Results, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
-    name, stats, samples = plain(str(record.arm)), Stats(), record.samples(LATENCY)
+    name, samples = plain(str(record.arm)), record.samples(LATENCY)
     for sample in samples:
         stats.update(sample.value)
     iterations = statistics.median_low(sample.num_calls for sample in samples)

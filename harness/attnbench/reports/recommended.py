@@ -71,8 +71,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def changed(change: Change) -> str:
     """One crossover in a sentence."""
-    place = change.place
-    where = f"{change.axis} {significant(place.at, 3)} on (between {place.low} and {place.high})"
+    where = f"{change.axis} {significant(change.at, 3)} on (between {change.low} and {change.high})"
     return f"From {where} {change.after} is faster than {change.before}."
 
 

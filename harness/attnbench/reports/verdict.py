@@ -26,7 +26,7 @@ from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, LATENCY, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warned
+from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.fa
 class Warning(msgspec.Struct, frozen=True, kw_only=True):  # noqa: A001 - its name in the schema
     """A reason to distrust a time or an answer; `attnbench explain NAME` says what to do."""
 
-    name: str
+    name: Warn
     text: str
 
 
@@ -246,15 +246,11 @@ def encoded(value: Report) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report."""
-    found = msgspec.json.schema(Report)
-    for part in found["$defs"].values():
-        if "enum" in part:  # its words are those of another module
-            part.pop("description", None)
-    return found
+    return msgspec.json.schema(Report)
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
-    return tuple(Warning(name=str(line.name), text=plain(line)) for line in lines)
+    return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
 
 
 def _speed(judged: Judged, baseline: str) -> Speed:
@@ -365,7 +361,7 @@ def _crossings(results: Results) -> Iterator[Crossing]:
             workload=ladder.workloads[0],
             implementations=pair,
             answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(msgspec.convert(change.facts(), Change) for change in changes),
+            changes=tuple(msgspec.convert(change._asdict(), Change) for change in changes),
             points={
                 str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
                 for value, each in known

@@ -230,8 +230,8 @@ class Worker:
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
-        is_full = isinstance(reply, messages.Failed) and reply.status is Status.out_of_memory and not reply.is_predicted
-        self.is_broken = self.is_altered or is_full  # it may keep the memory that the next request needs
+        # a full process may keep the memory that the next request needs
+        self.is_broken = self.is_altered or (isinstance(reply, messages.Failed) and reply.is_full)
         if device(request.workload.device).is_broken():
             self.is_broken = True
             reply = self._blamed(request, reply)
