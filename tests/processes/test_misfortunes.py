@@ -79,6 +79,27 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
     assert all(record.status is Status.ok for record in results.records if record.workload.seq_len != 8)
 
 
+class Crowded(SimulatedClient):
+    """Every request fails for lack of memory in all but a fresh process."""
+
+    is_fresh = False
+
+    def start(self, layout=0):
+        self.is_fresh = True
+        return super().start(layout)
+
+    def ask(self, request):
+        if not self.is_fresh:
+            return Failed(arm=PROBE, status=Status.out_of_memory, message="no room")
+        self.is_fresh = False
+        return super().ask(request)
+
+
+def test_a_process_that_is_full_is_replaced_and_costs_nobody_a_time(tmp_path):
+    results = virtual.execute(virtual.plan(2, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", client(Crowded))
+    assert {record.status for record in results.records} == {Status.ok}
+
+
 class Unloadable(SimulatedClient):
     """One implementation cannot be imported, and the attempt takes a minute."""
 

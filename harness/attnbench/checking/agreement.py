@@ -29,8 +29,6 @@ from attnbench.contract import Implementation
 from attnbench.storage.records import EMPTY_ROWS, FLOAT32, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
-RULES_LEN = 35
-"""The length for rules, which no tile divides; shorter workloads use their own."""
 GRAPH_USED_UP = "backward through the graph a second time"
 BRIEF = ("normal",)
 """Probes of a brief check."""
@@ -53,8 +51,8 @@ class References:
     @property
     def short(self) -> Workload:
         """The workload for the rules."""
-        plain = msgspec.structs.replace(self.workload, dropout=0.0)
-        return rules.for_rules(plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain)
+        is_long = self.workload.longest > rules.LENGTH
+        return rules.for_rules(self.workload.at_length(rules.LENGTH) if is_long else self.workload)
 
 
 def ask_oracle(

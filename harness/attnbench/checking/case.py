@@ -247,7 +247,7 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
     if (reason := implementation.unsupported(workload)) or implementation.has_dropout or workload.dropout == 0:
         return reason
-    return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
+    return "it offers no attention dropout: declare how to set it, adapt(..., dropout=lambda module, share: ...)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -310,6 +310,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_predicted: bool = False  # a prediction; nothing was tried
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
+    @property
+    def is_full(self) -> bool:
+        """Whether memory ran out, which earlier requests to the process may have caused."""
+        return self.status is Status.out_of_memory and not self.is_predicted
+
     def __post_init__(self) -> None:
         """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
         if self.status is Status.ok:

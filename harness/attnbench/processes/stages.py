@@ -43,7 +43,8 @@ SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
-UNLOADABLE = "it cannot be loaded: see its first cell"
+SEE_FIRST = "it cannot be loaded: see its first cell"
+UNLOADABLE = messages.Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +128,14 @@ class Session:
     def ask(self, request: messages.Work) -> messages.Reply:
         """Send a request to the worker, starting one if necessary; return the reply.
 
-        If its process ended meanwhile, the request is repeated once before an arm is held responsible: the cause may be
-        gone.
+        If its process ended meanwhile, or memory ran out, the request is repeated once in a fresh process before an arm
+        is held responsible: the cause may be gone.
         """
         self.require_worker()
         reply = self.client.ask(request)
-        if isinstance(reply, messages.Failed) and reply.is_lost:
+        if isinstance(reply, messages.Failed) and (reply.is_lost or reply.is_full):
+            if reply.is_full:  # other workers hold memory, too
+                self.client.stop()
             self.require_worker()
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
@@ -237,11 +240,8 @@ def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> N
 
     An implementation that cannot be loaded is tried only once for all its cells.
     """
-    if session.specs[arm] in session.unloadable:
-        reply: messages.Reply = messages.Failed(
-            status=Status.error, message=UNLOADABLE, is_predicted=True, is_unloadable=True
-        )
-    else:
+    reply: messages.Reply = UNLOADABLE
+    if session.specs[arm] not in session.unloadable:
         fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
         reply = session.ask(messages.Check(**session.request_of(workload, arm), **fields))
     if isinstance(reply, messages.Failed):
@@ -471,7 +471,6 @@ class Timing:
                 continue
             # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
-            failed = msgspec.structs.replace(reply, message=message)
             for arm in self.state.live(workload.id, self.session.specs):
-                self.session.record_failure(workload, arm, failed)
+                self.session.record_failure(workload, arm, msgspec.structs.replace(reply, message=message))
             return

@@ -7,24 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench.analysis.results import read
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
-from attnbench.processes import execution
-from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start
+from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
 from attnbench.processes.worker.calls import replayed
-from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
 from studies.simulated.graphs import captured
-from tests.checks import checked
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 ESCAPES = {
@@ -146,63 +142,3 @@ def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypa
     monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
     worker.answer(PrepareWitness(**cell, num_before=2, num_calls=1, seed=0))
     assert calls == [0, 0, 1, 1, 1]
-
-
-class Here(WorkerClient):
-    """The worker of a run in this process, replaced when it becomes unusable."""
-
-    def __init__(self) -> None:
-        self.worker: Worker | None = None
-        self.num_started = 0
-
-    @property
-    def is_running(self):
-        return self.worker is not None
-
-    def start(self, layout=0):
-        self.worker, self.num_started = Worker(Heartbeat()), self.num_started + 1
-        return self.worker.answer(Start(layout=layout))
-
-    def ask(self, request):
-        worker = self.worker
-        reply = checked(request, worker) if isinstance(request, Check) else worker.answer(request)
-        self.worker = None if worker.is_broken else worker
-        return reply
-
-    def stop(self):
-        self.worker = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stop()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("has_graphs")
-def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_path):
-    specs = [spec_of(tmp_path, name) for name in ESCAPES]
-    named = [f"{name}={spec}" for name, spec in zip(("host", "waits"), specs, strict=True)]
-    settings = ["seq_len=8", "num_heads=2", "head_dim=4", "direction=inference", "mask=none", "device=cpu"]
-    asked = build_plan(
-        sweep="quick",
-        settings=settings,
-        is_exact=True,
-        implementations=("fused", *named),
-        budget_s=0.0,
-        launch="graph",
-        metrics=("latency",),
-        isolation="shared",
-    )
-    with Here() as client:
-        execution.execute(asked, tmp_path / "run", lambda _: None, stages=("check", "time"), client=client)
-    found = {record.implementation: record for record in read(tmp_path / "run").records}
-    assert {name: record.status for name, record in found.items()} == {
-        "fused": Status.ok,
-        "sdpa": Status.ok,
-        "host": Status.unsupported,
-        "waits": Status.unsupported,
-    }
-    assert all(bool(record.samples("latency")) is (record.status is Status.ok) for record in found.values())
-    assert client.num_started >= 3  # a process with a failed recording is replaced

@@ -156,8 +156,7 @@ def answer(line: int, heartbeat: int) -> None:
         start_s = time.perf_counter()
         request = decoder.decode(lines.get())
         idle_s += time.perf_counter() - start_s
-        is_timed = isinstance(request, messages.Witness)  # by the coordinator, right after its preparation
-        if is_limited and idle_s > BRISK_S and not is_timed:
+        if is_limited and idle_s > BRISK_S and not isinstance(request, messages.Witness):  # the coordinator times it
             limit_memory()
             idle_s = 0.0
         return request

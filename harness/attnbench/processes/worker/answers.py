@@ -230,8 +230,8 @@ class Worker:
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
-        is_full = isinstance(reply, messages.Failed) and reply.status is Status.out_of_memory and not reply.is_predicted
-        self.is_broken = self.is_altered or is_full  # it may keep the memory that the next request needs
+        # a full process may keep the memory that the next request needs
+        self.is_broken = self.is_altered or (isinstance(reply, messages.Failed) and reply.is_full)
         if device(request.workload.device).is_broken():
             self.is_broken = True
             reply = self._blamed(request, reply)
@@ -301,8 +301,7 @@ class Worker:
         """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
         candidate = self.implementation(request.spec)
-        reason = reason_against(candidate, request.workload)
-        if reason is not None:
+        if (reason := reason_against(candidate, request.workload)) is not None:
             return messages.Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
             return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
@@ -332,13 +331,14 @@ class Worker:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
         assert self.consult is not None
         fields = {name: getattr(request, name) for name in messages.Prepare.__struct_fields__}
-        prepared = self.consult(messages.Prepare(**fields))
-        if not isinstance(prepared, messages.Prepared):
-            assert isinstance(prepared, messages.Failed)
-            return prepared
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
-        candidate, num_threads = stand_in(Remote(self.consult, cell), prepared), torch.get_num_threads()
+        num_threads = torch.get_num_threads()
         try:
+            prepared = self.consult(messages.Prepare(**fields))
+            if not isinstance(prepared, messages.Prepared):
+                assert isinstance(prepared, messages.Failed)
+                return prepared
+            candidate = stand_in(Remote(self.consult, cell), prepared)
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
