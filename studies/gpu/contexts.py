@@ -1,7 +1,8 @@
 """`python -m studies.gpu.contexts`: which calls of CUDA's runtime the facts and the choice of a device make.
 
-A stand-in for the runtime's functions prints their names, so that no GPU is needed. On a busy device `cudaSetDevice`
-fails, as on a GPU in the compute mode EXCLUSIVE_PROCESS with another process. Needs a CUDA build of torch and cc.
+A stand-in for the runtime's functions prints their names, so that no GPU is needed. The import of the template, from
+which workers are forked, comes before `facts` and must print none. On a busy device `cudaSetDevice` fails, as on a GPU
+in the compute mode EXCLUSIVE_PROCESS with another process. Needs a CUDA build of torch and cc.
 """
 
 import os
@@ -36,7 +37,7 @@ const char *cudaGetErrorName(int error) { return "cudaErrorDevicesUnavailable"; 
 int cuDevicePrimaryCtxGetState(int device, int *flags, int *active) { *flags = *active = 0; return 0; }
 """
 CODE = """
-from attnbench.devices import device
+from attnbench.processes.worker.__main__ import device  # the template of all workers: its import must call nothing
 here = device("cuda")
 print("facts():", flush=True)
 print(" ", here.facts().accelerator, flush=True)

@@ -154,13 +154,14 @@ def test_a_session_sees_a_large_slowdown_by_the_command():
 
 
 @pytest.mark.long
-def test_each_kind_of_session_gives_the_rows_that_its_judge_reads():
+def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     """Each once read a format that the commands no longer printed, and no test ran it."""
     for by_fixture in (False, True):
         judged = acceptance._neighbours([sessions.neighbour(1, num_busy=0, num_threads=1, by_fixture=by_fixture)])
         assert "neither" in judged[0]
     assert acceptance._honest([sessions.honest(1, num_busy=0)])[1]
     assert "attnbench" in acceptance._against_rivals(sessions.rivals(1, share=1.0, budget_s=2.0), is_planted=True)[0]
+    monkeypatch.setattr(absolute, "BUSY_SHARE", 1.0)  # the tests themselves keep the machine busy
     seconds = {row["way"]: set(row["seconds"]) for row in absolute.session(1, num_threads=1, seq_len=64)}
     assert set(seconds) == set(absolute.WAYS)
-    assert all(names in (set(), {"sdpa", "fused", "mine"}) for names in seconds.values())
+    assert all(names == {"sdpa", "fused", "mine"} for names in seconds.values())
