@@ -40,7 +40,9 @@ DTYPES = ("float32", "float32", "bfloat16", "float16", "float64")
 MASKS = ("none", "causal", "causal", "padding", "window(15,0)")
 SIZES = ((1, 64, 2, 64), (2, 64, 4, 16), (2, 96, 2, 32), (1, 131, 4, 16), (1, 160, 2, 32), (2, 13, 4, 8))
 """Batch rows, tokens, heads, width."""
-PROBES = ("normal", "equal", "large")
+CONTEXTS = (None, None, 40, 2048)
+"""Numbers of keys; None for as many as queries. Masks need as many."""
+PROBES = ("normal", "equal", "large", "shifted")
 """One of these is tried along with needles, which come nearest to a limit."""
 SKIPPED = ("context_parallel",)
 """The first needs a GPU for each rank, the second calls one of the others."""
@@ -66,6 +68,7 @@ def workload_of(seed: int) -> Workload:
     draws = random.Random(seed)
     batch_size, seq_len, num_heads, head_dim = draws.choice(SIZES)
     scope = draws.choice(("attention",) * 4 + ("module",))
+    mask, kv_len = draws.choice(MASKS), draws.choice(CONTEXTS)
     return Workload(
         batch_size=batch_size,
         seq_len=seq_len,
@@ -73,7 +76,8 @@ def workload_of(seed: int) -> Workload:
         num_kv_heads=draws.choice((num_heads, num_heads // 2)),
         head_dim=head_dim,
         dtype=draws.choice(DTYPES),
-        mask=draws.choice(MASKS),
+        mask="none" if kv_len else mask,
+        kv_len=kv_len or seq_len,
         direction="forward_backward",
         scope=scope,
         seed=seed,

@@ -6,8 +6,8 @@ size by a factor of ten: under a causal mask early queries average few values. E
 largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
 
 Four yardsticks may be right by luck if few numbers are compared. A segment therefore holds at least LEAST_NUMBERS
-numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments, and the roundings are those of
-numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows the margins of honest
+numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments and of the largest relative
+error among segments that are not small, and the roundings are those of numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows the margins of honest
 code.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
@@ -36,6 +36,10 @@ RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
+LOST_SHARE = 0.1
+"""A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
+about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
+MOST_LENIENCY = 8.0
 VANISHING_SHARE = 1e-12
 """A tensor smaller than this share of its terms is 0 except for rounding."""
 LEAST_SPREAD = 0.25
@@ -90,6 +94,9 @@ class Tolerance:
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
         if float(whole.peak) > VANISHING_SHARE * scale:
+            if name != "output":
+                lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
+                leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
             cancels = max(1.0, scale / float(whole.peak))  # cancelled terms leave their roundings
             floor = min(1.0, FLOOR_SHARE * cancels)
             sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
@@ -97,7 +104,7 @@ class Tolerance:
             sizes = (torch.full_like(each, scale) for each in answer)
         rounding = RowErrors(*(one * each for each in sizes))
         self.rounding_band = float(rounding.peak.max())
-        yardstick = RowErrors(*map(_with_neighbours, yardstick))
+        yardstick = RowErrors(*map(_with_others, yardstick, answer))
         factor = few * leniency
         self.limit = RowErrors(
             factor * (YARDSTICKS_PER_LIMIT * yardstick.peak + ROUNDINGS_PER_LIMIT * rounding.peak),
@@ -187,10 +194,16 @@ class Tolerance:
         return abs(float(torch.nn.functional.cosine_similarity(error, answer, dim=0))) <= MOST_CORRELATION
 
 
-def _with_neighbours(shown: Tensor) -> Tensor:
-    """The yardsticks' error of each segment (N,), raised to a share of that of its adjacent segments."""
+def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
+    """The yardsticks' error of each segment (N,), raised to a share of what the other segments make likely.
+
+    These are the errors of its adjacent segments, and the largest relative error of segments whose answer is not small:
+    a segment that holds one needle has one rounding in all its numbers, which may be a lucky one.
+    """
     padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
-    return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
+    relative = (shown / answer)[(answer > 0) & (answer >= FLOOR_SHARE * answer.max())]
+    usual = NEIGHBOUR_SHARE * relative.max() * answer if len(relative) else torch.zeros_like(answer)
+    return torch.stack([shown, padded[:-2], padded[2:], usual]).amax(dim=0)
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
