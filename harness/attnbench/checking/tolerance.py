@@ -30,9 +30,9 @@ NEIGHBOUR_SHARE = 0.5
 FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
 """Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
-ROUNDINGS_PER_LIMIT = 1.5
-RMS_YARDSTICKS_PER_LIMIT = 1.7
-RMS_ROUNDINGS_PER_LIMIT = 1.0
+ROUNDINGS_PER_LIMIT = 2.0
+RMS_YARDSTICKS_PER_LIMIT = 1.8
+RMS_ROUNDINGS_PER_LIMIT = 1.3
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
