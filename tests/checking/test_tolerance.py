@@ -143,7 +143,7 @@ def test_a_lucky_needle_has_the_limit_that_other_needles_make_likely():
     lucky = error.index_fill(0, torch.tensor([0]), 1e-4)
     honest = [by_row(lucky, -2)] * 4
     limits = Tolerance("gradient of key", right, honest, axis=-2, dtype=torch.bfloat16)
-    assert limits.judge(right + error).ratio < 0.5
+    assert limits.judge(right + 0.4 * error).ratio < 0.5
     assert limits.judge(right + 10 * error).grade is Grade.wrong
 
 

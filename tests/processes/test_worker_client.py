@@ -203,7 +203,9 @@ def test_an_answer_before_its_request_is_none(tmp_path):
     )  # fmt: skip
     with ProcessClient(tmp_path / "log", 60.0) as client:
         client.start()
-        assert client.ask(request).message == "forged"
+        if (first := client.ask(request)).message != "forged":  # the worker's own answer came in the same moment
+            assert first.message == "the process wrote no valid answer while it was loaded"
+            return
         assert select.select([client.runner._line], [], [], 60)[0]  # the answer of the worker itself
         late = client.ask(request)
         assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")

@@ -47,7 +47,9 @@ LENIENCY_OF_LARGE = 4.0
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
-PER_ROOT_IN_HALF = 1 / 3
+PER_ROOT = 4 / 3
+"""Roundings of a sum of n terms per sqrt(n): kernels add parts of it in their own order."""
+PER_ROOT_IN_HALF = 1 / 2
 """Roundings of the value's gradient per sqrt(T): autograd turns a loop into sums of T terms."""
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these are 0 except for roundings of terms that are thousands of times larger. Half precision cannot
@@ -325,7 +327,8 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     if is_half(workload):
         in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
         return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
-    return math.sqrt(max(workload.seq_len, workload.kv_len)) + (math.sqrt(workload.head_dim) + 2) * score_bound
+    in_scores = (math.sqrt(workload.head_dim) + 2) * score_bound
+    return PER_ROOT * (math.sqrt(max(workload.seq_len, workload.kv_len)) + in_scores)
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:

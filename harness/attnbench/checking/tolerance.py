@@ -7,8 +7,8 @@ largest error and for the root mean square (RMS) of the errors: a multiple of th
 
 Four yardsticks may be right by luck if few numbers are compared. A segment therefore holds at least LEAST_NUMBERS
 numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments and of the largest relative
-error among segments that are not small, and the roundings are those of numbers no smaller than FLOOR_SHARE of the tensor's largest. `python -m studies.margins` shows the margins of honest
-code.
+error among segments that are not small, and the roundings are those of numbers no smaller than FLOOR_SHARE of the
+tensor's largest. `python -m studies.margins` shows the margins of honest code.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
 precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
@@ -30,9 +30,9 @@ NEIGHBOUR_SHARE = 0.5
 FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
 """Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
-ROUNDINGS_PER_LIMIT = 2.0
+ROUNDINGS_PER_LIMIT = 1.5
 RMS_YARDSTICKS_PER_LIMIT = 1.8
-RMS_ROUNDINGS_PER_LIMIT = 1.3
+RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
