@@ -38,7 +38,7 @@ def mine(query, key, value, *, mask=None):
 def test_a_much_slower_one_is_slower(attention_bench, benchmark):
     found = attention_bench(mine, "sdpa", **AXES, mask="causal")
     assert found.ratio > 2
-    assert found.comparison.num_processes >= 4
+    assert found.comparison.effect.num_processes >= 4
     assert benchmark.stats is not None
 
 
@@ -109,7 +109,7 @@ def test_two_functions_of_one_name_are_compared_in_fresh_processes():
     assert isinstance(found, attnbench.api.Outcome)
     assert (found.comparison.implementation, found.comparison.baseline) == ("attention (candidate)", "attention")
     assert found.verdicts.keys() == {"attention (candidate)"}
-    assert found.comparison.num_processes >= 4
+    assert found.comparison.effect.num_processes >= 4
     assert found.comparison.low < found.ratio < found.comparison.high
     assert (found.results.plan.seed, found.results.plan.false_share) == (5, 0.01)
     assert not found.folder.exists()
