@@ -6,8 +6,8 @@ size by a factor of ten: under a causal mask early queries average few values. E
 largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
 
 Four yardsticks may be right by luck if few numbers are compared. A segment therefore holds at least LEAST_NUMBERS
-numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments and of the largest relative
-error among segments that are not small, and the roundings are those of numbers no smaller than FLOOR_SHARE of the
+numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments (and in gradients, of the largest
+relative error of large segments), and the roundings are those of numbers no smaller than FLOOR_SHARE of the
 tensor's largest. `python -m studies.margins` shows the margins of honest code.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
@@ -104,7 +104,9 @@ class Tolerance:
             sizes = (torch.full_like(each, scale) for each in answer)
         rounding = RowErrors(*(one * each for each in sizes))
         self.rounding_band = float(rounding.peak.max())
-        yardstick = RowErrors(*map(_with_others, yardstick, answer))
+        yardstick = RowErrors(*map(_with_neighbours, yardstick))
+        if name != "output":
+            yardstick = RowErrors(*map(_with_others, yardstick, answer))
         factor = few * leniency
         self.limit = RowErrors(
             factor * (YARDSTICKS_PER_LIMIT * yardstick.peak + ROUNDINGS_PER_LIMIT * rounding.peak),
@@ -194,16 +196,19 @@ class Tolerance:
         return abs(float(torch.nn.functional.cosine_similarity(error, answer, dim=0))) <= MOST_CORRELATION
 
 
-def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
-    """The yardsticks' error of each segment (N,), raised to a share of what the other segments make likely.
-
-    These are the errors of its adjacent segments, and the largest relative error of segments whose answer is not small:
-    a segment that holds one needle has one rounding in all its numbers, which may be a lucky one.
-    """
+def _with_neighbours(shown: Tensor) -> Tensor:
+    """The yardsticks' error of each segment (N,), raised to a share of that of its adjacent segments."""
     padded = torch.nn.functional.pad(NEIGHBOUR_SHARE * shown, (1, 1))
+    return torch.stack([shown, padded[:-2], padded[2:]]).amax(dim=0)
+
+
+def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
+    """The yardsticks' error of each segment (N,), raised to a share of the largest relative error of large segments.
+
+    A key's gradient that one query makes has one rounding in all its numbers, which may be a lucky one.
+    """
     relative = (shown / answer)[(answer > 0) & (answer >= FLOOR_SHARE * answer.max())]
-    usual = NEIGHBOUR_SHARE * relative.max() * answer if len(relative) else torch.zeros_like(answer)
-    return torch.stack([shown, padded[:-2], padded[2:], usual]).amax(dim=0)
+    return torch.maximum(shown, NEIGHBOUR_SHARE * relative.max() * answer) if len(relative) else shown
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
