@@ -50,7 +50,8 @@ SUMS_IN_HALF = 2.0
 PER_ROOT = 4 / 3
 """Roundings of a sum of n terms per sqrt(n): kernels add parts of it in their own order."""
 PER_ROOT_IN_HALF = 1 / 2
-"""Roundings of the value's gradient per sqrt(T): autograd turns a loop into sums of T terms."""
+"""Roundings of the gradients of key and value per sqrt(T): autograd turns a loop into sums of T terms."""
+OVER_QUERIES = ("gradient of key", "gradient of value")
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these are 0 except for roundings of terms that are thousands of times larger. Half precision cannot
 resolve them, so only finiteness is compared.
@@ -325,7 +326,7 @@ def roundings(workload: Workload, name: str, score_bound: float) -> float:
     block by block (docs/adr/0044).
     """
     if is_half(workload):
-        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name == SUMMED else 0.0
+        in_loop = PER_ROOT_IN_HALF * math.sqrt(workload.seq_len) if name in OVER_QUERIES else 0.0
         return 1.0 if name in BY_QUERY else max(SUMS_IN_HALF, in_loop)
     in_scores = (math.sqrt(workload.head_dim) + 2) * score_bound
     return PER_ROOT * (math.sqrt(max(workload.seq_len, workload.kv_len)) + in_scores)
