@@ -107,7 +107,7 @@ class Tolerance:
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if name != "output":
             yardstick = RowErrors(*map(_with_others, yardstick, answer))
-            one_row = rounding.peak / math.sqrt(self.num_rows / self.count)  # RMS of a segment with a needle's row alone
+            one_row = rounding.peak / math.sqrt(self.num_rows / self.count)  # RMS of a segment with one such row
             rounding = RowErrors(rounding.peak, torch.maximum(rounding.square, one_row))
         factor = few * leniency
         self.limit = RowErrors(
