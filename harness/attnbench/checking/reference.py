@@ -47,9 +47,9 @@ LENIENCY_OF_LARGE = 4.0
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
-PER_ROOT = 4 / 3
+PER_ROOT = 1.5
 """Roundings of a sum of n terms per sqrt(n): kernels add parts of it in their own order."""
-PER_ROOT_IN_HALF = 1 / 2
+PER_ROOT_IN_HALF = 0.6
 """Roundings of the gradients of key and value per sqrt(T): autograd turns a loop into sums of T terms."""
 OVER_QUERIES = ("gradient of key", "gradient of value")
 OF_SCORES = ("gradient of query", "gradient of key")
