@@ -19,7 +19,7 @@ from attnbench.processes import worker_client
 from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Prepare, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient, Template
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerProcess
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -209,6 +209,16 @@ def test_an_answer_before_its_request_is_none(tmp_path):
         assert select.select([client.runner._line], [], [], 60)[0]  # the answer of the worker itself
         late = client.ask(request)
         assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")
+
+
+def test_a_request_is_not_sent_after_its_answer():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        WorkerProcess._send(ours, Start(layout=0))
+        assert theirs.recv(1024).endswith(b"\n")
+        theirs.sendall(b"an answer")
+        with pytest.raises(msgspec.DecodeError, match="forged"):
+            WorkerProcess._send(ours, Start(layout=0))
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):
