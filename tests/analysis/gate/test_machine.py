@@ -43,17 +43,16 @@ def test_what_a_fallen_ceiling_explains_is_inconclusive(kind: str, base: Results
     decision = judge(base, candidate)
     assert decision.outcome is Outcome.inconclusive
     assert "slower by no more than the state of the machine explains" in decision.words
-    found = [ruling for ruling in (*decision.rulings, decision.suite) if ruling.reason is Reason.machine_state]
+    found = [ruling for ruling in decision.rulings if ruling.reason is Reason.machine_state]
     assert {ruling.kind for ruling in found} == {Kind.undecided}
     assert all("the fastest" in ruling.words for ruling in found)
-    assert any(note.startswith("the machine was in another state: the fastest") for note in decision.notes)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
 
 
 def test_what_is_slower_by_more_than_that_is_a_finding(base: Results, tmp_path: Path) -> None:
     decision = judge(base, run(tmp_path / "run", scales("fused", 2.0), ceilings("matmul", 1.35)))
     assert decision.outcome is Outcome.finding
-    assert {ruling.implementation for ruling in decision.of(Outcome.finding)} <= {"fused", "*"}
+    assert {ruling.implementation for ruling in decision.of(Outcome.finding)} == {"fused"}
 
 
 def test_what_moves_everything_alike_explains_no_ratio(base: Results, tmp_path: Path) -> None:

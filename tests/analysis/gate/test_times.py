@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate.decision import EVERYTHING, Pair, judge, rulings_on_times
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Side, Thresholds
-from attnbench.statistics.verdict import Effect
+from attnbench.analysis.gate.decision import judge
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Thresholds
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -58,19 +57,6 @@ def test_five_percent_are_found_or_said_to_be_out_of_sight(world, tmp_path):
         assert ruling.kind is Kind.slower or ruling.smallest > 0.045
     others = [ruling for ruling in decision.rulings if ruling.implementation == "other"]
     assert not [ruling for ruling in others if ruling.outcome is Outcome.finding]
-
-
-def test_the_suite_of_two_runs_is_judged_apart_from_its_cells():
-    seen = Effect(log=0.0, error=0.02, degrees=8.0, num_processes=9, num_looks=1)
-    side = Side(run="run", commit="")
-
-    def width(number: int, see: float | None) -> float:
-        effects = {(str(cell), "x"): seen for cell in range(number)} | {EVERYTHING: seen}
-        pair = Pair(base=side, candidate=side, matches=(), effects=effects, allowed=0.05, see=see)
-        return rulings_on_times(pair, Thresholds())[-1].high
-
-    assert width(50, see=0.2) == width(1, see=0.2)
-    assert width(50, see=None) > width(1, see=None)
 
 
 def test_rounds_are_made_whatever_is_decided_each_in_a_process(tmp_path):
