@@ -161,11 +161,10 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
             return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, **changes))
         return event
 
-    for number, changes in enumerate(({"baseline": "fused"}, {"pace": "sustained"})):
-        journals.write(
-            tmp_path / str(number), POINTS, NAMES, num_visits=1, time=f"2025-10-0{number + 1}T10:00:00+00:00"
-        )
-        scripts.rewrite(tmp_path / str(number), lambda event, changes=changes: changed(event, **changes))
+    for number, other in enumerate(({"baseline": "fused"}, {"pace": "sustained"})):
+        time = f"2025-10-0{number + 1}T10:00:00+00:00"
+        journals.write(tmp_path / str(number), POINTS, NAMES, num_visits=1, time=time)
+        scripts.rewrite(tmp_path / str(number), lambda event, other=other: changed(event, **other))
     session(tmp_path / "2")
     series, (note,) = follow([stored, tmp_path])
     assert {len(each.points) for each in series} == {len(SLOWDOWNS)}

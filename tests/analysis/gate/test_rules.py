@@ -14,9 +14,6 @@ from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import FIRST, run, scales
 
 TEXT = """
-[gate]
-see = 0.1
-
 [[gate.rule]]
 metric = "latency"
 allowed = 0.1
@@ -40,7 +37,7 @@ def test_the_last_rule_that_covers_counts_and_several_cells_may_grow_by_the_leas
     assert load(None) == Thresholds()
     found = load(written(tmp_path, TEXT))
     assert found == load(None)
-    assert (found.see, found.allowed(PLAIN, "latency"), found.allowed(CAUSAL, "latency")) == (0.1, 0.1, 0.3)
+    assert (found.allowed(PLAIN, "latency"), found.allowed(CAUSAL, "latency")) == (0.1, 0.3)
     assert found.allowed(("t128-causal", "bmm"), "latency") == 0.1
     assert found.limit([PLAIN, CAUSAL], "latency") == 0.1
     assert found.limit([], "latency") is None
@@ -58,12 +55,11 @@ def test_without_a_rule_the_defaults_hold_and_infinite_growth_may_be_allowed(tmp
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("[gate]\nsea = 1", r"unknown field `sea`.*; give a TOML file with a table \[gate\] \(rule, see"),
+        ("[gate]\nsea = 1", r"unknown field `sea`.*; give a TOML file with a table \[gate\]"),
         ("[[gate.rule]]\nallow = 1", "unknown field `allow`.* rules \\(allowed, workload"),
         ("[[gate.rule]]\nmetric = 'latency'", "allowed"),
         ("[[gate.rule]]\nallowed = -0.1", "allowed"),
         ("[[gate.rule]]\nallowed = nan", "allowed"),
-        ("[gate]\nbetween_runs = 50", "between_runs"),
         ("[gate\n", "line 1"),
     ],
 )

@@ -31,6 +31,10 @@ from attnbench.statistics.verdict import Reason, between_runs
 from attnbench.storage.records import LATENCY, Arm, Status
 from attnbench.units import percent
 
+BETWEEN_RUNS = 0.02
+"""Standard deviation of a ratio to the reference between runs of the same code."""
+SEE = 0.20
+"""A time of two runs counts as judged if a slowdown of this size would have been detected."""
 JUDGED_SHARE = 0.5
 """The gate is inconclusive if a smaller share of the times could be judged."""
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
@@ -47,8 +51,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
         if results.plan.sides is not None:
             words = f"{results.run} compared two sides, and is judged by itself and against no other run"
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
-    limits = thresholds or Thresholds()
-    return _conclude(_of_runs(base, candidate, limits), limits)
+    return _conclude(_of_runs(base, candidate), thresholds or Thresholds())
 
 
 def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
@@ -101,10 +104,6 @@ def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
     timed = [one for one in rulings if one.metric == LATENCY]
     num_judged = sum(one.outcome is not Outcome.inconclusive for one in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
-    explained = [one for one in timed if one.reason is Reason.machine_state and (one.effect or 0.0) > 1]
-    if explained:
-        why = "slower by no more than the state of the machine explains"
-        return Outcome.inconclusive, f"{len(explained)} {why}; {words}"
     if refused := sum(one.reason is Reason.threshold for one in timed):
         return Outcome.inconclusive, f"{refused} of the thresholds asked for cannot be judged; {words}"
     if untried := sum(one.kind is Kind.undecided for one in statuses):
@@ -133,16 +132,17 @@ def _of_sides(results: Results) -> Pair:
     )
 
 
-def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
+def _of_runs(base: Results, candidate: Results) -> Pair:
     """Two separate runs, compared by their ratios to the reference.
 
-    Runs of other machines, with other versions or settings, have no comparable times.
+    Runs of other machines or of one in another state, with other versions or settings, have no comparable times.
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)
     settings = [(name, str(getattr(base.plan, name)), str(getattr(candidate.plan, name))) for name in MUST_MATCH]
     settings.append(("machine or versions", _machine(base), _machine(candidate)))
     differ = [f"{name} ({old} and {new})" for name, old, new in settings if old != new]
+    differ += [f"the state of the machine ({words})"] if (words := state_change(base, candidate)) else []
     before, after = (
         {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
         for results in both.values()
@@ -153,7 +153,7 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         if times.is_timed(match) and match.key in before.keys() & after.keys()
         if len({reference(results, match.records[0].key) for results in both.values()}) == 1
     ]
-    effects = {key: between_runs(before[key], after[key], thresholds.between_runs) for key in keys}
+    effects = {key: between_runs(before[key], after[key], BETWEEN_RUNS) for key in keys}
     judged = {
         key: replace(one, is_doubtful=bool(differ) or any(_is_doubtful(results, key) for results in both.values()))
         for key, one in verdict.judge(effects, ALLOWED[LATENCY]).items()
@@ -168,9 +168,8 @@ def _of_runs(base: Results, candidate: Results, thresholds: Thresholds) -> Pair:
         matches=matches,
         judged=judged,
         reference=candidate.plan.baseline,
-        see=thresholds.see,
+        see=SEE,
         has_same_inputs=base.plan.seed == candidate.plan.seed,
-        change=state_change(base, candidate),
         notes=list(_notes(base, candidate)),
         invalid=[f"{name}: {line}" for name, results in both.items() for line in invalid_reasons(results)],
         doubtful=doubtful,

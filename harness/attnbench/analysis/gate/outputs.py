@@ -43,7 +43,7 @@ def headline(decision: Decision) -> str:
 
 
 def context(decision: Decision) -> list[str]:
-    """What the outcome rests on, one line each: the two runs, all cells together, and notes."""
+    """Reasons, notes, the verdict on all cells together, and the two runs, one line each."""
     base, candidate = (
         f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
     )
@@ -64,7 +64,7 @@ def terminal(decision: Decision) -> str:
 
 
 def markdown(decision: Decision) -> str:
-    """A comment for a pull request: the outcome, what it rests on, and a table of everything that did not pass."""
+    """A comment for a pull request: the outcome, notes, and a table of everything that did not pass."""
     rulings = news(decision)
     lines = [f"## attnbench gate: {escaped(headline(decision))}", ""]
     lines += [f"- {escaped(line)}" for line in context(decision)]

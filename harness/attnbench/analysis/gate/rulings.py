@@ -139,9 +139,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The table [gate]. If several rules cover a cell, the last one counts."""
 
     rule: tuple[Rule, ...] = ()
-    see: Share = 0.20  # a time counts as judged if a slowdown of this size would have been detected
-    between_runs: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.02
-    """Standard deviation of a ratio to the reference between runs of the same code."""
 
     def allowed(self, key: Key, metric: str) -> float:
         """The allowed growth of a metric of a cell."""

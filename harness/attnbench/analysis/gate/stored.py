@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from attnbench.analysis.comparisons import session_effects
-from attnbench.analysis.gate.decision import invalid_reasons, judge
-from attnbench.analysis.gate.rulings import CHECK, Kind, Outcome, Thresholds
+from attnbench.analysis.gate.decision import invalid_reasons
 from attnbench.analysis.gate.times import processes
 from attnbench.analysis.results import Results, read
 from attnbench.statistics.verdict import FEWEST_PROCESSES
@@ -51,7 +50,7 @@ def find(candidate: Results, results: Path) -> Path:
     return max(others, key=lambda path: others[path].accepted[-1].time)
 
 
-def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
+def accept(run: Path, results: Path, reason: str) -> Path:
     """Make the run at `run`, its folder or journal, the baseline of its environment; return the new path.
 
     Raises:
@@ -63,8 +62,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     candidate = read(run)
     path = path_of(next(iter(candidate.environments), ""), results)
     before = read(path) if path.exists() else None
-    problem = _problem(candidate) or (_implausible(before, candidate, thresholds) if before is not None else "")
-    if problem:
+    if problem := _problem(candidate):
         raise ValueError(f"{candidate.run} cannot become a baseline: {problem}")
     accepted = BaselineAccepted(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -97,15 +95,3 @@ def _problem(candidate: Results) -> str:
         problem = f"its times are of {processes(number)}, and a gate judges from {FEWEST_PROCESSES} on"
         reasons.append(f"{problem}: give --rounds {FEWEST_PROCESSES} or more, and run again")
     return "; ".join(reasons)
-
-
-def _implausible(before: Results, candidate: Results, thresholds: Thresholds) -> str:
-    """Why a run needs another check before it may replace a baseline, or "": it is too good, or was checked less.
-
-    Rules are ignored here: they limit growth only.
-    """
-    judged = judge(before, candidate, msgspec.structs.replace(thresholds, rule=()))
-    for one in judged.of(Outcome.finding):
-        if one.kind is Kind.suspicious or one.metric == CHECK:
-            return f"{one.cell}: {one.words}"
-    return ""

@@ -1,8 +1,7 @@
-"""Rulings on times: a judgement with its allowed growth, implausible speedups, and the state of the machine.
+"""Rulings on times: a judgement with its allowed growth, and implausible speedups.
 
 Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
-that affects all times alike cancels in the ratio to the reference, which both runs contain. But if matrix products have
-become slower and copies have not, or the other way round, every ratio may move by that factor.
+that affects all times alike cancels in the ratio to the reference, which both runs contain.
 """
 
 import math
@@ -55,7 +54,6 @@ class Pair:
     reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
     see: float | None = None  # of two runs, which cannot show equality: the slowdown that must be detectable
     has_same_inputs: bool = True
-    change: tuple[float, str] = (1.0, "")  # as in state_change
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
     doubtful: Sequence[str] = ()  # reasons to distrust some times
@@ -165,26 +163,20 @@ def _suspected(one: Ruling, match: Match) -> Ruling:
 
 
 def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
-    """The ruling, undecided if the state of the machine explains the difference or the times are doubtful."""
-    words, reason = one.words, one.reason
-    factor, description = pair.change
-    ends = [end for end in (one.effect, one.low, one.high) if end is not None]
-    is_explained = bool(description) and min(abs(math.log(end)) for end in ends) <= math.log(factor)
-    if is_explained and one.kind in {Kind.slower, Kind.faster}:
-        words = f"{words}; the machine was in another state, which explains as much ({description})"
-        reason = Reason.machine_state
-    if pair.invalid or judged.is_doubtful:
-        why = "the session is not valid" if pair.invalid else "its times are doubtful"
-        words = f"not judged, since {why}; seen: {words}"
-    if words == one.words:
+    """The ruling, undecided if its times cannot be trusted."""
+    if not pair.invalid and not judged.is_doubtful:
         return one
-    kind = Kind.undecided
-    return msgspec.structs.replace(one, kind=kind, outcome=OUTCOMES[kind], reason=reason, words=words)
+    why, kind = "the session is not valid" if pair.invalid else "its times are doubtful", Kind.undecided
+    words = f"not judged, since {why}; seen: {one.words}"
+    return msgspec.structs.replace(one, kind=kind, outcome=OUTCOMES[kind], words=words)
 
 
-def state_change(base: Results, candidate: Results) -> tuple[float, str]:
-    """The largest change of one ceiling relative to another on one machine, and a description; 1 and "" if none."""
-    changes = [(1.0, "")]
+def state_change(base: Results, candidate: Results) -> str:
+    """Describe how one ceiling of a machine has moved against another between two runs; "" if little.
+
+    Then every ratio of times may move by that factor.
+    """
+    changes = [(LEAST_CHANGE, "")]
     for place in base.ceilings.keys() & candidate.ceilings.keys():
         before, after = _rates(base.ceilings[place]), _rates(candidate.ceilings[place])
         moved = sorted((after[name] / before[name], name) for name in before.keys() & after.keys())
@@ -192,8 +184,7 @@ def state_change(base: Results, candidate: Results) -> tuple[float, str]:
             (least, slower), (most, faster) = moved[0], moved[-1]
             words = f"compared with the base, the fastest {slower} has {least:.2f} of its rate, the fastest {faster}"
             changes.append((most / least, f"{words} {most:.2f}"))
-    factor, description = max(changes)
-    return (factor, description) if factor > LEAST_CHANGE else (1.0, "")
+    return max(changes)[1]
 
 
 def _rates(ceilings: Ceilings) -> dict[str, float]:
