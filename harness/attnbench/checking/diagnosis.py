@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import torch
@@ -115,14 +116,6 @@ class Evidence:
         """Whether a tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
-    def answers(self, mistake: Mistake, names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The mistake's answers at these rows in float64, computed in `dtype`: the output, or gradients too."""
-        if names != ["output"]:
-            return self.reference.answers_of(mistake, dtype)
-        with torch.no_grad():
-            inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
-            return {"output": mistake.answer(self.reference.workload, self.rows)(inputs).double()}
-
     def distance(
         self, mistake: Mistake, names: list[str], region: Tensor | None = None, *, is_quick: bool = False
     ) -> float:
@@ -132,8 +125,9 @@ class Evidence:
         With `region` (B, H, R), only those rows of the output are compared. `is_quick` takes exact answers only, and
         gives infinity if the right answers are nearly as near: the mistake changes nothing here.
         """
-        exact_ones, worst, error = self.answers(mistake, names, self.dtype), 0.0, 0.0
-        own_ones = exact_ones if is_quick else self.answers(mistake, names, self.own_dtype)
+        asked = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=names != ["output"])
+        exact_ones, worst, error = asked(self.dtype), 0.0, 0.0
+        own_ones = exact_ones if is_quick else asked(self.own_dtype)
         for name in names:
             shares = [of[name] / self.limits[name] for of in (self.observed, self.expected, exact_ones, own_ones)]
             observed, expected, exact, own = shares if region is None else [each[region] for each in shares]
@@ -441,7 +435,8 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
     error, shares = each.observed["output"] - each.expected["output"], [(0.0, 0, 0.0)]
     known = [mistake for mistake in mistakes if mistake.is_rounding]
     for place, mistake in enumerate(known):
-        rounded = each.answers(mistake, ["output"], each.own_dtype)["output"] - each.expected["output"]
+        rounded = each.reference.answers_of(mistake, each.own_dtype, rows=each.rows, has_gradients=False)["output"]
+        rounded = rounded - each.expected["output"]
         along, size = float((rounded * error).sum()), float(rounded.square().sum()) or SMALLEST
         shares.append((along**2 / (size * float(error.square().sum())), place, along / size))
     share, place, factor = max(shares)
