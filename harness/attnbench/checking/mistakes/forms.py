@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +45,6 @@ SMALL = {0.0: "", 1e-30: ", and a tiny number is added to the sum", 1e-6: ", and
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
 """In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
-ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 
 
 def orders(number: int) -> dict[str, list[int]]:
@@ -389,16 +387,6 @@ def extensions(workload: Workload) -> Iterator[Mistake]:
         yield wrong("bias_sign_flipped", masked_scores=with_bias(lambda x, *_: -x))
     if parts and workload.dtype in WIDE:
         yield wrong("bfloat16_bias", masked_scores=with_bias(lambda bias, *_: coarse(bias)))
-    if kinds := {type(part) for part in parts} & {*ALIBI}:
-        first = 0 if workload.num_heads & (workload.num_heads - 1) == 0 else 1
-        slopes = np.exp2(-8 * np.arange(first, workload.num_heads + first) / workload.num_heads)
-        ratio = torch.from_numpy(slopes / masks.Alibi().per_head(workload.num_heads))[:, None, None]
-        words = ("are counted from head 0: they begin with 1", "are 2^(-8h/H) though H is no power of 2")[first]
-        steep = with_bias(lambda bias, *_: bias * ratio.to(bias))
-        yield wrong("alibi_slopes", f"the slopes of ALiBi {words}", masked_scores=steep)
-        other = next(kind for kind in ALIBI if kind not in kinds)()
-        if workload.seq_len != workload.kv_len:
-            yield wrong("alibi_aligned_at_other_end", masked_scores=with_bias(lambda _, mask, __: mask.bias(other)))
     if any(isinstance(part, masks.Softcap) for part in workload.mask_rule.changes):
         never = with_change(lambda scores, _, part: scores if isinstance(part, masks.Softcap) else None)
         yield wrong("softcap_ignored", masked_scores=never)
