@@ -434,11 +434,11 @@ def layouts(candidate: Candidate) -> Iterator[Trial]:
         tensors = {token: memory.LAYOUTS[name](tokens[token], alignment_bytes) for token, name in way.items()}
         yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
     for axes in EXPANDED:
-        way = {name: axis for name, axis in axes.items() if name in tokens}
-        if way:
-            rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in way.items()}
+        along = {name: axis for name, axis in axes.items() if name in tokens}
+        if along:
+            rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in along.items()}
             copied = candidate.ask({name: tensor.contiguous() for name, tensor in rows.items()})
-            words = ", ".join(f"{name} over {AXES[axis]}" for name, axis in way.items())
+            words = ", ".join(f"{name} over {AXES[axis]}" for name, axis in along.items())
             yield f"inputs that are expanded ({words}) give", partial(candidate.ask, rows), copied
     if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
         return
