@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import among_neighbours, changes, follow
+from attnbench.analysis.history import changes, follow
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
@@ -62,12 +62,6 @@ def test_what_never_varies_shows_any_step():
     assert changes([100.0] * 10, 0.0) == []
     (found,) = changes([100.0] * 5 + [101.0] * 5, 0.0)
     assert (found.place, found.before, found.after) == (5, pytest.approx(100.0), pytest.approx(101.0))
-
-
-def test_a_lone_value_goes_back_among_its_neighbours_and_a_step_stays():
-    logs = np.array([0.0, 0.01, 0.0, 0.9, 0.0, 0.01, 0.5, 0.51, 0.5])
-    assert among_neighbours(logs)[3] == pytest.approx(0.01, abs=0.011)
-    assert among_neighbours(logs)[6:].tolist() == [0.5, 0.51, 0.5]
 
 
 @pytest.fixture(scope="module")

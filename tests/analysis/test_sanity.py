@@ -152,8 +152,6 @@ def test_rates_and_shares_follow_from_time_counts_and_ceilings(tmp_path):
     shown = table(results).set_index("implementation")
     fused = shown.loc["fused"]
     assert fused["matmul_share"] == pytest.approx(fused["flops_per_s"] / 1.2e12)
-    assert fused["copy_share"] == pytest.approx(fused["bytes_per_s"] / (8e10 / 3))
-    assert fused["arithmetic_intensity"] == fused["useful_flops"] / fused["compulsory_bytes"]
     assert fused["executed_flops"] == pytest.approx(2 * fused["useful_flops"], rel=0.01)
     assert math.isnan(shown.loc["sdpa", "executed_flops"])
     cells = {row["implementation"]: row.texts for row in tables.every(results)}

@@ -72,8 +72,7 @@ ON_A_QUEUE = {
     ),
 }
 APART, SHORTEST_S = 0.1, 20e-6
-"""Largest relative difference between a time and the sum of its kernels; in shorter calls, gaps between kernels weigh
-too much."""
+"""Largest relative difference between a time and the sum of its kernels, which is uncertain in shorter calls."""
 FALL = 0.05
 """If a clock falls by more within a visit, it affects the times."""
 
@@ -211,7 +210,7 @@ def _doubts(
             return
 
 
-def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False) -> Iterator[Warned]:
+def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
     """All warnings about an ok cell."""
     if record.status is not Status.ok:
         return
@@ -223,8 +222,7 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         return
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
-        is_bound = _share(record, Flag.host_bound | Flag.host_near) > MOST
-        yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
+        yield from _kernels(record.operators, time.point)
     yield from _faults(record, Samples.of(latency.samples), time)
     with suppress(ValueError):  # the run may name a device that is not installed here
         notes = device(record.workload.device).notes(record.workload, record.environment)
@@ -235,19 +233,12 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
         yield from (Warn.measured_with_note.says(plain(text)) for text in measurement.warnings)
 
 
-def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[Warned]:
-    """Disagreements between the clock and the profiled kernels of a call, and kernels on other streams."""
+def _kernels(seen: Operators, time_s: float) -> Iterator[Warned]:
+    """Kernels on other streams, and kernels that take longer than the call by the profiler."""
     if seen.elsewhere:
         yield Warn.other_stream.says(plain(f"kernels on another stream: {', '.join(seen.elsewhere)}"))
-    kernel_s = seen.kernel_s
-    is_longer = time_s > (1 + APART) * kernel_s
-    if not kernel_s or max(time_s, kernel_s) < SHORTEST_S or (is_longer and may_take_longer):
-        return
-    if is_longer:
-        rest = f"{_percent(1 - kernel_s / time_s)} of its time are pauses between them, or the profiler missed some"
-        yield Warn.kernels_shorter.says(f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}")
-    elif kernel_s > (1 + APART) * time_s:
-        text = f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+    if seen.kernel_s >= SHORTEST_S and seen.kernel_s > (1 + APART) * time_s:
+        text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
         yield Warn.kernels_longer.says(text)
 
 

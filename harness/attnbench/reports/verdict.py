@@ -15,11 +15,11 @@ import msgspec
 
 from attnbench.analysis.comparisons import comparisons, doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
-from attnbench.analysis.sides import changed
 from attnbench.reports import answers, recommended, story
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
@@ -272,7 +272,7 @@ def _cells(results: Results) -> Iterator[Cell]:
     for record in results.records:
         latency, agreement = record.measurement(LATENCY), record.agreement
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
-        cautions = [*warnings_of(record, time, is_cold=results.plan.cache != "warm")]
+        cautions = [*warnings_of(record, time)]
         cautions += results.warnings.get(record.key, ())
         metrics = {
             each.metric: median(Samples.of(each.samples).value)

@@ -150,31 +150,6 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
     )
 
 
-def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Effect:
-    """The mean effect of two runs over workloads; each entry holds the effects of its cells without drift.
-
-    The cells of a workload share a reference, so their errors are treated as fully dependent.
-
-    Raises:
-        ValueError: there is no workload, or one without a standard error.
-    """
-    parts, logs, freedoms = [], [], []
-    for cells in workloads:
-        errors = [each.error for each in cells if each.error is not None]
-        if not errors or len(errors) < len(cells):
-            raise ValueError("an effect without a standard error has no part in a mean")
-        logs.append(sum(each.log for each in cells) / len(cells))
-        parts.append(sum(errors) / len(errors))
-        freedoms.append(min(each.degrees for each in cells))
-    if not parts:
-        raise ValueError("there is no workload: a mean needs one at least")
-    variances = [(error / len(parts)) ** 2 for error in parts]
-    error, degrees = _total([*zip(variances, freedoms, strict=True), (2 * drift**2, KNOWN)])
-    number = min(each.num_processes for cells in workloads for each in cells)
-    log = sum(logs) / len(logs)
-    return Effect(log=log, error=error, degrees=degrees, num_processes=number, num_measured=number, num_looks=1)
-
-
 def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The standard error and degrees of freedom of a sum of independent parts, given by variance and degrees each.
 

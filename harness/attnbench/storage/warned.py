@@ -37,7 +37,6 @@ class Warn(enum.StrEnum):
     device_waited = "device_waited"
     host_waits = "host_waits"
     other_stream = "other_stream"
-    kernels_shorter = "kernels_shorter"
     kernels_longer = "kernels_longer"
     page_faults = "page_faults"
     device_precision = "device_precision"
