@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import changes, follow
+from attnbench.analysis.history import follow
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
+from attnbench.statistics.levels import changes
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
@@ -166,12 +167,6 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
     (latency,), (note,) = follow([stored, tmp_path], "latency", implementations=("fused",), workload="*-t512-*")
     assert len(latency.points) == len(SLOWDOWNS) + 1
     assert note.startswith("runs left out: 1 ")
-
-
-def test_text_from_a_journal_stays_on_its_line():
-    point = {"run": "r", "time": "x\n# heading", "commit": "\x1b[2Jab\n# c", "value": 1.0}
-    assert "\n" not in history_report.commit(point) + history_report.day(point)
-    assert "\x1b" not in history_report.commit(point)
 
 
 HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import NOT_TIMED, Limits, recommend
+from attnbench.analysis.recommendation import Limits, recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
 from attnbench.commands import recommending
@@ -103,26 +103,6 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
-
-
-def test_a_cell_without_samples_is_excluded_with_its_reason(results: Results) -> None:
-    records = tuple(
-        msgspec.structs.replace(each, measurements=()) if each.implementation == "einsum" else each
-        for each in results.records
-    )
-    (found,) = recommend(dataclasses.replace(results, records=records))
-    assert "einsum" not in found.seconds
-    assert found.excluded["einsum"].kind == NOT_TIMED
-    assert any("einsum" in line for line in recommended.of_excluded(found))
-
-
-def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:
-    (found,) = recommend(results)
-    shifted = {name: 3 * took if name == "fused" else took for name, took in found.seconds.items()}
-    rows = {row[0]: row for row in recommended.figures(dataclasses.replace(found, seconds=shifted))}
-    lead = found.lead("fused")
-    assert lead is not None
-    assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.ratio, "s")
 
 
 def test_a_cell_has_the_time_that_every_table_shows(results: Results) -> None:

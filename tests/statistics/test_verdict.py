@@ -9,7 +9,6 @@ import pytest
 from attnbench.statistics.verdict import (
     FEWEST_PROCESSES,
     LAYOUT_SPREAD,
-    LOOKS,
     Effect,
     Reason,
     between_runs,
@@ -73,14 +72,6 @@ def test_verdict_by_value(numbers: list[float], margin: float, verdict: Verdict)
     assert verdict_of(numbers, margin) is verdict
 
 
-def test_noise_never_makes_two_times_equal() -> None:
-    """The earlier method called a slowdown of 3 % equal if the baseline differed from itself by 10 %."""
-    draws = np.random.default_rng(1)
-    for look in LOOKS[:3]:
-        numbers = [*draws.normal(0.03, 0.15, look)]
-        assert verdict_of(numbers) is Verdict.undecided
-
-
 def test_between_looks_nothing_changes() -> None:
     draws = np.random.default_rng(2)
     numbers = [*draws.normal(0.02, 0.01, 15)]
@@ -98,11 +89,6 @@ def test_too_few_processes_have_no_interval() -> None:
     assert judged.ratio == pytest.approx(math.exp(0.5))
 
 
-def test_no_number_is_no_effect() -> None:
-    with pytest.raises(ValueError, match="no number"):
-        effect([])
-
-
 def test_one_process_decides_nothing_below_its_layout() -> None:
     bias = math.log1p(LAYOUT_SPREAD)
     judged = {log: judge({"it": effect(four(log, 0.0001), bias=bias)})["it"] for log in (0.0, 0.02, 0.06, -0.06)}
@@ -115,21 +101,6 @@ def test_one_process_decides_nothing_below_its_layout() -> None:
     assert judged[0.02].reason is Reason.one_process
     assert judged[0.06].low is not None
     assert judged[0.06].low < math.exp(0.06 - bias)
-
-
-@pytest.mark.parametrize(
-    ("values", "level"),
-    [
-        ([0.5, 0.5, 0.5], 0.05 / 3),  # nothing is rejected: as Bonferroni
-        ([0.001, 0.5, 0.5], 0.05 / 2),
-        ([0.001, 0.02, 0.5], 0.05),
-        ([0.001, 0.02, 0.04], 0.05),  # all are
-        ([0.03, 0.03, 0.001], 0.05 / 2),  # the second is not below 0.025, so the third is not tested
-    ],
-)
-def test_holm_level_by_value(values: list[float], level: float) -> None:
-    found = float(holm_level(values, 0.05))
-    assert found == pytest.approx(level)
 
 
 def test_holm_level_rejects_what_the_procedure_rejects() -> None:
@@ -253,15 +224,3 @@ def test_between_runs_by_value() -> None:
     assert between_runs(base, candidate, 0.0).degrees == pytest.approx(5.57, abs=0.01)  # Welch and Satterthwaite
     assert found.num_looks == 1
     assert between_runs(effect([0.1]), candidate, 0.02).error is None
-
-
-def test_a_margin_of_its_own_changes_no_interval() -> None:
-    effects = {"a": effect(four(0.03, 0.002)), "b": effect(four(0.03, 0.002))}
-    judged = judge(effects, {"a": 0.02, "b": 0.05})
-    assert judged["a"].verdict is Verdict.slower
-    assert judged["b"].verdict is Verdict.equivalent
-    assert judged["a"].low == judged["b"].low
-
-
-def test_nothing_to_judge() -> None:
-    assert judge({}) == {}

@@ -32,7 +32,7 @@ from attnbench.storage.records import (
 )
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warn, Warned
-from attnbench.units import plain, show, significant
+from attnbench.units import percent, plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -170,14 +170,10 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
         if ceiling is None or highest is None or rate <= slack * ceiling.rate:
             continue
         is_certain = rate > SLACK * slack * highest.spread * max(1.0, ceilings.crowding) * highest.rate
-        least = f"{show(time_s, 's')} a call is at least {show(rate, unit)}"
-        if is_certain:
-            above = f"{significant(rate / highest.rate, 3)} times the fastest {what} of this run"
-            yield Warn.above_ceiling.says(f"impossible: {least}, {above} ({show(highest.rate, unit)})"), True
-        else:
-            above = f"{significant(rate / ceiling.rate, 3)} times the fastest {what}{like}"
-            text = f"{least}, {above}: the machine was slower when that was measured, or the time is wrong"
-            yield Warn.above_ceiling.says(text), False
+        fastest, kind = (highest, what) if is_certain else (ceiling, f"{what}{like}")
+        above = f"{significant(rate / fastest.rate, 3)} times the fastest {kind} of this run"
+        text = f"{show(time_s, 's')} a call is at least {show(rate, unit)}, {above} ({show(fastest.rate, unit)})"
+        yield Warn.above_ceiling.says(f"impossible: {text}" if is_certain else text), is_certain
 
 
 def _doubts(
@@ -254,7 +250,7 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     if falls and (typical := median(falls)) > FALL:
         fallen = [state for visit, fall in zip(visits, falls, strict=True) if fall > FALL for state in visit]
         why = reasons(_union(fallen)) or "the driver gives no reason"
-        yield Warn.clock_fell.says(f"the clock fell {_percent(typical)} within the visit: {why}")
+        yield Warn.clock_fell.says(f"the clock fell {percent(typical)} within the visit: {why}")
         return
     states = [state for visit in visits for state in visit]
     held = [state for state in states if reasons(state.slowed_by)]
@@ -281,8 +277,4 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
     hint = "" if retains else ": --conditions retain"
-    yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call (about {_percent(share)} of the time){hint}")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call (about {percent(share)} of the time){hint}")

@@ -255,7 +255,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "is_baseline": is_baseline,
             **_times(record, time, times_s.get(record.key), results),
             "ratio": 1.0 if is_baseline and samples else None,
-            **verdict_columns(compared.get(record.key)),
+            **_verdict(compared.get(record.key)),
             "allocator": results.plan.allocator,
             "ran": None if operators is None else ran(operators),
             "num_operators": None if operators is None else num_operators(operators),
@@ -297,8 +297,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     }
 
 
-def verdict_columns(compared: Comparison | None) -> Row:
-    """The columns of a row that a comparison fills."""
+def _verdict(compared: Comparison | None) -> Row:
     if compared is None:
         return {"is_same_kernel": False}
     return {

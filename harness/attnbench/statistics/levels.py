@@ -1,7 +1,8 @@
 """Changes of the level of a series of values, such as a time over many runs.
 
-A series is split where the medians before and after differ most, and so are its parts, while the difference exceeds
-both the noise and the smallest effect of interest. Each part has at least three runs, so that one bad run is no change.
+A series is split where its parts deviate least from their medians, and so are the parts, while the medians differ by
+more than the noise and the smallest effect of interest. Each part has at least three values, so that a single bad one
+is no change.
 
 Source: binary segmentation, A. J. Scott and M. Knott, 1974, https://doi.org/10.2307/2529204; here with medians.
 """
@@ -66,15 +67,19 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
-    """The places between `start` and `end` at which a new level begins, by halving at the clearest one."""
-    places = np.arange(start + SHORTEST, end - SHORTEST + 1)
-    if not len(places):
+    """The places between `start` and `end` at which a new level begins."""
+    places = range(start + SHORTEST, end - SHORTEST + 1)
+    place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
+    if place is None:
         return []
-    steps = np.abs([np.median(logs[place:end]) - np.median(logs[start:place]) for place in places])
-    errors = MEDIAN_FACTOR * spread * np.sqrt(1 / (places - start) + 1 / (end - places))
-    clearest = int((steps / errors).argmax())
-    if steps[clearest] < max(smallest, SURELY * errors[clearest]):
+    step = abs(float(np.median(logs[place:end]) - np.median(logs[start:place])))
+    error = MEDIAN_FACTOR * spread * math.sqrt(1 / (place - start) + 1 / (end - place))
+    if step < max(smallest, SURELY * error):
         return []
-    place = int(places[clearest])
     before, after = ((start, place), (place, end))
     return [*_splits(logs, *before, spread, smallest), place, *_splits(logs, *after, spread, smallest)]
+
+
+def _deviation(part: Array) -> float:
+    """The sum of absolute deviations from the median."""
+    return float(np.abs(part - np.median(part)).sum())

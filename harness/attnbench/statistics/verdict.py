@@ -299,7 +299,7 @@ def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
 
 def judge(
     effects: Mapping[Name, Effect],
-    margin: float | Mapping[Name, float] = SMALLEST_EFFECT,
+    margin: float = SMALLEST_EFFECT,
     error: float = FALSE_SHARE,
     *,
     expects_differences: bool = False,
@@ -308,7 +308,7 @@ def judge(
 
     With probability 1 - `error`, every interval of a session without any true difference contains 1, at every look. If
     the session `expects_differences`, as a table of implementations does, `error` bounds the expected share of false
-    ones among the reported differences. Margins may differ between comparisons; they do not affect the error.
+    ones among the reported differences.
     """
     if not effects:
         return {}
@@ -316,5 +316,4 @@ def judge(
     shared = error / max(each.num_looks for each in effects.values())
     level_of = yekutieli_level if expects_differences else holm_level
     level = float(level_of([each.p_value for each in effects.values()], shared))
-    margins = margin if isinstance(margin, Mapping) else dict.fromkeys(effects, margin)
-    return {name: Judgement(effect=each, margin=margins[name], level=level) for name, each in effects.items()}
+    return {name: Judgement(effect=each, margin=margin, level=level) for name, each in effects.items()}

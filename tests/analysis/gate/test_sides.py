@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
@@ -99,17 +98,6 @@ def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, ratio, budget_s, 
         assert decision.outcome is outcome
         assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
         assert {ruling.implementation for ruling in decision.rulings} == {"x"}
-
-
-@pytest.mark.usefixtures("many_visits")
-def test_what_processes_differ_by_is_in_the_interval_of_a_session_apart(tmp_path: Path) -> None:
-    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
-    client = virtual.SimulatedPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
-    results = virtual.execute(asked, tmp_path / "run", client)
-    (row,) = comparisons(results)
-    assert row.high is not None
-    decision = judge_sides(results, rules((row.high / row.ratio - 1) / 2))
-    assert {ruling.reason for ruling in decision.rulings if ruling.metric == "latency"} == {Reason.threshold}
 
 
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:

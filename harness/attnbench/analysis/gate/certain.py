@@ -101,7 +101,7 @@ def _reason(record: Record) -> tuple[str, ...]:
     return (*agreement.mistakes, agreement.step, *(rule.rule for rule in agreement.broken_rules))
 
 
-def tried(agreement: Agreement | None) -> set[str]:
+def _tried(agreement: Agreement | None) -> set[str]:
     """Names of the tensors that a check compared and of the rules that it tried."""
     if agreement is None:
         return set()
@@ -111,7 +111,7 @@ def tried(agreement: Agreement | None) -> set[str]:
 
 def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
     """Compare the completeness of the check, and the backend that ran."""
-    if missing := sorted(tried(base.agreement) - tried(candidate.agreement)):
+    if missing := sorted(_tried(base.agreement) - _tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""
         words = f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}"
         yield ruling(match.key, CHECK, Kind.lost, words)

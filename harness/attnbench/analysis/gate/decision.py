@@ -5,7 +5,7 @@ differences. Noise-free rulings come from certain.py, those on times from times.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.analysis.comparisons import doubts, is_doubtful, judgements, num_processes, reference, session_effects
@@ -141,6 +141,7 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
     matches = matched(base.records, candidate.records)
     settings = [(name, str(getattr(base.plan, name)), str(getattr(candidate.plan, name))) for name in MUST_MATCH]
     settings.append(("machine or versions", _machine(base), _machine(candidate)))
+    settings.append(("source of the baseline", _source(base), _source(candidate)))
     differ = [f"{name} ({old} and {new})" for name, old, new in settings if old != new]
     differ += [f"the state of the machine ({words})"] if (words := state_change(base, candidate)) else []
     before, after = (
@@ -170,7 +171,7 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         reference=candidate.plan.baseline,
         see=SEE,
         has_same_inputs=base.plan.seed == candidate.plan.seed,
-        notes=list(_notes(base, candidate)),
+        notes=[_method(candidate)],
         invalid=[f"{name}: {line}" for name, results in both.items() for line in invalid_reasons(results)],
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
@@ -184,6 +185,12 @@ def _is_doubtful(results: Results, key: tuple[str, str]) -> bool:
 def _machine(results: Results) -> str:
     """The fingerprints of a run, and its hosts."""
     return "+".join((*results.environments, *results.hosts)) or "none"
+
+
+def _source(results: Results) -> str:
+    """The digest of the baseline's file; "none" if it is not known."""
+    by_name = {name_of(spec): digest for spec, digest in results.plan.digests.items()}
+    return by_name.get(results.plan.baseline, "none")
 
 
 def invalid_reasons(results: Results) -> list[str]:
@@ -200,14 +207,3 @@ def _method(results: Results) -> str:
     """Describe the measurement: processes, margin (unless a rule allows more) and allocator."""
     plan, number = results.plan, num_processes(results)
     return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"
-
-
-def _notes(base: Results, candidate: Results) -> Iterator[str]:
-    """Notes that readers need besides the rulings."""
-    baseline = candidate.plan.baseline
-    yield _method(candidate)
-    before, after = (
-        {name_of(spec): digest for spec, digest in results.plan.digests.items()} for results in (base, candidate)
-    )
-    if before.get(base.plan.baseline, "") != after.get(baseline, ""):
-        yield f"the source of the reference {baseline} has changed: every ratio to it may move with it"

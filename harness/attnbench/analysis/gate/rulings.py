@@ -47,7 +47,6 @@ class Kind(enum.StrEnum):
     faster = "faster"
     slower = "slower"
     undecided = "undecided"
-    suspicious = "suspicious"  # an implausible speedup: it may compute less
     grown = "grown"
     shrunk = "shrunk"
     failed = "failed"  # a pass if it failed in the same way before
