@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.growth import fit, growths
+from attnbench.analysis.growth import growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.processes.messages import Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.reports import growth as growth_report
+from attnbench.statistics.growth import fit
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import Limits, recommend
+from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
 from attnbench.commands import recommending
@@ -49,7 +49,7 @@ def test_a_clear_winner_says_its_lead_over_the_next_and_over_pytorch(tmp_path: P
 def test_too_much_memory_and_answers_that_vary_exclude(results: Results) -> None:
     peaks = recommend(results)[0].peaks
     assert set(peaks) == set(NAMES)
-    (found,) = recommend(results, Limits(memory_bytes=int(max(peaks.values())) - 1))
+    (found,) = recommend(results, memory_bytes=int(max(peaks.values())) - 1)
     largest = [name for name, peak in peaks.items() if peak == max(peaks.values())]
     assert set(found.excluded) >= set(largest)
     assert all("more than the" in found.excluded[name].detail for name in largest)
@@ -65,13 +65,13 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
     )
     changed = dataclasses.replace(results, records=records)
     assert recommend(changed)[0].choice == "sdpa"
-    (found,) = recommend(changed, Limits(is_deterministic=True))
+    (found,) = recommend(changed, is_deterministic=True)
     assert found.choice == "sdpa_flash"
     assert str(found.excluded["sdpa"]) == "not deterministic: two calls differ by 1e-7"
 
 
 def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> None:
-    (found,) = recommend(results, Limits(memory_bytes=1))
+    (found,) = recommend(results, memory_bytes=1)
     assert found.choice == ""
     least = min(found.peaks, key=lambda name: found.peaks[name])
     needed = show(found.peaks[least], "bytes")

@@ -73,35 +73,6 @@ def test_just_above_a_ceiling_has_a_warning_and_far_above_it_is_invalid(shares):
     assert bool(warnings) is (1 < shares < SLACK)
 
 
-def directed(direction: str, time_s: float) -> Record:
-    return recorded(Workload(seq_len=64, direction=direction), time_s)
-
-
-def test_a_pass_that_holds_another_cannot_be_far_faster_than_it():
-    assert judge(directed("forward", 1.0), directed("forward_backward", 0.4))[0] == [Status.ok, Status.invalid]
-    assert judge(directed("forward", 1.0), directed("forward_backward", 0.6))[0] == [Status.ok, Status.ok]
-
-
-def test_a_backward_pass_far_faster_than_the_forward_pass_has_a_warning():
-    statuses, _, warnings = judge(directed("forward", 1.0), directed("backward", 0.4))
-    assert statuses == [Status.ok, Status.ok]
-    assert warnings == [(), ("its forward pass is 2.5x slower",)]
-    assert judge(directed("inference", 1.0), directed("forward_backward", 0.4))[2][1] != ()
-    assert judge(directed("forward", 1.0), directed("backward", 0.6))[2] == [(), ()]
-
-
-def test_a_time_that_does_not_grow_has_a_warning_only_where_it_would_have_to():
-    short = Workload(seq_len=256, direction="forward")
-    constant = 2 * least_s(LONG)
-    assert judge(recorded(short, constant), recorded(LONG, constant))[2] == [
-        (), ("takes no longer than at length 256: is all of it computed?",),
-    ]  # fmt: skip
-    assert judge(recorded(short, constant, "one"), recorded(LONG, constant, "another"))[2] == [(), ()]
-    assert judge(recorded(short, constant / 5), recorded(LONG, constant))[2] == [(), ()]
-    overhead = 20 * least_s(LONG)  # a cost common to both hides the rest
-    assert judge(recorded(short, overhead), recorded(LONG, overhead))[2] == [(), ()]
-
-
 def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
     """The made-up run again, on a machine whose ceilings are below its times' rates."""
     points = journals.workloads(seq_len=(512,))

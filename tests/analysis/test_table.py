@@ -105,4 +105,4 @@ def test_panels_go_over_the_length_that_varies(tmp_path: Path) -> None:
     ]
     decoding = journals.workloads(seq_len=(1,), kv_len=(128, 512))
     (panel,) = panels(of_run(journals.write(tmp_path / "decoding", decoding, ("sdpa",))))
-    assert (panel.axis, panel.other, panel.lengths, panel.letter) == ("kv_len", "T=1", [128, 512], "S")
+    assert (panel.axis, panel.other, panel.lengths) == ("kv_len", "T=1", [128, 512])

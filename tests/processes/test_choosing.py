@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
+from attnbench.analysis.recommendation import SLOWER, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import choosing
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
@@ -146,10 +146,10 @@ def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_fi
 
 def test_limits_exclude_with_the_reason(tmp_path: Path) -> None:
     results, _ = run(chosen(), tmp_path)
-    (none,) = recommend(results, Limits(memory_bytes=1000))
+    (none,) = recommend(results, memory_bytes=1000)
     assert none.choice == ""
     assert none.excluded["fused"].detail == "1.00 MiB, more than the 1000 B allowed"
-    (enough,) = recommend(results, Limits(memory_bytes=2**20))
+    (enough,) = recommend(results, memory_bytes=2**20)
     assert enough.choice == "fused"
 
 

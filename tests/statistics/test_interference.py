@@ -78,7 +78,7 @@ def test_a_probe_is_judged_among_those_of_its_kind():
     for visit in range(10):
         gauge.add("one", probes([1e-3], visit=visit), "1 thread")
         gauge.add("two", probes([3e-3], visit=visit), "2 threads")
-    assert gauge.num_discarded == 0
+    assert gauge.discarded == {}
     gauge.add("two", probes([9e-3], visit=10), "2 threads")
     gauge.add("one", probes([3e-3], visit=10), "1 thread")
     assert gauge.discarded == {"two": {(0, 10, 0)}, "one": {(0, 10, 0)}}

@@ -17,14 +17,13 @@ from attnbench.statistics.effects import numbers
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
-from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
+from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Key, Record, Status, Verdict
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
 PEAK_MEMORY = "peak_memory"
 EXCLUDED = {
     Status.disagrees: "wrong",
-    Status.approximate: "approximate",
     Status.unsupported: "not supported",
     Status.fallback: "not what it says",
     Status.timeout: "timed out",
@@ -35,14 +34,6 @@ OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
 SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
 """Reasons for an exclusion by prediction: slower than others, or over the time limit of a call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Requirements on a recommended implementation."""
-
-    memory_bytes: int = 0  # most bytes that a call may need beyond its inputs; 0: no limit
-    is_deterministic: bool = False  # requires the same answer for the same input
 
 
 @dataclass(frozen=True)
@@ -142,15 +133,23 @@ class Recommendation:
         }
 
 
-def recommend(results: Results, limits: Limits | None = None) -> list[Recommendation]:
-    """One recommendation for each requested workload, in the order of the plan."""
-    return [_recommended(results, workload, limits or Limits()) for workload in results.plan.asked]
+def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
+    """One recommendation for each requested workload, in the order of the plan.
+
+    A call may need `memory_bytes` beyond its inputs, if not 0; with `is_deterministic` its answers must not vary.
+    """
+    reasons = {
+        record.key: why
+        for record in results.records
+        if (why := _exclusion(record, memory_bytes, is_deterministic=is_deterministic))
+    }
+    return [_recommended(results, workload, reasons) for workload in results.plan.asked]
 
 
-def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
+def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exclusion]) -> Recommendation:
     reference = results.plan.baseline
     records = {record.implementation: record for record in results.records if record.workload == workload}
-    excluded = {name: why for name, record in records.items() if (why := _exclusion(record, limits))}
+    excluded = {name: reasons[record.key] for name, record in records.items() if record.key in reasons}
     fit = {name: record for name, record in records.items() if name not in excluded}
     taken = samples_of(results).get(workload.id, {})
     stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
@@ -171,7 +170,7 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     )
 
 
-def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
+def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
     """The reason why a record's implementation is not a candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
@@ -179,9 +178,9 @@ def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
             head = SLOWER if record.is_outpaced else TOO_LONG
         return Exclusion(head, record.message)
     peak = _peak(record)
-    if limits.memory_bytes and peak is not None and peak > limits.memory_bytes:
-        return Exclusion(OVER, f"{show(peak, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed")
-    if limits.is_deterministic and record.agreement is not None:
+    if memory_bytes and peak is not None and peak > memory_bytes:
+        return Exclusion(OVER, f"{show(peak, 'bytes')}, more than the {show(memory_bytes, 'bytes')} allowed")
+    if is_deterministic and record.agreement is not None:
         broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
         if broken:
             return Exclusion("not deterministic", broken[0])

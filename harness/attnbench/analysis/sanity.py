@@ -6,7 +6,6 @@ samples, so that better rules apply to old runs. Reasons for these rules: docs/a
 
 import functools
 import operator
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,15 +40,6 @@ SLACK = 2.0
 change. The spread of the ceiling widens it, and so does the load if there was more than one process for each core."""
 READING = 1.5
 """Reading alone may be this much faster than a copy, which may fetch each line before it is written."""
-SAME = 1.1
-"""Two times within this factor are equal within noise."""
-FAR_LONGER = 4
-"""Least factor between two lengths whose times are compared."""
-TELLING = 0.2
-"""If the additional products of a longer workload need at least this share of its time, its time has to grow."""
-FAR_FASTER = 2.0
-"""A backward pass this many times faster than the forward pass is suspicious; if it includes one, it is impossible."""
-
 Warnings = dict[Key, tuple[Warned, ...]]
 
 FAULT_S = 0.25e-6
@@ -125,18 +115,14 @@ def judged(
 
     `ceilings` are by host and place.
     """
-    alike: defaultdict[tuple[object, ...], dict[Workload, float]] = defaultdict(dict)
-    for record in records:
-        if samples := record.samples(LATENCY):
-            alike[_family(record)][record.workload] = median(Samples.of(samples).value)
     kept, warnings = [], Warnings()
     for record in records:
         doubts: list[tuple[Warned, bool]] = []
         if _share(record, Flag.other_stream) > MOST:
             doubts = [(Warn.other_stream.says(ELSEWHERE), True)]
-        elif record.workload in (times := alike[_family(record)]):
-            here = ceilings.get((record.host, record.workload.place))
-            doubts = list(_doubts(record.workload, times, here, is_cold=is_cold))
+        elif samples := record.samples(LATENCY):
+            here, time_s = ceilings.get((record.host, record.workload.place)), median(Samples.of(samples).value)
+            doubts = list(_limits(record.workload, time_s, here, is_cold=is_cold))
         proofs = [text for text, is_certain in doubts if is_certain]
         if proofs:
             invalid = {"status": Status.invalid, "message": proofs[0], "measurements": ()}
@@ -148,19 +134,20 @@ def judged(
     return tuple(kept), warnings
 
 
-def _family(record: Record) -> tuple[object, ...]:
-    """The arm of a cell and its axes, except direction and length."""
-    lengths = ("direction", "seq_len", "kv_len")
-    return record.arm, *(value for axis, value in record.workload.axes().items() if axis not in lengths)
-
-
 def _share(record: Record, flag: Flag) -> float:
     samples = record.samples(LATENCY)
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
-def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
+def _limits(
+    workload: Workload, time_s: float, ceilings: Ceilings | None, *, is_cold: bool
+) -> Iterator[tuple[Warned, bool]]:
     """Rates above a ceiling, and whether each is impossible: beyond any copy, even one inside a cache."""
+    if time_s <= 0:
+        yield Warn.above_ceiling.says("impossible: no time passed"), True
+        return
+    if ceilings is None:
+        return
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
     copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
     for what, like, unit, rate, ceiling, highest, slack in (
@@ -174,36 +161,6 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
         above = f"{significant(rate / fastest.rate, 3)} times the fastest {kind} of this run"
         text = f"{show(time_s, 's')} a call is at least {show(rate, unit)}, {above} ({show(fastest.rate, unit)})"
         yield Warn.above_ceiling.says(f"impossible: {text}" if is_certain else text), is_certain
-
-
-def _doubts(
-    workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None, *, is_cold: bool
-) -> Iterator[tuple[Warned, bool]]:
-    """Suspicious features of a time, and whether each proves it wrong.
-
-    `times` also holds those of other directions and lengths.
-    """
-    time_s = times[workload]
-    if time_s <= 0:
-        yield Warn.above_ceiling.says("impossible: no time passed"), True
-        return
-    if ceilings is not None:
-        yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
-    lengths = workload.seq_len, workload.kv_len
-    alike = {other.direction: other_s for other, other_s in times.items() if (other.seq_len, other.kv_len) == lengths}
-    forward_s = alike.get("forward", alike.get("inference"))
-    if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        text = f"its forward pass is {significant(forward_s / time_s, 2)}x slower"
-        yield Warn.fast_backward.says(text), workload.direction == "forward_backward" and "forward" in alike
-    if ceilings is None or ceilings.matmul is None:
-        return
-    work, least = time_s * ceilings.matmul.rate, counts.least_flops(workload)
-    for other, other_s in times.items():
-        is_far_longer = other.direction == workload.direction and workload.seq_len >= FAR_LONGER * other.seq_len
-        if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
-            text = f"takes no longer than at length {other.seq_len}: is all of it computed?"
-            yield Warn.free_length.says(text), False
-            return
 
 
 def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
@@ -251,12 +208,6 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
         fallen = [state for visit, fall in zip(visits, falls, strict=True) if fall > FALL for state in visit]
         why = reasons(_union(fallen)) or "the driver gives no reason"
         yield Warn.clock_fell.says(f"the clock fell {percent(typical)} within the visit: {why}")
-        return
-    states = [state for visit in visits for state in visit]
-    held = [state for state in states if reasons(state.slowed_by)]
-    if len(held) > MOST * len(states):
-        clock_mhz = median([state.clock_mhz for state in held])
-        yield Warn.clock_held.says(f"the clock was held at {clock_mhz:,.0f} MHz: {reasons(_union(held))}")
 
 
 def _fall(visit: Sequence[DeviceState]) -> float:

@@ -166,11 +166,6 @@ class Panel:
     cells: "pd.DataFrame"
 
     @property
-    def letter(self) -> str:
-        """Symbol of the panel's length: T for queries, S for keys."""
-        return "T" if self.axis == "seq_len" else "S"
-
-    @property
     def lengths(self) -> list[int]:
         """All lengths of the panel, measured or not."""
         return sorted({int(length) for length in self.cells[self.axis]})

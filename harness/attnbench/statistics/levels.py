@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnbench.statistics.intervals import MEDIAN_FACTOR
-
-Array = NDArray[np.float64]
+from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
 
 FEWEST = 6
 """Fewest runs of a series: fewer do not show their noise."""

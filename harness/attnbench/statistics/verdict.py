@@ -133,13 +133,16 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
 
     Each ratio to a reference varies between runs by `drift`, a standard deviation on the log scale.
 
-    Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28.
+    Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28; degrees of freedom: F. E. Satterthwaite, 1946,
+    https://doi.org/10.2307/3002019.
     """
     error: float | None = None
     degrees = KNOWN
     if base.error is not None and candidate.error is not None:
         parts = [(base.error**2, base.degrees), (candidate.error**2, candidate.degrees), (2 * drift**2, KNOWN)]
-        error, degrees = _total(parts)
+        total = sum(variance for variance, _ in parts)
+        uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
+        error, degrees = math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
     return Effect(
         log=candidate.log - base.log,
         error=error,
@@ -148,16 +151,6 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
         num_measured=min(base.num_measured, candidate.num_measured),
         num_looks=1,
     )
-
-
-def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The standard error and degrees of freedom of a sum of independent parts, given by variance and degrees each.
-
-    Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
-    """
-    total = sum(variance for variance, _ in parts)
-    uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
-    return math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
 
 
 def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:

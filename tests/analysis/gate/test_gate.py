@@ -151,7 +151,11 @@ def ran(results: Results, **changes) -> Results:
 def test_flops_are_exact_and_may_not_grow(tmp_path: Path, before, after, kind) -> None:
     runs = [run(tmp_path / str(number), scripts.executes(flops)) for number, flops in enumerate((before, after))]
     decision = judge(*runs)
-    kinds = [one.kind for one in decision.rulings if (one.cell, one.metric) == (f"fused on {FIRST}", EXECUTED_FLOPS)]
+    kinds = [
+        one.kind
+        for one in decision.rulings
+        if (one.implementation, one.workload, one.metric) == ("fused", FIRST, EXECUTED_FLOPS)
+    ]
     assert kinds == [kind] * (kind is not None)
     assert (decision.outcome is Outcome.finding) is (kind in {Kind.grown, Kind.lost})
 

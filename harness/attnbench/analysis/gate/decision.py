@@ -139,10 +139,8 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)
-    settings = [(name, str(getattr(base.plan, name)), str(getattr(candidate.plan, name))) for name in MUST_MATCH]
-    settings.append(("machine or versions", _machine(base), _machine(candidate)))
-    settings.append(("source of the baseline", _source(base), _source(candidate)))
-    differ = [f"{name} ({old} and {new})" for name, old, new in settings if old != new]
+    old, new = _settings(base), _settings(candidate)
+    differ = [f"{name} ({old[name]} and {new[name]})" for name in old if old[name] != new[name]]
     differ += [f"the state of the machine ({words})"] if (words := state_change(base, candidate)) else []
     before, after = (
         {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
@@ -182,15 +180,13 @@ def _is_doubtful(results: Results, key: tuple[str, str]) -> bool:
     return is_doubtful(results, (key[0], Arm(implementation=key[1])))
 
 
-def _machine(results: Results) -> str:
-    """The fingerprints of a run, and its hosts."""
-    return "+".join((*results.environments, *results.hosts)) or "none"
-
-
-def _source(results: Results) -> str:
-    """The digest of the baseline's file; "none" if it is not known."""
-    by_name = {name_of(spec): digest for spec, digest in results.plan.digests.items()}
-    return by_name.get(results.plan.baseline, "none")
+def _settings(results: Results) -> dict[str, str]:
+    """The facts that two runs must share before their times are compared, by name."""
+    digests = {name_of(spec): digest for spec, digest in results.plan.digests.items()}
+    facts = {name: str(getattr(results.plan, name)) for name in MUST_MATCH}
+    facts["machine or versions"] = "+".join((*results.environments, *results.hosts)) or "none"
+    facts["source of the baseline"] = digests.get(results.plan.baseline, "none")
+    return facts
 
 
 def invalid_reasons(results: Results) -> list[str]:

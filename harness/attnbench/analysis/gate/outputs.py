@@ -45,7 +45,9 @@ def lines(decision: Decision) -> list[str]:
     """Everything that did not pass, most urgent first; then notes, the verdict on all cells together, and both runs."""
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     news = [
-        f"{one.outcome}: {one.cell}: {one.metric}: {one.words}" for one in rulings if one.outcome is not Outcome.passed
+        f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}"
+        for one in rulings
+        if one.outcome is not Outcome.passed
     ]
     suite = [] if decision.suite is None else [f"suite: {decision.suite.words}"]
     base, candidate = (

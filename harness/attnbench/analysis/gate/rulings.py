@@ -83,11 +83,6 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     smallest: float | None = None  # the relative slowdown detected with 80 % power
 
-    @property
-    def cell(self) -> str:
-        """Implementation and workload, for a heading."""
-        return f"{self.implementation} on {self.workload}"
-
 
 def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling
     """Build a ruling on one metric of a cell; the outcome defaults to that of its kind."""
