@@ -44,17 +44,14 @@ def headline(decision: Decision) -> str:
 def lines(decision: Decision) -> list[str]:
     """Everything that did not pass, most urgent first; then notes, the verdict on all cells together, and both runs."""
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
-    news = [
-        f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}"
-        for one in rulings
-        if one.outcome is not Outcome.passed
-    ]
+    news = [one for one in rulings if one.outcome is not Outcome.passed]
+    texts = [f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}" for one in news]
     suite = [] if decision.suite is None else [f"suite: {decision.suite.words}"]
     base, candidate = (
         f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
     )
-    news += [*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}"]
-    return [plain(line) for line in news]
+    texts += [*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}"]
+    return [plain(text) for text in texts]
 
 
 def terminal(decision: Decision) -> str:
