@@ -61,13 +61,6 @@ def test_without_a_time_of_the_baseline_the_first_with_a_time_takes_its_place(tm
     assert {row["implementation"]: row["is_baseline"] for row in tables.every(run)} == {"fused": True, "einsum": False}
 
 
-def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> None:
-    points = journals.workloads(seed=tuple(range(30)))
-    names = ("sdpa", *(f"equal_{number}" for number in range(4)))
-    equal = comparisons(journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3))
-    assert [each.verdict for each in equal] == [Verdict.equivalent] * 120
-
-
 def test_the_time_of_a_cell_is_its_ratio_times_the_time_of_its_baseline(results: Results) -> None:
     times_s = paired_times(results)
     timed = {each.key: each.samples(LATENCY) for each in results.records if each.samples(LATENCY)}

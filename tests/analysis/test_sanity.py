@@ -9,8 +9,6 @@ from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SLACK, judged
 from attnbench.analysis.table import table
 from attnbench.processes import execution
-from attnbench.storage.events import CeilingsMeasured
-from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -127,14 +125,3 @@ def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
     assert statuses == {"idle": Status.invalid, "fused": Status.ok, "sdpa": Status.ok}
     assert lied.warnings == {}
     assert all(record.agreement.agrees for record in lied.records)  # the liar, too
-
-
-@pytest.mark.long
-def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
-    taken = [event for event in events(lied.folder / JOURNAL) if isinstance(event, CeilingsMeasured)]
-    (found,) = [event.ceilings for event in taken]
-    assert found.key == ("cpu", "float32", 1)
-    assert found.message == ""
-    assert len({sample.round for sample in found.samples}) >= 3
-    assert found.matmul.rate > 1e8
-    assert found.copy(0).rate >= found.copy(math.inf).rate > 1e7

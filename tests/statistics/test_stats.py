@@ -9,7 +9,6 @@ from attnbench.statistics.intervals import (
     Estimate,
     by_process,
     effect_of,
-    median,
     median_estimate,
     visit_numbers,
 )
@@ -35,10 +34,6 @@ def noisy(
 ) -> list[Sample]:
     levels = rng.normal(log, between, num_processes)
     return samples([list(np.exp(level + rng.normal(0, within, NUM_BLOCKS))) for level in levels])
-
-
-def test_median_of_an_even_number_is_the_middle_of_the_middle_two() -> None:
-    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
 
 
 def test_interval_of_a_median_by_value() -> None:
@@ -72,12 +67,6 @@ def test_a_level_shared_by_a_block_cancels_in_its_ratio() -> None:
     levels = [[1.0, 7.0, 0.2], [3.0, 50.0, 0.1], [2.0, 2.0, 9.0]]
     found = visit_numbers([samples([[1.5 * m for m in visit] for visit in levels])], [samples(levels)])
     assert [*found.values()] == pytest.approx([math.log(1.5)] * 3)
-
-
-def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
-    arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    found = visit_numbers([arm], [[Sample(1.0, block=0), Sample(9.0, block=7)]])
-    assert found == {(0, 0): pytest.approx(math.log(2.0))}
 
 
 def test_no_pair_no_number() -> None:
