@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, grouped, story, text_lines
-from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
+from attnbench.reports import cells, grouped, story, text_lines, titles
+from attnbench.reports.answers import Shape, memory_line, shapes
+from attnbench.reports.cells import Cell
 from attnbench.units import MISSING, plain, show
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3
-"""Up to this number, each implementation has a column of its own."""
+"""Up to this number, slower implementations have a column even if others are faster or equal."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
 """Most lines of each section."""
 FEW_OPEN = 2
@@ -42,7 +43,7 @@ def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> lis
     answer = "" if results.plan.sides is not None else " ".join(story.answer(results))
     tail = _wrapped([answer], width, "bold")[: max(2, height // 4)]
     tail += _memory(members, width) + [Line(text=line) for line in [*left_over(results, width), *where(results)]]
-    body = table(members, cells.base(results.plan), width, height - len(head) - len(tail) - 2)
+    body = table(members, titles.base(results.plan), width, height - len(head) - len(tail) - 2)
     return [*head, Line(text=""), *body, *([Line(text="")] if body else []), *tail]
 
 
@@ -51,12 +52,9 @@ def _wrapped(texts: Sequence[str], width: int, style: str = "") -> list[Line]:
 
 
 def _troubles(results: Results, width: int) -> list[Line]:
-    is_doubt = doubts(results)
-    lines = [
-        line
-        for text in story.troubles(results)
-        for line in _wrapped([text], width, "bold reverse yellow" if text in is_doubt else "bold yellow")
-    ]
+    lines = list[Line]()
+    for text in story.troubles(results):
+        lines += _wrapped([text], width, "bold reverse yellow" if text in doubts(results) else "bold yellow")
     if len(lines) <= MOST_DOUBTS:
         return lines
     return [*lines[: MOST_DOUBTS - 1], Line(text="More about that is in summary.md.", style="bold yellow")]
@@ -100,11 +98,29 @@ class Fold:
         is_notable = any(shape.is_notable for shape in self.members)
         return not is_notable, not any(shape.is_open for shape in self.members)
 
-    def having(self, mark: Mark) -> dict[str, list[tuple[Shape, Cell]]]:
-        """Shapes with this mark by implementation, the most frequent first."""
+    def named(self, mark: Mark, most: int) -> str:
+        """At most `most` names with a mark, and their factors, with a count of the rest: "bmm 1.68x +3"."""
         places = [(shape, cell) for shape in self.members for cell in shape.having(mark)]
         by_name = grouped(places, lambda place: place[1].name)
-        return dict(sorted(by_name.items(), key=lambda item: -len(item[1])))
+        is_open = mark in {Mark.undecided, Mark.doubtful} and len(by_name) > FEW_OPEN
+        if not by_name or not most or is_open:
+            return str(len(by_name)) if by_name else MISSING
+        names = sorted(by_name, key=lambda name: -len(by_name[name]))[:most]
+        more = len(by_name) - len(names)
+        return ", ".join(self._named(mark, by_name[name]) for name in names) + (f" +{more}" if more else "")
+
+    def _named(self, mark: Mark, places: Sequence[tuple[Shape, Cell]]) -> str:
+        """One name with its factors, and with its lengths if it has the mark on a part of the shapes."""
+        text = plain(places[0][1].name, 24)
+        if mark in {Mark.faster, Mark.slower}:
+            factors = sorted(max(cell.speedup, 1 / cell.speedup) for _, cell in places)
+            text += f" {'-'.join(dict.fromkeys(f'{end:.2f}' for end in (factors[0], factors[-1])))}x"
+        if mark is Mark.right:
+            text += f" {show(places[0][1].seconds, 's')}"
+        if len(places) < len(self.members):
+            at = [shape.length.removeprefix("T=") for shape, _ in places]
+            text += f" at {'-'.join(dict.fromkeys((at[0], at[-1])))}"
+        return text
 
 
 def table(members: Sequence[Shape], base: str, width: int, height: int) -> list[Line]:
@@ -112,7 +128,7 @@ def table(members: Sequence[Shape], base: str, width: int, height: int) -> list[
     timed = [shape for shape in members if any(cell.seconds is not None for cell in shape.cells)]
     if not timed:
         return []
-    above = _wrapped([shared(timed)], width, "dim")
+    above = _wrapped([f"{titles.shared([shape.workload for shape in timed])}:"], width, "dim")
     folds, note = folded(timed, max(2, height - len(above) - 1), base)
     heading, *lines = _rows(folds, base, width)
     below = [Line(text=note, style="dim")] if note else []
@@ -146,70 +162,33 @@ def folded(members: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], 
     return [fold for fold in folds if fold in kept], note
 
 
-COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful)
-MOST_NAMES = {
-    **dict.fromkeys((Mark.wrong, Mark.failed), (3, 3, 3, 3, 3, 3, 0)),
-    **dict.fromkeys((Mark.faster, Mark.slower, Mark.right), (3, 3, 2, 1, 1, 0, 0)),
-    **dict.fromkeys((Mark.equal, Mark.undecided, Mark.doubtful), (3, 1, 1, 1, 0, 0, 0)),
-}
+COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful, Mark.slower, Mark.right)
+"""Columns of the table; if it is too wide, the last ones are omitted."""
+MOST_NAMES = {**dict.fromkeys(COLUMNS, (3, 3, 2, 1, 1, 0)), Mark.wrong: (3,) * 6, Mark.failed: (3,) * 6}
+MOST_NAMES |= dict.fromkeys((Mark.equal, Mark.undecided, Mark.doubtful), (3, 1, 1, 1, 0, 0))
 """Names in a cell of each column, from the widest table to the narrowest."""
 
 
 def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
     """The lines of the table, its headings first, within the width."""
-    cells_of = (cell for fold in folds for shape in fold.members for cell in shape.cells)
-    names = list(dict.fromkeys([base, *(cell.name for cell in cells_of)]))
-    if len(names) <= 1 + FEW_OTHERS and all(len(fold.members) == 1 for fold in folds):
-        lines = _lines(folds, {name: [_words(fold, name) for fold in folds] for name in names})
-        if max(map(len, lines)) <= width:
-            return lines
-    present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
-    more = () if present & {Mark.faster, Mark.equal, Mark.doubtful} else (Mark.slower, Mark.right)
-    columns = [mark for mark in (*COLUMNS, *more) if mark in present]
-    lines = list[str]()
-    for step in range(len(MOST_NAMES[Mark.equal])):
-        texts = {base: [fold.seconds(base) for fold in folds]}
-        texts |= {str(mark): [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}
-        lines = _lines(folds, texts)
-        if max(map(len, lines)) <= width:
-            break
-    while max(map(len, lines)) > width and len(texts) > 1:
-        texts.popitem()
-        lines = _lines(folds, texts)
-    return lines
-
-
-def _lines(folds: Sequence[Fold], columns: dict[str, list[str]]) -> list[str]:
+    every = [cell for fold in folds for shape in fold.members for cell in shape.others]
+    present, num_names = {cell.mark for cell in every}, len({cell.name for cell in every})
+    is_crowded = num_names > FEW_OTHERS and present & {Mark.faster, Mark.equal, Mark.doubtful}
+    columns = [mark for mark in COLUMNS if mark in present and not (is_crowded and mark in {Mark.slower, Mark.right})]
     labels = ["" if place and folds[place - 1].label == fold.label else fold.label for place, fold in enumerate(folds)]
     lengths = [fold.length for fold in folds]
     first = {"Time of a call": labels, "": lengths} if any(labels) else {"Time of a call": lengths}
-    texts = {**first, **columns}
-    return text_lines(list(texts), list(zip(*texts.values(), strict=True)), right={len(first)})
-
-
-def _words(fold: Fold, name: str) -> str:
-    return next((cell.words for cell in fold.members[0].cells if cell.name == name), MISSING)
-
-
-def _named(fold: Fold, mark: Mark, most: int) -> str:
-    """The names with a mark and their factors, with a count of the rest: "bmm 1.68x +3"."""
-    by_name = fold.having(mark)
-    if not by_name or not most or (mark in {Mark.undecided, Mark.doubtful} and len(by_name) > FEW_OPEN):
-        return str(len(by_name)) if by_name else MISSING
-    texts = []
-    for name, places in list(by_name.items())[:most]:
-        text = plain(name, 24)
-        if mark in {Mark.faster, Mark.slower}:
-            factors = sorted(max(cell.speedup, 1 / cell.speedup) for _, cell in places)
-            text += f" {'-'.join(dict.fromkeys(f'{end:.2f}' for end in (factors[0], factors[-1])))}x"
-        if mark is Mark.right:
-            text += f" {places[0][1].words}"
-        if len(places) < len(fold.members):
-            at = [shape.length.removeprefix("T=") for shape, _ in places]
-            text += f" at {'-'.join(dict.fromkeys((at[0], at[-1])))}"
-        texts.append(text)
-    more = len(by_name) - len(texts)
-    return ", ".join(texts) + (f" +{more}" if more else "")
+    first |= {base: [fold.seconds(base) for fold in folds]}
+    for number in range(len(columns), -1, -1):
+        for step in range(len(MOST_NAMES[Mark.equal])):
+            texts = {
+                str(mark): [fold.named(mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns[:number]
+            }
+            rows = list(zip(*first.values(), *texts.values(), strict=True))
+            lines = text_lines([*first, *texts], rows, right={len(first) - 1})
+            if max(map(len, lines)) <= width:
+                return lines
+    return lines
 
 
 def _memory(members: Sequence[Shape], width: int) -> list[Line]:
