@@ -29,17 +29,6 @@ seq_len = [16, 32]
 head_dim = 8
 num_threads = 1
 """
-TITLES = """
-import sys
-from pathlib import Path
-from attnbench.analysis.results import read
-from attnbench.analysis.table import panels
-from attnbench.reports.cells import shown
-from attnbench.reports.lines import titles
-print(*titles(panels(shown(read(Path(sys.argv[1]))))), sep="\\n")
-"""
-
-
 ADDED = """
 from attnbench import explained, plugins
 from attnbench.checking.mistakes import catalogue
@@ -142,15 +131,10 @@ def test_the_page_tells_their_rows_apart(run: Path) -> None:
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     data = json.loads(text)
     place = [column["heading"] for column in data["columns"]].index("autograd memory")
-    panels = [f"spread={value} T={length}" for value in (1, 4) for length in (16, 32)]
+    panels = [f"{label}T={length}" for label in ("", "spread=4 ") for length in (16, 32)]
     found = [(row["panel"], row["implementation"]) for row in data["rows"]]
     assert sorted(found) == sorted(itertools.product(panels, ("fused", "sdpa")))
     assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row["text"][place]) for row in data["rows"])
-
-
-@pytest.mark.long
-def test_pictures_have_a_panel_for_each_value(copy: Path, run: Path) -> None:
-    assert command([forks.python(), "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
 
 
 @pytest.mark.long

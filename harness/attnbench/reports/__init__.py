@@ -34,9 +34,7 @@ class Picture:
     @cached_property
     def png(self) -> bytes:
         """The picture at 160 dots per inch, drawn once."""
-        file = io.BytesIO()
-        self._write(file, "png")
-        return file.getvalue()
+        return self._drawn("png")
 
     def _repr_png_(self) -> bytes:
         """The picture, for notebooks."""
@@ -52,15 +50,15 @@ class Picture:
         suffix = Path(path).suffix
         if suffix not in {".png", ".svg", ".pdf"}:
             raise ValueError(f"{path} is no picture: end its name with .png, .svg or .pdf")
-        file = io.BytesIO(self.png)  # drawn first, since it fixes the layout
-        if suffix != ".png":
-            self._write(file, suffix[1:])
-        return put(Path(path), file.getvalue())
+        return put(Path(path), self.png if suffix == ".png" else self._drawn(suffix[1:]))
 
-    def _write(self, file: io.BytesIO, form: str) -> None:
+    def _drawn(self, form: str) -> bytes:
+        file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
             self.figure.savefig(file, format=form, dpi=160)
+        self.figure.set_layout_engine("none")  # the layout is final: another one would differ, and take as long
+        return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)

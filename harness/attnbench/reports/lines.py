@@ -71,7 +71,7 @@ class Panel:
     @property
     def lengths(self) -> list[int]:
         """All lengths, measured or not."""
-        return sorted({cell.workload.axes()[self.axis] for cell in self.cells})
+        return sorted({int(cell.workload.axes()[self.axis]) for cell in self.cells})
 
 
 def panels(results: Results) -> Iterator[Panel]:

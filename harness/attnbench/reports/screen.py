@@ -80,8 +80,8 @@ def table(members: Sequence[Shape], base: str, width: int, height: int) -> list[
     ranked = sorted(timed, key=lambda shape: (not shape.is_notable, not shape.is_open, -shape.workload.num_scores))
     if dropped := ranked[room - 1 :] if len(timed) > room else []:
         nothing = sum(not (shape.is_notable or shape.is_open) for shape in dropped)
-        note = f"{len(dropped)} more rows (-v); in {nothing} of them nothing is faster than {base}."
-        below = [Line(text=note, style="dim")]
+        note = f"; in {nothing} of them nothing is faster than {base}" if nothing else ""
+        below = [Line(text=f"{len(dropped)} more rows (-v){note}.", style="dim")]
     heading, *lines = _rows([shape for shape in timed if shape not in dropped], base, width)
     return [*above, Line(text=heading, style="bold"), *(Line(text=line) for line in lines), *below]
 

@@ -72,7 +72,7 @@ def load(file: Path) -> dict[str, str]:
     """
     text = file.read_text(encoding="utf-8")
     if not text.startswith(TITLE) or "## Verdicts" not in text:
-        raise ValueError(f"{file} was not written by this version of attnbench check --report")
+        raise ValueError(f"{file} was not written by attnbench check --report")
     entries = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", html.unescape(text), re.MULTILINE)
     return {re.sub(r"\\(.)", r"\1", name): re.sub(r"\\(.)", r"\1", entry) for name, entry in entries}
 

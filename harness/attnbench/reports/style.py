@@ -154,6 +154,4 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
         texts = [line for text in (title, subtitle) for line in textwrap.wrap(text, room)]
         figure.suptitle("\n".join(texts), x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is final: another one would differ, and take as long
     return Picture(title=title, caption=f"{title}: {subtitle}. {note}".rstrip(), figure=figure)
