@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis import comparisons as pairs
 from attnbench.analysis.breakdown import ran
-from attnbench.analysis.comparisons import Comparison
+from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.analysis.table import GROUP_AXES, MetricColumn, metric_columns
 from attnbench.reports import grouped, titles
-from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Arm, Key, Record, Status, Verdict
+from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.storage.warned import Warned
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
@@ -121,57 +119,22 @@ class Cell:
         return None if self.record.agreement is None else self.record.agreement.error_ratio
 
 
-def compared(results: Results) -> list[Comparison]:
-    """All comparisons of a run, with the baseline or with its substitute."""
-    return [*pairs.comparisons(results), *(each for _, others in substitutes(results).values() for each in others)]
-
-
-@lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[Comparison]]]:
-    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
-
-    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it. A session with two sides has none.
-    """
-    found, logs = dict[str, tuple[Arm, list[Comparison]]](), Numbers()
-    for workload, taken in pairs.samples_of(results).items() if results.plan.sides is None else ():
-        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-        if timed and not any(map(results.plan.is_reference, timed)):
-            found[workload] = timed[0], []
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, timed[0]))}
-    known = judged(results.plan, pairs.session_effects(results) | effects(results.plan, logs)) if logs else {}
-    records = {record.key: record for record in results.records}
-    for workload, arm in logs:
-        first, others = found[workload]
-        is_doubtful = any(pairs.is_doubtful(results, (workload, each)) for each in (arm, first))
-        judgement = replace(known[workload, arm], is_doubtful=is_doubtful)
-        others.append(pairs.comparison(judgement, records[workload, arm], records[workload, first]))
-    return found
-
-
 @lru_cache(maxsize=1)
 def every(results: Results) -> dict[Key, Cell]:
-    """All cells of a run, in the order of its records; where the baseline has no time, its substitute is the baseline.
-
-    Results compare by identity, so that the cells of the last run are cached.
-    """
-    by_key, times_s = {each.key: each for each in compared(results)}, pairs.paired_times(results)
+    """All cells of a run, in the order of its records; those of the last run are cached."""
+    by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
     is_cold, cells = results.plan.cache != "warm", {}
     for record in results.records:
-        workload, arm = record.key
-        comparison, seconds = by_key.get(record.key), times_s.get(record.key)
-        first = substitutes(results)[workload][0] if workload in substitutes(results) else None
-        if first is not None and comparison is not None:
-            seconds = comparison.ratio * times_s[workload, first]
         ceilings = results.host_ceilings.get((record.host, record.workload.place))
         samples = record.samples(LATENCY)
         cautions = warnings_of(record, median_estimate(samples) if samples else None, is_cold=is_cold)
+        first = reference(results, record.key)
         cells[record.key] = Cell(
             record=record,
-            comparison=comparison,
-            is_baseline=arm == (first or results.plan.reference(arm)),
-            seconds=None if mark_of(record) in {Mark.wrong, Mark.failed} else seconds,
-            substitute="" if first is None else str(first),
+            comparison=by_key.get(record.key),
+            is_baseline=record.arm == first,
+            seconds=None if mark_of(record) in {Mark.wrong, Mark.failed} else times_s.get(record.key),
+            substitute="" if results.plan.is_reference(first) else str(first),
             matmul_rate=None if ceilings is None or ceilings.matmul is None else ceilings.matmul.rate,
             warnings=(*cautions, *results.warnings.get(record.key, ())),
         )
