@@ -29,7 +29,7 @@ LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """What a plot draws of each cell, and its texts."""
+    """A number of each cell that a plot draws, and its texts."""
 
     label: str
     title: str
