@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +82,7 @@ class Session:
         self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start = self._stage_start = self.clock()
-        self._stage = ""
+        self._shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
     def elapsed_s(self) -> float:
@@ -151,15 +151,14 @@ class Session:
             return messages.Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The limits of a call, as fields of a request to check a cell."""
-        limit_bytes = self.plan.memory_limit_bytes
-        return {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": limit_bytes, "is_rough": True}
-
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
         """Fields of a request that name its cell."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
+
+    def limited(self, workload: Workload, arm: Arm) -> dict[str, Any]:
+        """Fields of a request that is not tried beyond the plan's limits."""
+        limits = {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+        return self.request_of(workload, arm) | limits | {"is_rough": True}
 
     def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
         """End a cell after its check had passed."""
@@ -170,10 +169,9 @@ class Session:
 
         The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
         """
-        spent_s = self.clock() - self._stage_start if self._stage == stage else 0.0
-        if self._stage != stage:
-            self._stage, self._stage_start = stage, self.clock()
-        pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
+        if self._shown.stage != stage:
+            self._stage_start = self.clock()
+        pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
         counts = {str(status): number for status, number in self.state.counts.items() if number}
         self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
@@ -242,8 +240,8 @@ def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> N
     """
     reply: messages.Reply = UNLOADABLE
     if session.specs[arm] not in session.unloadable:
-        fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limits, **more}
-        reply = session.ask(messages.Check(**session.request_of(workload, arm), **fields))
+        fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limited(workload, arm), **more}
+        reply = session.ask(messages.Check(**fields))
     if isinstance(reply, messages.Failed):
         if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
             session.show_cell(workload, arm, left_out=reply.message)
@@ -277,58 +275,50 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Requests = Mapping[str, messages.Work]
-"""The requests about a cell, by a word for each."""
+Requests = Iterator[tuple[str, messages.CellRequest]]
+"""Requests about cells, each with its purpose in a word."""
 
 
-def ask_about_cells(session: Session, stage: str, requests: Callable[[Workload, Arm], Requests]) -> None:
-    """Send the requests about each live cell, and record the replies."""
-    cells = session.live_cells
-    for number, (workload, arm) in enumerate(cells):
-        for what, request in requests(workload, arm).items():
-            if session.state.live(workload.id, [arm]):
-                session.show_progress(stage, f"{what} of {arm} on {workload.id}", number, len(cells))
-                reply = session.ask(request)
-                if isinstance(reply, messages.Failed):
-                    session.record_failure(workload, arm, reply)
-                elif isinstance(reply, events.CellProfiled | events.CellMeasured):
-                    session.record(reply)
+def ask_about_cells(session: Session, stage: str, requests: Requests, *, is_optional: bool = False) -> None:
+    """Send requests about live cells, and record the replies; with `is_optional` failures are not recorded."""
+    asked = list(requests)
+    for number, (what, request) in enumerate(asked):
+        workload, arm = request.workload, request.arm
+        if session.state.live(workload.id, [arm]):
+            session.show_progress(stage, f"{what} of {arm} on {workload.id}", number, len(asked))
+            reply = session.ask(request)
+            if isinstance(reply, events.CellProfiled | events.CellMeasured):
+                session.record(reply)
+            elif isinstance(reply, messages.Failed) and not is_optional:
+                session.record_failure(workload, arm, reply)
 
 
-def observe(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
+def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Requests:
     """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
 
     Both are read right after each other, since they share one recorded call if the device allows it.
     """
     known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
-
-    def requests(workload: Workload, arm: Arm) -> Requests:
+    for workload, arm in session.live_cells:
         key, cell = (workload.id, arm), session.request_of(workload, arm)
-        asked: dict[str, messages.Work] = {}
         if with_operators and (key, PROFILE) not in done:
-            asked["operators"] = messages.Profile(**cell)
+            yield "operators", messages.Profile(**cell)
         for metric in metrics:
             if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
-                asked[metric] = messages.Observe(**cell, metric=metric)
-        return asked
-
-    ask_about_cells(session, "observe", requests)
+                yield metric, messages.Observe(**cell, metric=metric)
 
 
-def trace(session: Session, folder: Path) -> None:
+def traces(session: Session, folder: Path) -> Requests:
     """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
 
     Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
-
-    def requests(workload: Workload, arm: Arm) -> Requests:
+    for workload, arm in session.live_cells:
         file = folders.trace_file(folder, workload.id, arm.implementation)
-        return {"trace": messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))}
-
-    ask_about_cells(session, "trace", requests)
+        yield "trace", messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))
 
 
-def measure_kept_memory(session: Session) -> None:
+def kept_memory(session: Session) -> Requests:
     """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
 
     One cell suffices: code that keeps memory keeps it everywhere.
@@ -340,9 +330,7 @@ def measure_kept_memory(session: Session) -> None:
     for (arm, _), workload in cheapest.items():
         for metric in KEPT:
             if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
-                reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
-                if isinstance(reply, events.CellMeasured):  # otherwise unknown, which is no fault
-                    session.record(reply)
+                yield metric, messages.Observe(**session.request_of(workload, arm), metric=metric)
 
 
 def measure_ceilings(session: Session) -> None:
