@@ -18,7 +18,7 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import place_of
 from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, WorkerStarted
@@ -212,10 +212,10 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     )
     reply = worker.answer(request)
     assert worker.is_broken is ends
-    with ProcessClient(tmp_path / "log", 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
         client.start()
         line = enveloped(reply, ends=is_broken)
-        monkeypatch.setattr(client.runner, "_read_line", lambda _: line)
+        monkeypatch.setattr(client, "_read_line", lambda _: line)
         assert client.ask(request) == reply
         assert client.is_running is not ends
 
@@ -262,9 +262,9 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
 
 @pytest.mark.usefixtures("forked_workers")
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
-    with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
+    with ProcessClient(Template(tmp_path / "log"), 30.0) as worker:
         worker.start()
-        monkeypatch.setattr(worker.runner, "_read_line", lambda _: enveloped(Done()))
+        monkeypatch.setattr(worker, "_read_line", lambda _: enveloped(Done()))
         prepare = Prepare(workload=SMALL, arm=FUSED, spec="fused", call_limit_s=1.0, memory_limit_bytes=0)
         reply = worker.ask(prepare)
     assert (reply.status, reply.is_lost) == (Status.crashed, True)

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.processes import execution, worker_client
+from attnbench.processes import execution
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import build_plan
 from attnbench.processes.stages import Session, Timing
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient
 from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events, write
 from attnbench.storage.records import Arm, Environment, Status
@@ -81,7 +82,7 @@ def test_a_plan_that_no_journal_could_hold_is_refused(field, value):
         msgspec.structs.replace(planned("fused"), **{field: value}).__post_init__()
 
 
-class LostClient(worker_client.WorkerClient):
+class LostClient(WorkerClient):
     """A worker that dies before any arm has its turn."""
 
     is_running = True
@@ -115,9 +116,9 @@ def test_an_environment_is_distinguished_from_another_by_its_fingerprint():
 
 def test_the_allocator_is_reported_before_the_worker_starts(tmp_path):
     reported = tmp_path / "log"
-    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["retain"]) as worker:
+    with ProcessClient(Template(reported, ALLOCATORS["retain"]), 60.0) as worker:
         environment = worker.start().environment
     assert environment.settings["MALLOC_MMAP_MAX_"] == "0"
-    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["system"]) as worker:
+    with ProcessClient(Template(reported, ALLOCATORS["system"]), 60.0) as worker:
         assert "MALLOC_MMAP_MAX_" not in worker.start().environment.settings
     assert "timer step" in environment.moment

@@ -19,7 +19,7 @@ from attnbench.processes import worker_client
 from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Prepare, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerProcess
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -180,7 +180,7 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
     (tmp_path / "bad.py").write_text(f"{IMPORTS}{code}\ndef bad(query, key, value): return query\n")
     arm = Arm(implementation="bad")
     request = Observe(workload=Workload(seq_len=4), arm=arm, spec=f"{tmp_path / 'bad.py'}:bad", metric="peak_memory")
-    with ProcessClient(tmp_path / "log", 3.0 if deed == "hangs" else 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 3.0 if deed == "hangs" else 60.0) as client:
         client.start()
         failed = client.ask(request)
         assert isinstance(failed, Failed)
@@ -201,12 +201,12 @@ def test_an_answer_before_its_request_is_none(tmp_path):
         workload=Workload(seq_len=4), arm=Arm(implementation="bad"), spec=f"{tmp_path / 'bad.py'}:bad",
         call_limit_s=9.0, memory_limit_bytes=0,
     )  # fmt: skip
-    with ProcessClient(tmp_path / "log", 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
         client.start()
         if (first := client.ask(request)).message != "forged":  # the worker's own answer came in the same moment
             assert first.message == "the process wrote no valid answer while it was loaded"
             return
-        assert select.select([client.runner._line], [], [], 60)[0]  # the answer of the worker itself
+        assert select.select([client._line], [], [], 60)[0]  # the answer of the worker itself
         late = client.ask(request)
         assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")
 
@@ -214,15 +214,15 @@ def test_an_answer_before_its_request_is_none(tmp_path):
 def test_a_request_is_not_sent_after_its_answer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        WorkerProcess._send(ours, Start(layout=0))
+        ProcessClient._send(ours, Start(layout=0))
         assert theirs.recv(1024).endswith(b"\n")
         theirs.sendall(b"an answer")
         with pytest.raises(msgspec.DecodeError, match="forged"):
-            WorkerProcess._send(ours, Start(layout=0))
+            ProcessClient._send(ours, Start(layout=0))
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):
-    with ProcessClient(tmp_path / "log", 5.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 5.0) as client:
         client.start()
         template = template_of(client)
         worker = template.children()
@@ -233,7 +233,7 @@ def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(t
 
 
 def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tmp_path, monkeypatch):
-    with ProcessClient(tmp_path / "worker.log", 30.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 30.0) as client:
         client.start()
         process = client.template._process
         process.kill()

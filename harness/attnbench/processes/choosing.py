@@ -39,21 +39,21 @@ def shortlist(session: Session) -> None:
         if any((workload.id, arm) in session.state.status for arm in cells):
             continue
         session.show_progress("predict", workload.id, number, len(plan.asked))
-        out: dict[Arm, tuple[Status, str, bool]] = {}
+        out: dict[Arm, tuple[Status, str]] = {}
         seconds: dict[Arm, float] = {}
         slow = dict.fromkeys(cells, "")
-        limits = session.limits | {"is_rough": False}
         for _ in range(NUM_PREDICTIONS):
             for arm in slow:
-                reply = session.ask(messages.Prepare(**session.request_of(workload, arm), **limits))
+                fields = session.limited(workload, arm) | {"is_rough": False}
+                reply = session.ask(messages.Prepare(**fields))
                 if isinstance(reply, messages.Prepared):
                     seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
                 elif isinstance(reply, messages.Failed) and arm not in seconds:
-                    out[arm] = reply.status, reply.message, False
+                    out[arm] = reply.status, reply.message
             slow = _too_slow(plan, seconds)
-        out |= {arm: (Status.timeout, why, True) for arm, why in slow.items()}
-        for arm, (status, message, is_outpaced) in out.items():
-            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": is_outpaced}
+        out |= {arm: (Status.timeout, why) for arm, why in slow.items()}
+        for arm, (status, message) in out.items():
+            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": arm in slow}
             session.record(CellChecked(**fields, is_predicted=True))
 
 
@@ -63,8 +63,7 @@ def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
     order = sorted(seconds, key=seconds.__getitem__)
     for place, arm in enumerate(order if plan.shortlist else []):
         factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
-        is_slow = seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist)
-        if is_slow and not plan.is_reference(arm):
+        if seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist) and not plan.is_reference(arm):
             times = f"{significant(factor, 2)}x slower than {order[0]}"
             slow[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
     return slow

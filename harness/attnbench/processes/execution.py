@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
@@ -22,12 +21,13 @@ from attnbench.processes.stages import (
     Session,
     Timing,
     Watch,
+    ask_about_cells,
     check,
+    kept_memory,
     measure_ceilings,
-    measure_kept_memory,
     now,
-    observe,
-    trace,
+    observations,
+    traces,
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
@@ -91,23 +91,23 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
     """Run the stages with these names; return why checks or timing ended early, or ""."""
-    plan, reason = session.plan, ""
+    plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
     if "shortlist" in names:
         shortlist(session)
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
-    if "check" in names and "trace" not in names:
-        measure_kept_memory(session)
+        if "trace" not in names:
+            ask_about_cells(session, "observe", kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
         metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
-        observe(session, metrics, with_operators="operators" in names)
-    if "ceilings" in names and LATENCY in plan.metrics:
+        ask_about_cells(session, "observe", observations(session, metrics, with_operators="operators" in names))
+    if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
-        trace(session, folder)
+        ask_about_cells(session, "trace", traces(session, folder))
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
-        if name in names and LATENCY in plan.metrics:
+        if name in names and is_timed:
             reason = Timing(session, name).run(strategy)
     return reason
 
@@ -142,15 +142,17 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if plan.has_runners:
         settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
+    settings = patience(plan.timeout_s) | settings
+    log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
-        shared = ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
+        shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
         return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
+    home = harness_folder(folder / SIDES_FOLDER / "modules")
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
-        log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")
-        home = harness_folder(folder / SIDES_FOLDER / "modules")
-        where: dict[str, Any] = {"python": side.python, "home": home, "folders": side_folders(side)}
-        clients[name] = ProcessClient(log, plan.timeout_s, settings, **where)
+        file = log if name == CANDIDATE else folder / "worker_base.log"
+        of_side = Template(file, settings, python=side.python, home=home, folders=side_folders(side))
+        clients[name] = ProcessClient(of_side, plan.timeout_s)
     return Runners(clients, plan.runner, seed=plan.seed)
 
 

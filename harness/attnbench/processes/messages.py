@@ -314,7 +314,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
             raise ValueError("a failure has no status ok")
 
 
-def raised(error: Exception) -> dict[str, str]:
+def raised(error: Exception) -> dict[str, Any]:
     """Fields of Failed that tell the judge which exception the candidate raised."""
     return {"raised": type(error).__name__, "said": (str(error).splitlines() or [""])[0]}
 

@@ -278,8 +278,7 @@ class ProcessClient(WorkerClient):
 
     def ask(self, request: messages.Work | messages.Evaluate) -> messages.Reply:
         """See WorkerClient."""
-        is_check = isinstance(request, messages.Check)
-        reply = self.judged(request) if is_check else self.exchange(request)
+        reply = self.judged(request) if isinstance(request, messages.Check) else self.exchange(request)
         if self.is_spent:
             self.stop()
         return reply

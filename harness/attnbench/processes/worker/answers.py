@@ -364,7 +364,8 @@ class Worker:
 
     def known_answers(self, request: messages.Check) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
-        beat, options = self.heartbeat.beat, {"is_brief": request.is_brief, "left_out": request.left_out}
+        beat = self.heartbeat.beat
+        options: dict[str, Any] = {"is_brief": request.is_brief, "left_out": request.left_out}
         beat()
         question = request.workload, request.seed, *options.values()
         if self.references is None or self.references[0] != question:
