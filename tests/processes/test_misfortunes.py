@@ -21,7 +21,7 @@ from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import place_of
-from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, CellMeasured
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.schedule import DECIDED, NOTHING, SPENT
@@ -29,7 +29,6 @@ from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient
 from studies.simulated.worlds import WORLDS
-from tests import journals
 from tests.checks import checked
 
 SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
@@ -276,14 +275,3 @@ def test_a_journal_has_one_writer_at_a_time(tmp_path):
         Journal(tmp_path)
     with Journal(tmp_path):
         pass
-
-
-def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path):
-    whole = journals.write(tmp_path)
-    assert whole.elapsed_s == 119.0
-    with Journal(tmp_path) as journal:
-        journal.append(WorkerStarted(time="2025-11-02T11:00:00+00:00", environment=journals.ENVIRONMENT))
-    assert read(tmp_path).elapsed_s is None
-    with Journal(tmp_path) as journal:
-        journal.append(RunFinished(time="2025-11-02T11:02:00+00:00", elapsed_s=240.0, reason="enough"))
-    assert (read(tmp_path).elapsed_s, read(tmp_path).reason) == (240.0, "enough")

@@ -240,16 +240,6 @@ def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo
     assert not (run / "sides").exists()
 
 
-def test_a_label_names_a_spec_and_changes_nothing_else(repo):
-    assert plugins.split("one=mine.py:mine") == (Path("mine.py"), "mine")
-    assert plugins.name_of("one=mine.py:mine") == "one"
-    assert plugins.name_of("one=sdpa") == "one"
-    assert plugins.split("a/b=c/mine.py:mine") == (Path("a/b=c/mine.py"), "mine")
-    plugins.check_specs(["sdpa=mine.py:mine", "two=sdpa"])
-    with pytest.raises(ValueError, match="would share the name one"):
-        plugins.check_specs(["one=mine.py:mine", "one=sdpa"])
-
-
 def test_the_folder_of_an_environment_is_a_side(tmp_path):
     python = tmp_path / "next" / "bin" / "python"
     python.parent.mkdir(parents=True)

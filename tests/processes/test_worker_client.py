@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Prepare, Start
+from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
@@ -37,19 +36,6 @@ def test_a_layout_has_first_blocks_of_its_own(tmp_path):
         found.append([len(pad) for pad in worker.pads])
     assert len(set(map(tuple, found))) == 3
     assert found[1] == found[3]
-
-
-def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    heartbeat = Heartbeat()
-    assert list(tmp_path.iterdir()) == []
-    code = "from sys import argv; from attnbench.processes.messages import Heartbeat; Heartbeat(int(argv[1])).beat(7)"
-    command = [sys.executable, "-c", code, str(heartbeat.file)]
-    heartbeat.beat(Heartbeat.HARNESS)
-    assert heartbeat.read() == (1, Heartbeat.HARNESS)
-    subprocess.run(command, check=True, pass_fds=[heartbeat.file])
-    assert heartbeat.read() == (2, 7)
-    heartbeat.close()
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -193,22 +179,6 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
         good = client.ask(msgspec.structs.replace(request, spec="fused", arm=Arm(implementation="fused")))
         assert isinstance(good, CellMeasured)
     assert not template.is_running()
-
-
-def test_an_answer_before_its_request_is_none(tmp_path):
-    (tmp_path / "bad.py").write_text(f"{IMPORTS}{FORGES.format('error')}\ndef bad(query, key, value): return query\n")
-    request = Prepare(
-        workload=Workload(seq_len=4), arm=Arm(implementation="bad"), spec=f"{tmp_path / 'bad.py'}:bad",
-        call_limit_s=9.0, memory_limit_bytes=0,
-    )  # fmt: skip
-    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
-        client.start()
-        if (first := client.ask(request)).message != "forged":  # the worker's own answer came in the same moment
-            assert first.message == "the process wrote no valid answer while it was loaded"
-            return
-        assert select.select([client._line], [], [], 60)[0]  # the answer of the worker itself
-        late = client.ask(request)
-        assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")
 
 
 def test_a_request_is_not_sent_after_its_answer():
