@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
-from attnbench.processes import choosing
+from attnbench.processes import execution
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.choice import CHOOSING_PROCESSES
@@ -202,13 +202,13 @@ class Failing(virtual.SimulatedClient):
 
 def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:
     results = virtual.execute(crossings.planned(0), tmp_path / "run", Failing(WORLDS["calm"], seconds))
-    assert results.reason == choosing.SEARCHED
+    assert results.reason == execution.SEARCHED
 
 
 def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
+    monkeypatch.setattr(execution, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
     plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
     client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
     results = virtual.execute(plan, tmp_path / "run", client)

@@ -14,10 +14,9 @@ from attnbench.devices.cpu import Cpu
 from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages, runners
-from attnbench.processes.execution import execute
+from attnbench.processes.execution import Timing, execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
-from attnbench.processes.stages import Timing
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
