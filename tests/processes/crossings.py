@@ -35,19 +35,6 @@ class Planted:
         return float(self.crossing_s * (workload.longest / self.at) ** self.exponents[NAMES.index(name)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The result of the search for one crossover."""
-
-    planted: Planted
-    interval: tuple[int, int] | None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the truth lies inside the interval."""
-        return self.interval is not None and self.interval[0] <= self.planted.at <= self.interval[1]
-
-
 def planted(number: int, seed: int) -> Planted:
     """Draw a random crossover: its length, its time there, and both exponents."""
     draws = random.Random(f"{seed}/{number}")
@@ -66,15 +53,11 @@ def planned(seed: int) -> Plan:
     return msgspec.structs.replace(plan_to_search(selection, NAMES, low=LOW, high=HIGH), budget_s=BUDGET_S)
 
 
-def search(number: int, world: str, seed: int) -> Found:
-    """Run one whole search."""
+def search(number: int, world: str, seed: int) -> tuple[float, tuple[int, int] | None]:
+    """Run one whole search; return the true length, and the interval that was found."""
     truth, plan = planted(number, seed), planned(seed + number)
     client = virtual.SimulatedClient(WORLDS[world], truth.seconds, seed=seed + number, layout=LAYOUT)
     with tempfile.TemporaryDirectory() as folder:
         results = virtual.execute(plan, Path(folder) / "run", client)
     found = changes_along(results, plan.ladders[0], NAMES)
-    first = found[0] if len(found) == 1 else None
-    return Found(
-        planted=truth,
-        interval=None if first is None else (first.low, first.high),
-    )
+    return truth.at, (found[0].low, found[0].high) if len(found) == 1 else None

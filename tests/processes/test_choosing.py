@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
+from attnbench.analysis.recommendation import SLOWER, changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
@@ -122,16 +122,6 @@ def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
     assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
 
 
-def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPEEDS, "einsum", 0.998)
-    results, _ = run(chosen(names=("sdpa", "einsum")), tmp_path)
-    (found,) = recommend(results)
-    assert found.choice == "sdpa"
-    monkeypatch.setitem(SPEEDS, "einsum", 0.9)
-    (other,) = recommend(run(chosen(names=("sdpa", "einsum")), tmp_path / "other")[0])
-    assert other.choice == "einsum"
-
-
 @pytest.mark.parametrize(
     ("names", "budget_s", "reason"), [(("sdpa", "fused"), 40.0, ANSWERED), (("sdpa", "fused", "bmm"), 0.0, SPENT)]
 )
@@ -142,15 +132,6 @@ def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_fi
     results = virtual.execute(plan, tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], seconds, layout=0.003))
     assert results.reason == reason
     assert set(results.num_visits.values()) == {CHOOSING_PROCESSES}
-
-
-def test_limits_exclude_with_the_reason(tmp_path: Path) -> None:
-    results, _ = run(chosen(), tmp_path)
-    (none,) = recommend(results, Limits(memory_bytes=1000))
-    assert none.choice == ""
-    assert none.excluded["fused"].detail == "1.00 MiB, more than the 1000 B allowed"
-    (enough,) = recommend(results, Limits(memory_bytes=2**20))
-    assert enough.choice == "fused"
 
 
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
@@ -176,18 +157,9 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
 @pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
 def test_planted_crossovers_lie_inside_their_intervals(world: str) -> None:
     found = [crossings.search(number, world, seed=7) for number in range(5)]
-    assert sum(each.holds for each in found) >= 4
-    assert all(each.holds for each in found if each.interval)
-
-
-def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
-    plan = crossings.planned(1)
-    client = virtual.SimulatedClient(
-        WORLDS["calm"], lambda workload, name: 1e-6 * workload.longest * (1 + (name == "fused"))
-    )
-    results = virtual.execute(plan, tmp_path / "run", client)
-    assert changes_along(results, plan.ladders[0], crossings.NAMES) == ()
-    assert {each.sign for each in points(results, plan.ladders[0], *crossings.NAMES).values()} == {1}
+    holds = [low <= at <= high for at, interval in found if interval for low, high in [interval]]
+    assert len(holds) >= 4
+    assert all(holds)
 
 
 class Failing(virtual.SimulatedClient):
