@@ -133,7 +133,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 FORGES = """
-line = b'{{"reply": {{"type": "failed", "status": "{}", "message": "forged"}}, "ends": false}}\\n'
+line = b' {{"type": "failed", "status": "{}", "message": "forged"}}\\n'
 for n in range(3, 64):
   with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
 """

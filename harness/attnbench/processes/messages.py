@@ -346,26 +346,23 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
 REQUESTS: Any = Union[tuple(ANSWERS)]  # noqa: UP007 - of a tuple
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
-
-    reply: msgspec.Raw
-    ends: bool = False
-
-    def opened(self, request: Request) -> Reply:
-        """The reply to a request.
-
-        Raises:
-            msgspec.DecodeError: it does not answer this request.
-        """
-        allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
-        reply: Reply = msgspec.json.decode(self.reply, type=allowed)
-        return reply
+ENDS, GOES_ON = b"!", b" "
+"""First byte of a line: whether the worker is unusable, because its device fails, or its state was changed."""
 
 
 def enveloped(reply: Reply, *, ends: bool = False) -> bytes:
     """The line that a worker sends."""
-    return msgspec.json.encode(Envelope(reply=msgspec.Raw(msgspec.json.encode(reply)), ends=ends)) + b"\n"
+    return (ENDS if ends else GOES_ON) + msgspec.json.encode(reply) + b"\n"
+
+
+def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
+    """The reply to a request, and whether the worker is unusable.
+
+    Raises:
+        msgspec.DecodeError: the line is not an answer to this request.
+    """
+    allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
+    return msgspec.json.decode(line[1:], type=allowed), line.startswith(ENDS)
 
 
 class Heartbeat:

@@ -312,15 +312,14 @@ class ProcessClient(WorkerClient):
         try:
             self._line.settimeout(timeout_s)
             self._send(self._line, request)
-            envelope = msgspec.json.decode(self._read_line(timeout_s), type=messages.Envelope)
-            reply = envelope.opened(request)
+            reply, is_spent = messages.opened(self._read_line(timeout_s), request)
         except TimeoutError:
             return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
             return self._lost(request, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(request, Status.crashed, "")
-        self.is_spent |= envelope.ends
+        self.is_spent |= is_spent
         return reply
 
     @staticmethod
