@@ -38,32 +38,35 @@ def test_a_layout_has_first_blocks_of_its_own(tmp_path):
     assert found[1] == found[3]
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_path):
-    """A socket closed with unread bytes is reset, instead of reaching its end."""
+@pytest.fixture
+def forked(tmp_path, forked_workers):
+    """A template, one of its workers, and our end of the worker's line."""
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
         worker = psutil.Process(template.fork(theirs, heartbeat.file))
+    yield template, worker, mine
+    mine.close()
+    template.close()
+
+
+def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(forked):
+    """A socket closed with unread bytes is reset, instead of reaching its end."""
+    _, worker, mine = forked
     mine.sendall(msgspec.json.encode(Start()) + b"\n")
     assert select.select([mine], [], [], 60)[0]
     mine.close()
     assert has_ended(worker)
-    template.close()
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
-    template, heartbeat = Template(tmp_path / "log"), Heartbeat()
-    mine, theirs = socket.socketpair()
-    worker = psutil.Process(template.fork(theirs, heartbeat.file))
-    with (tmp_path / "log").open("ab") as log, theirs:
-        socket.send_fds(template._line, [NUMBER.pack(FORK)], [theirs.fileno(), log.fileno(), heartbeat.file])
+def test_a_template_ends_its_workers_though_its_answer_was_not_read(forked, tmp_path):
+    template, worker, mine = forked
+    with (tmp_path / "log").open("ab") as log:
+        socket.send_fds(template._line, [NUMBER.pack(FORK)], [mine.fileno(), log.fileno(), Heartbeat().file])
     assert select.select([template._line], [], [], 60)[0]
     template._line.close()
     assert has_ended(worker)
     assert template._process.wait(60) == 0
-    mine.close()
 
 
 @pytest.mark.long
@@ -101,16 +104,11 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     mine_next.close()
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_line_that_was_cut_off_is_no_request(tmp_path):
-    template, heartbeat = Template(tmp_path / "log"), Heartbeat()
-    mine, theirs = socket.socketpair()
-    with theirs:
-        worker = psutil.Process(template.fork(theirs, heartbeat.file))
+def test_a_line_that_was_cut_off_is_no_request(forked, tmp_path):
+    _, worker, mine = forked
     mine.sendall(msgspec.json.encode(Start())[:5])
     mine.close()
     assert has_ended(worker)
-    template.close()
     assert "Error" not in (tmp_path / "log").read_text()
 
 

@@ -147,7 +147,7 @@ class Race(Passes):
 
     def _references(self, arms: Sequence[Arm]) -> dict[Arm, Arm]:
         """The reference of each arm that has one; the first arm takes the place of a wrong or failed baseline."""
-        if self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
+        if arms and self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
             return dict.fromkeys(arms, arms[0])
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
