@@ -1,6 +1,8 @@
 """The stages that search for the fastest, on a simulated machine: exclusions, visits and resumption."""
 
 import itertools
+import math
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from attnbench.timing.schedule import ANSWERED, SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
-from tests.processes import crossings
 
 NAMES = ("sdpa", "fused", "bmm", "einsum", "sdpa_math")
 SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 0.72, "einsum": 1.3, "sdpa_math": 4.0}
@@ -134,12 +135,38 @@ def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_fi
     assert set(results.num_visits.values()) == {CHOOSING_PROCESSES}
 
 
+PAIR = ("fused", "sdpa")
+LOW, HIGH = 16, 4096
+
+
+def planted(number: int, seed: int) -> tuple[float, virtual.Seconds]:
+    """Draw a random crossover: its length, and two power laws of the length that cross there."""
+    draws = random.Random(f"{seed}/{number}")
+    at = math.exp(draws.uniform(math.log(2 * LOW), math.log(HIGH / 2)))
+    steep = draws.uniform(0.15, 1.0)
+    one = draws.uniform(0.8, 1.6)
+    exponents = (one, one - steep) if draws.random() < 0.5 else (one - steep, one)
+    crossing_s = math.exp(draws.uniform(math.log(50e-6), math.log(2e-3)))
+    return at, lambda workload, name: float(crossing_s * (workload.longest / at) ** exponents[PAIR.index(name)])
+
+
+def searching(seed: int, budget_s: float = 60.0) -> Plan:
+    """Plan a search over all lengths."""
+    selection = build_plan(
+        sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=PAIR, baseline=PAIR[1], seed=seed
+    )
+    return msgspec.structs.replace(plan_to_search(selection, PAIR, low=LOW, high=HIGH), budget_s=budget_s)
+
+
+def intervals(results: Results) -> list[tuple[int, int]]:
+    return [(each.low, each.high) for each in changes_along(results, results.plan.ladders[0], PAIR)]
+
+
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
-    plan = crossings.planned(5)
-    truth = crossings.planted(5, 0)
+    plan, (at, truth) = searching(5), planted(5, 0)
 
     def client() -> virtual.SimulatedClient:
-        return virtual.SimulatedClient(WORLDS["calm"], truth.seconds, seed=5)
+        return virtual.SimulatedClient(WORLDS["calm"], truth, seed=5)
 
     whole = virtual.execute(plan, tmp_path / "whole", client())
     lines = list(events(whole.folder / JOURNAL))
@@ -149,15 +176,19 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         write(folder / JOURNAL, lines[:end])
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
-        (change,) = changes_along(again, plan.ladders[0], crossings.NAMES)
-        assert change.low <= truth.at <= change.high
+        ((low, high),) = intervals(again)
+        assert low <= at <= high
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
-def test_planted_crossovers_lie_inside_their_intervals(world: str) -> None:
-    found = [crossings.search(number, world, seed=7) for number in range(5)]
-    holds = [low <= at <= high for at, interval in found if interval for low, high in [interval]]
+def test_planted_crossovers_lie_inside_their_intervals(world: str, tmp_path: Path) -> None:
+    holds = []
+    for number in range(5):
+        at, truth = planted(number, 7)
+        client = virtual.SimulatedClient(WORLDS[world], truth, seed=number, layout=0.002)
+        found = intervals(virtual.execute(searching(7 + number), tmp_path / str(number), client))
+        holds += [low <= at <= high for low, high in found if len(found) == 1]
     assert len(holds) >= 4
     assert all(holds)
 
@@ -173,7 +204,7 @@ class Failing(virtual.SimulatedClient):
 
 
 def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:
-    results = virtual.execute(crossings.planned(0), tmp_path / "run", Failing(WORLDS["calm"], seconds))
+    results = virtual.execute(searching(0), tmp_path / "run", Failing(WORLDS["calm"], seconds))
     assert results.reason == execution.SEARCHED
 
 
@@ -181,9 +212,8 @@ def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
-    plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
-    client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
-    results = virtual.execute(plan, tmp_path / "run", client)
+    client = virtual.SimulatedClient(WORLDS["calm"], planted(0, 0)[1])
+    results = virtual.execute(searching(0, budget_s=20.0), tmp_path / "run", client)
     assert results.reason == SPENT
     assert 20.0 <= client.clock.now() <= 32.0
 
