@@ -405,32 +405,30 @@ class Timing:
         """Visit until the strategy ends; return its reason."""
         workloads = {workload.id: workload for workload in self.plan.workloads}
 
+        def live() -> dict[str, list[Arm]]:
+            return {workload: self.live(workload, self.session.specs) for workload in self.places}
+
         def visit(step: Step) -> None:
             if step.is_fresh:
                 self.session.start_worker()
-            number = self.state.num_visits[step.workload] + 1
-            self._show_progress(f"{len(step.arms)} on {step.workload}, process {number}")
+            self._show_progress(step)
             self.visit(workloads[step.workload], step.arms)
 
-        return follow(strategy, self.state, self._live, lambda: self.session.elapsed_s, visit)
+        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, visit)
 
-    def _live(self) -> dict[str, list[Arm]]:
-        """The live arms of each workload; for two sides those that are live on both."""
-        live = {workload: self.state.live(workload, self.session.specs) for workload in self.places}
-        if self.plan.sides is not None:
-            live = {workload: self._on_both_sides(arms) for workload, arms in live.items()}
-        return live
-
-    def _on_both_sides(self, arms: Iterable[Arm]) -> list[Arm]:
-        live = list(arms)
+    def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
+        """The arms that are live on a workload; for two sides those that are live on both."""
+        live = self.state.live(workload, arms)
         sides = Counter(map(self.plan.reference, live))
-        return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
+        return [arm for arm in live if self.plan.sides is None or sides[self.plan.reference(arm)] > 1]
 
-    def _show_progress(self, cell: str) -> None:
+    def _show_progress(self, step: Step) -> None:
         share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
         if self.name == "time":
             visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
             share = min(visits / (self.plan.num_rounds * len(self.places)), share)
+        number = self.state.num_visits[step.workload] + 1
+        cell = f"{len(step.arms)} on {step.workload}, process {number}"
         self.session.show_progress(self.name, cell, share, 1.0)
 
     def _num_blocks(self, workload: Workload) -> int:
@@ -457,9 +455,7 @@ class Timing:
         An arm that fails is dropped, and the visit repeated without it.
         """
         arms = list(arms)
-        while live := self.state.live(workload.id, arms):
-            if self.plan.sides is not None and not (live := self._on_both_sides(live)):
-                return
+        while live := self.live(workload.id, arms):
             self.session.require_worker()  # first, since the request names the epoch
             number = self.state.num_visits[workload.id]
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
