@@ -88,7 +88,7 @@ def graph_mode(gpu: Gpu | None = None) -> Outcome:
 
 def _row(gpu: Gpu, name: str, call: Call, other: Callable[[Call], float]) -> Row:
     """Time a call by the clock and by another method in turns, each with the device's clock; or give its error."""
-    ways = {"timed": partial(by_events, gpu.clock), "other": other}
+    ways: dict[str, Callable[[Call], float]] = {"timed": partial(by_events, gpu.clock), "other": other}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     clocks: dict[str, list[float]] = {way: [] for way in ways}
     turns, slowed_by = schedule([*ways], random.Random(name)), 0

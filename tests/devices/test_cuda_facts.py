@@ -100,7 +100,7 @@ def test_two_kinds_of_devices_are_both_named_and_two_of_one_kind_once(monkeypatc
     assert device("cuda").facts().accelerator == "GPU, 8 bytes, compute capability 9.0"
 
 
-def test_a_part_of_a_gpu_is_found_by_its_own_kind_of_uuid():
+def test_a_part_of_a_gpu_is_found_by_its_own_kind_of_uuid(monkeypatch):
     class UnknownError(Exception):
         pass
 
@@ -109,9 +109,10 @@ def test_a_part_of_a_gpu_is_found_by_its_own_kind_of_uuid():
             raise UnknownError
         return uuid
 
-    driver = SimpleNamespace(NVMLError=UnknownError, nvmlDeviceGetHandleByUUID=handle_of)
-    assert nvml.handle("7", driver) == "MIG-7"
-    assert nvml.handle("8", driver) is None
+    driver = SimpleNamespace(NVMLError=UnknownError, nvmlInit=int, nvmlDeviceGetHandleByUUID=handle_of)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    assert nvml.find("7") == (driver, "MIG-7")
+    assert nvml.find("8") == (driver, None)
 
 
 def test_settings_of_packages_are_recorded_by_their_prefix_and_a_path_is_not(monkeypatch):
@@ -158,8 +159,7 @@ def pynvml_of(version: str) -> SimpleNamespace:
 
     names = [each for each in snapshots() if each.package == "pynvml" and each.version == version]
     functions = {each.name.partition(".")[2]: each.stand_in(answer(each.name.partition(".")[2])) for each in names}
-    constants = {"NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVML_TEMPERATURE_GPU": 0}
-    return SimpleNamespace(NVMLError=NVMLError, **constants, **functions)
+    return SimpleNamespace(NVMLError=NVMLError, **functions)
 
 
 @pytest.mark.usefixtures("two_devices")

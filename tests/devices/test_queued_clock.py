@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.devices import CaptureError
-from attnbench.devices.queued import LONGEST_SPIN_S, EventClock, QueuedClock
+from attnbench.devices.queued import LONGEST_SPIN_S, QueuedClock
 from attnbench.storage.records import Arm, Flag
 from attnbench.timing import blocks
 from studies.simulated.timeline import SimulatedRuntime
@@ -199,14 +199,14 @@ def test_a_spin_that_the_host_queued_too_late_is_no_clock():
 
 @pytest.mark.parametrize(("kernel_s", "flags"), [(1e-3, Flag(0)), (2e-6, Flag.not_hidden | Flag.host_bound)])
 def test_without_a_spin_short_calls_are_as_long_as_their_launches_and_say_so(kernel_s, flags):
-    runtime = SimulatedRuntime(event_s=0.0)
-    seen = EventClock(runtime).read(repeated(runtime, kernel_s), 20)
+    clock, runtime = made(event_s=0.0, can_spin=False)
+    seen = clock.read(repeated(runtime, kernel_s), 20)
     assert seen.flags == flags
     assert seen.elapsed_s == pytest.approx(20 * max(kernel_s, 5e-6), rel=0.1)
     assert seen.host_s == pytest.approx(20 * 5e-6)
 
 
 def test_without_a_spin_a_flush_is_outside_of_the_span():
-    runtime = SimulatedRuntime(event_s=0.0, launch_s=1e-6)
-    cold = EventClock(runtime).read(lambda: runtime.touch(40e-6, 90e-6), 4, runtime.flush)
+    clock, runtime = made(event_s=0.0, launch_s=1e-6, can_spin=False)
+    cold = clock.read(lambda: runtime.touch(40e-6, 90e-6), 4, runtime.flush)
     assert cold.elapsed_s == pytest.approx(4 * 90e-6, rel=0.05)
