@@ -37,7 +37,7 @@ SHORTEST_S = 20e-6
 GAP_S = 1.2e-6
 """Seconds between two kernels in a row on a GPU, which belong to a call and to no kernel."""
 INSIDE, BEYOND, UNDECIDED = "inside", "beyond", "not decided"
-"""Where the interval of a row lies. At its power cap a GPU's clock wanders by a third, and so do turns of one way."""
+"""Places of a row's interval. At its power cap a GPU's clock wanders by a third, and so do turns of one way."""
 FEWEST_INSIDE = 3
 """Rows inside the limit for a pass."""
 COLDER = 1.05

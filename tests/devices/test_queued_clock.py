@@ -2,7 +2,6 @@
 
 import pytest
 
-from attnbench.devices import CaptureError
 from attnbench.devices.queued import LONGEST_SPIN_S, QueuedClock
 from attnbench.storage.records import Arm, Flag
 from attnbench.timing import blocks
@@ -133,13 +132,6 @@ def test_what_two_events_cost_is_no_part_of_a_cold_call():
     assert hot.elapsed_s == pytest.approx(8 * 10e-6)
 
 
-def test_a_flush_is_outside_of_the_span_however_long_it_is():
-    clock, runtime = made()
-    for flush_s in (0.0, 20e-3):
-        seen = clock.read(lambda: runtime.touch(5e-6, 9e-6), 4, lambda it=flush_s: runtime.flush(it))
-        assert seen.elapsed_s == pytest.approx(4 * 9e-6)
-
-
 def test_samples_of_a_visit_carry_host_time_and_flags():
     clock, runtime = made()
 
@@ -166,14 +158,6 @@ def test_a_graph_of_many_short_kernels_is_no_longer_host_bound():
     assert [each.elapsed_s for each in (eager, graph)] == pytest.approx([8 * 40 * 10e-6] * 2)
     assert (Flag(eager.flags), Flag(graph.flags)) == (Flag.host_bound, Flag(0))
     assert graph.host_s == pytest.approx(8 * 20e-6)
-
-
-def test_what_waits_or_leaves_work_elsewhere_cannot_be_captured_and_nothing_is_left_of_the_attempt():
-    clock, runtime = made()
-    for call, words in ((runtime.wait, "not permitted"), (lambda: runtime.launch(1e-3, stream=1), "unjoined")):
-        with pytest.raises(CaptureError, match=words):
-            runtime.captured(call)
-    assert clock.read(repeated(runtime, 1e-3), 2).elapsed_s == pytest.approx(2e-3)
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.25])

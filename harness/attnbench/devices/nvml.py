@@ -28,7 +28,7 @@ SLOWING = sum(CLOCK_EVENTS)
 
 
 def find(uuid: object) -> tuple[Any, Any]:
-    """The module pynvml and its handle of the GPU, or part of a GPU (MIG), with this UUID; None for what is missing."""
+    """The module pynvml and its handle of the GPU, or part of a GPU (MIG), with this UUID; None for a missing one."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
