@@ -6,7 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from tests import apart, forks
+from tests import apart
 from tests.devices.test_cuda import INSIDE_TORCH
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def run(folder: Path, tests: str, *, has_device: bool = True, limit_s: float = 6
     (folder / "conftest.py").write_text(CONFTEST.format(has_device=has_device, limit_s=limit_s), encoding="utf-8")
     (folder / "test_it.py").write_text(tests, encoding="utf-8")
     done = subprocess.run(
-        [forks.python(), "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:benchmark"],
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:benchmark"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
