@@ -81,7 +81,7 @@ class Accelerator(Device, Runtime):
         return replace(record(call, self.activities, finish), allocated=self.allocated(before, after))
 
     def counts(self) -> dict[str, int]:
-        """Counts of the allocator; its peaks begin anew."""
+        """Counts of the allocator; this resets its peaks."""
         counts: dict[str, int] = self.module.memory_stats(self.name)
         self.module.reset_peak_memory_stats(self.name)
         return counts
