@@ -315,7 +315,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 def raised(error: Exception) -> dict[str, Any]:
-    """Fields of Failed that tell the judge which exception the candidate raised."""
+    """Fields of Failed: the exception that the candidate raised."""
     return {"raised": type(error).__name__, "said": (str(error).splitlines() or [""])[0]}
 
 
