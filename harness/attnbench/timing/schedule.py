@@ -114,7 +114,6 @@ class Race(Passes):
     """Passes over the open comparisons of a run, until all are decided."""
 
     judged: dict[Key, Judgement] = field(default_factory=dict)
-    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with their cache key
     _began_s: float = 0.0
     _shortest_s: float = 0.0  # shortest pass; 0: unknown
 
@@ -125,7 +124,7 @@ class Race(Passes):
         is open if the first passes compared nothing, or the rest of the budget brings no comparison to a look.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
-        self.judged = judged(self.plan, effects(self.plan, self._renewed(state, pairs)))
+        self.judged = judged(self.plan, effects(self.plan, self._numbers(state, pairs)))
         is_all_open = WHOLE in self.judged and self.judged[WHOLE].needs_more
         opened = {}
         for workload, references in pairs.items():
@@ -151,18 +150,15 @@ class Race(Passes):
             return dict.fromkeys(arms, arms[0])
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
-    def _renewed(self, state: State, pairs: Mapping[str, Mapping[Arm, Arm]]) -> Numbers:
-        """The numbers of all comparisons; only recently visited workloads are recomputed."""
-        discarded = self.gauge.follow(state.probes)
+    def _numbers(self, state: State, pairs: Mapping[str, Mapping[Arm, Arm]]) -> Numbers:
+        """The numbers of all comparisons."""
+        logs, discarded = Numbers(), self.gauge.follow(state.probes)
         for workload, references in pairs.items():
-            mark = state.num_visits[workload], tuple(references.items())
-            if self._numbers.get(workload, (None, {}))[0] != mark:
-                taken, out = state.samples.get(workload, {}), discarded.get(workload, ())
-                self._numbers[workload] = mark, {}
-                for arm, other in references.items():
-                    if arm != other and (visits := numbers(taken, arm, other, out)):
-                        self._numbers[workload][1][workload, arm] = visits
-        return {key: logs for workload in pairs for key, logs in self._numbers[workload][1].items()}
+            taken, out = state.samples.get(workload, {}), discarded.get(workload, ())
+            for arm, other in references.items():
+                if arm != other and (visits := numbers(taken, arm, other, out)):
+                    logs[workload, arm] = visits
+        return logs
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
