@@ -89,11 +89,10 @@ def test_a_new_axis_a_metric_and_a_report_show_everywhere(copy: Path) -> None:
         assert "autograd memory" in table
         rows = [line for line in table.splitlines() if re.match(r"(16|32) +(fused|sdpa) ", line)]
         assert len(rows) == 4
-        assert all(re.search(rf"  {BYTES}$", line) for line in rows), table
+        assert all(re.search(rf"  {BYTES}", line) for line in rows), table
     _has_rows(pd.read_csv(run / "records.csv"))
     _has_tables((run / "summary.md").read_text(encoding="utf-8"))
     _has_panels((run / "report.html").read_text(encoding="utf-8"))
-    assert command([forks.python(), "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
     assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
     chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
     options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
@@ -127,16 +126,4 @@ def _has_panels(page: str) -> None:
     panels = [f"{label}T={length}" for label in ("", "spread=4 ") for length in (16, 32)]
     found = [(row["panel"], row["implementation"]) for row in data["rows"]]
     assert sorted(found) == sorted(itertools.product(panels, ("fused", "sdpa")))
-<<<<<<< HEAD
-    assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row["text"][place]) for row in data["rows"])
-
-
-@pytest.mark.long
-def test_the_new_report_is_written_and_the_tests_of_reports_pass(copy: Path, run: Path) -> None:
-    assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
-    chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
-    options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
-    command([forks.python(), "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)
-=======
     assert all(re.match(rf"{BYTES} \([\d.]+ S\)", row["text"][place]) for row in data["rows"])
->>>>>>> main
