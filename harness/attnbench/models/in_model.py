@@ -244,8 +244,8 @@ class Candidate:
         """The call's mask, cached while the model passes the same tensor: layers share it."""
         key = (id(call.mask), call.bias is not None, call.sizes, call.query.shape[1], call.scale, call.softcap)
         if key not in self.masks:
-            while len(self.masks) >= MOST_MASKS:
-                self.masks.pop(next(iter(self.masks)))
+            if len(self.masks) >= MOST_MASKS:
+                self.masks.clear()
             bound = BoundMask(call.rule, call.sizes, call.query.device, num_heads=call.query.shape[1], scale=call.scale)
             self.masks[key] = call.mask, bound  # keeping the tensor keeps its id unique
         bound = self.masks[key][1]
@@ -350,23 +350,10 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
 
 
 def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
-    from transformers import (
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        AutoModelForMaskedLM,
-        AutoModelForSeq2SeqLM,
-    )
+    import transformers
 
-    autos = [AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification, AutoModel]
-    if getattr(config, "is_encoder_decoder", False):
-        autos = [AutoModelForSeq2SeqLM]
-    elif any("MaskedLM" in each for each in config.architectures or []) or (
-        getattr(config, "model_type", "") in {"bert", "roberta", "electra"} and not config.is_decoder
-    ):
-        autos = [AutoModelForMaskedLM]
-    for auto in autos:
-        known: Any = auto._model_mapping  # noqa: SLF001 - the package has no other way to ask
+    for kind in ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification", ""):
+        known: Any = getattr(transformers, f"AutoModel{kind}")._model_mapping  # noqa: SLF001 - there is no other way
         if type(config) in known:
             found = known[type(config)]
             return found[0] if isinstance(found, tuple) else found
