@@ -49,7 +49,7 @@ class ReadsUnwrittenMemory(Textbook):
 
 def verdict(module, **axes):
     references = agreement.ask_oracle(Workload(**SIZES | axes), 0)
-    return agreement.compare(references, Implementation(build=module, source="a test")).agreement
+    return agreement.compare(references, Implementation(build=module, source="a test"))
 
 
 def wrong_probes(found):
@@ -102,7 +102,7 @@ def known(name, words):
 )
 def test_a_kind_of_input_finds_a_mistake(made, axes, probe):
     point = Workload(**SIZES | axes)
-    found = agreement.compare(agreement.ask_oracle(point, 0), made(point)).agreement
+    found = agreement.compare(agreement.ask_oracle(point, 0), made(point))
     assert probe in wrong_probes(found)
 
 
