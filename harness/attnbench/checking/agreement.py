@@ -17,7 +17,6 @@ from attnbench.checking.reference import (
     FormError,
     Reference,
     ask,
-    error,
     errors,
     output_error,
     reference_for_probe,
@@ -165,7 +164,9 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
         return
     for before, earlier_output in earlier:
         is_again = torch.equal(output, earlier_output)
-        if is_again and not error("output", before.expected["output"], reference).agrees:  # otherwise both are right
+        if (
+            is_again and not reference.tolerances["output"].judge(before.expected["output"]).agrees
+        ):  # otherwise both are right
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 
