@@ -79,8 +79,8 @@ class Tolerance:
         """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
         `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
-        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. `labels` (R,) name
-        the rows in reports, as the indices of chosen queries do; by default they count from 0.
+        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. Reports give the
+        rows the indices `labels` (R,), as for chosen queries; by default they count from 0.
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
