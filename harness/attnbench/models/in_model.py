@@ -134,10 +134,10 @@ def call_of(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
-    """Read the arguments that a model of the package passes.
+    """Read the arguments that a model of the package passes, the mask by position or by name.
 
     Raises:
         ValueError: the mask consists of numbers, whose meaning is unknown here.
@@ -162,26 +162,18 @@ def call_of(
 def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
-    def attend(  # the package's signature: models pass the mask by position or by name
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **more: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, None]:
-        call = call_of(module, query, key, value, attention_mask, **(more | {"is_causal": False}))
-        rows = torch.arange(call.sizes[1])
-        given = RowMask(
+    def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
+        call = call_of(*given, **(more | {"is_causal": False}))
+        mask = RowMask(
             rule=call.rule,
             sizes=call.sizes,
-            num_heads=query.shape[1],
-            rows=rows,
-            device=query.device,
+            num_heads=call.query.shape[1],
+            rows=torch.arange(call.sizes[1]),
+            device=call.query.device,
             scale=call.scale,
             inputs=call.inputs,
         )
-        return form(query, key, value, given).transpose(1, 2), None
+        return form(call.query, call.key, call.value, mask).transpose(1, 2), None
 
     return attend
 
@@ -200,19 +192,11 @@ class Candidate:
         self.modules: dict[tuple[int, ...], nn.Module] = {}
         self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **more: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, None]:
+    def __call__(self, *given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - see `call_of`
         """Compute the attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
-        call = call_of(module, query, key, value, attention_mask, **more)
+        call = call_of(*given, **more)
         self.require(call)
-        attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
+        attended: Tensor = self.module(call).attend(call.query, call.key, call.value, self.bound(call))  # type: ignore[operator]
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
