@@ -93,12 +93,6 @@ def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     assert [row.texts["error"] for row in tables.every(lied) if row["implementation"] == "liar"] == ["not finite"]
 
 
-def test_what_ran_stands_beside_the_time(results: Results) -> None:
-    rows = {(row["seq_len"], row["implementation"]): row.texts for row in tables.every(results)}
-    ran = [rows[2048, "sdpa"]["ran"], rows[128, "fused"]["ran"], rows[2048, "naive_loop"]["ran"]]
-    assert ran == ["flash", "bmm", "-"]
-
-
 def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path: Path) -> None:
     found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
     assert "torch_mha" in {row["implementation"] for row in tables.every(found)}  # for programs
@@ -109,11 +103,6 @@ def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path
     picture = lines.draw(found, lines.TIME)
     assert picture is not None
     assert "torch_mha" not in picture.caption
-
-
-def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:
-    assert cells.absent(results) == {}
-    assert len(cells.shown(results)) == len(tables.every(results))
 
 
 def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:

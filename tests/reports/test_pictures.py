@@ -111,12 +111,6 @@ def test_built_in_names_look_different_and_stay_as_they_are() -> None:
     assert (looks["sdpa"].colour, looks["sdpa"].marker) == ("#56B4E9", "X")
 
 
-def test_labels_are_one_short_line() -> None:
-    assert style.label("a\nb\x1b[31m") == "a b [31m"
-    assert len(style.label("x" * 99)) == 24
-    assert style.label(" ") == "(no name)"
-
-
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
     points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
     many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
@@ -124,11 +118,6 @@ def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(
     assert "2 more groups have their numbers in records.csv" in picture.caption
     names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
     assert names == ["latency_plot.png"]
-
-
-MANY = journals.workloads(
-    scope=("attention", "module"), mask=("none", "causal"), dtype=("float32", "bfloat16"), seq_len=(128, 512, 2048)
-)
 
 
 def seen_texts(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -168,19 +157,6 @@ def test_a_title_fits_a_picture_of_few_panels(tmp_path: Path, num_panels: int) -
         texts = seen_texts(figure)
         assert overlaps(texts) == [], name
         assert [text for text, box in texts if box.x1 > figure.bbox.x1 or box.x0 < 0] == [], name
-
-
-@pytest.mark.long
-def test_no_text_lies_on_another_with_sixteen_implementations_and_a_dozen_panels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(16 - len(journals.SPEEDS)):
-        speed = ((1.4 + 0.2 * number) * 1e-3, 1.5 + 0.1 * number, float(number % 2))
-        monkeypatch.setitem(journals.SPEEDS, f"implementation_{number}", speed)
-    found = journals.write(tmp_path, MANY, tuple(journals.SPEEDS), num_epochs=1)
-    for name in DRAWN:
-        figure = drawn(name, found).figure
-        assert overlaps(seen_texts(figure)) == [], name
     figure.text(0.5, 0.5, "planted")
     figure.text(0.5, 0.5, "likewise")
     assert ("planted", "likewise") in overlaps(seen_texts(figure))
