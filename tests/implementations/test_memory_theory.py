@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import bind, build, draw_normal, place
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import stems
 from attnbench.workloads.workload import Workload

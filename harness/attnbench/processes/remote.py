@@ -156,7 +156,7 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
 
 def packs(module: nn.Module) -> bool:
     """Whether a module maps canonical weights to its parameters."""
-    return hasattr(module, "pack") and hasattr(module, "pack_out")
+    return hasattr(module, "pack")
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
@@ -282,10 +282,6 @@ class _Packs(StandIn):
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The parameters, by name."""
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
-
-    def pack_out(self, weights: Weights) -> dict[str, Tensor]:  # noqa: ARG002 - its signature
-        """Return {}: there are no other parameters."""
-        return {}
 
 
 class _RemoteCall(torch.autograd.Function):
