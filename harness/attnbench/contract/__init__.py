@@ -38,7 +38,6 @@ __all__ = [
     "not_a_window",
     "only_on",
     "repeat_heads",
-    "softmax_with_sinks",
 ]
 
 
@@ -94,21 +93,6 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer for a weight (rows, D) and a bias (rows,) or None, with other values."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
-
-
-def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over the keys, the last axis, with `sinks` as the score of one more key whose value is 0.
-
-    `sinks` broadcasts to (..., T, 1), as (H, 1, 1) does for scores (B, H, T, S); without sinks it is the plain softmax.
-    A query that sees no key gives 0 with sinks, and NaN without.
-
-    Source: gpt-oss, https://arxiv.org/abs/2508.10925, section 2.2, and `sdpa` in
-    https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py
-    """
-    if sinks is None:
-        return scores.softmax(dim=-1)
-    one_more = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, one_more], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 Axes = Mapping[str, int | float | str]

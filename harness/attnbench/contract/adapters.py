@@ -27,10 +27,8 @@ from attnbench.contract.layouts import (
     LETTERS,
     Layout,
     Weights,
-    head_list,
     linear,
     packed,
-    per_head,
     split,
     stacked,
     transposed,
@@ -38,7 +36,7 @@ from attnbench.contract.layouts import (
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
     Args:
         what: the function; or for a module, f(sizes) -> module.
         layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
-            packed, per_head, stacked, head_list, transposed or Layout(pack=...).
+            packed, stacked, transposed or Layout(pack=...).
         facts: any field of Declared (contract/declared.py), by name.
 
     Raises:
@@ -82,8 +80,8 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         return _from_module(ModuleAdapter(make=what, layout=layout, declared=Declared(**facts)))
     if layout not in TENSOR_LAYOUTS:
         raise ValueError(
-            f"adapt is given {layout!r} for a layout: give split(...), packed(...), per_head(...), stacked(...), "
-            "head_list(...), transposed(...) or Layout(pack=...); a function of query, key and value needs none, or "
+            f"adapt is given {layout!r} for a layout: give split(...), packed(...), stacked(...), transposed(...) "
+            "or Layout(pack=...); a function of query, key and value needs none, or "
             'layout="bthk"'
         )
     if for_modules := [fact for fact in FOR_MODULES if facts.get(fact)]:
@@ -299,8 +297,6 @@ class Adapted(nn.Module):
         self.share_dropped = 0.0
         is_added = weights.out is not None and not adapter.layout.has_out
         self.out = linear_layer(weights.out, weights.out_bias) if is_added else None
-        merged = weights.query.shape[0] * weights.value.shape[1]  # H * V
-        self.width = merged if weights.out is None or self.out is not None else weights.out.shape[0]
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         values = {name: adapter.constant(name) for name, _ in module.named_parameters()}
         self.constants = {
@@ -370,15 +366,7 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
-        output = self.call(x, x if context is None else context, mask)
-        expected = (*x.shape[:2], self.width)
-        if not isinstance(output, Tensor) or output.shape != expected:
-            wrong = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
-            place = "the output (B, T, D)" if self.out is None else "what out=None leaves to the adapter, (B, T, H*V)"
-            raise ValueError(
-                f"the module returned {wrong}: it must return {place}, here {expected}, "
-                "or a tuple that begins with it; choose it in call"
-            )
+        output: Tensor = self.call(x, x if context is None else context, mask)
         return output if self.out is None else self.out(output)
 
 

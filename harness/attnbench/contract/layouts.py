@@ -8,7 +8,6 @@ Shapes as in the contract.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ LETTERS = {"q": "query", "k": "key", "v": "value"}
 BIAS_NAMES = {**{letter: f"{name}_bias" for letter, name in LETTERS.items()}, "out": "out_bias"}
 """The biases by their projections, as the axis `bias` names them."""
 ORDER = "".join(LETTERS)
+HEAD = "{head}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +108,26 @@ class Layout:
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
 
+    A name with {head}, as in "heads.{head}.query", is one layer for each head, with its number in that place.
+
     Raises:
         ValueError: the names are not three different strings.
     """
     return _layout(_text("split", query, key, value, out=out), [(query, "q"), (key, "k"), (value, "v")], out)
 
 
-def packed(name: str, order: str = ORDER, *, out: str | None) -> Layout:
+def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
     """One linear layer with all rows of the first, of the second, then of the third; `order` as in "qkv" or "kqv".
+
+    With `per_head` it has the rows of queries, key and value together for each key/value head. This fits a module that
+    views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows begin with all of its query
+    heads, as in Falcon (https://arxiv.org/abs/2311.16867).
 
     Raises:
         ValueError: `order` does not name q, k and v once each, or a name is not a string.
     """
-    return _layout(_text("packed", name, order=order, out=out), [(name, order)], out)
+    text = _text("packed", name, order=order, out=out, **({"per_head": True} if per_head else {}))
+    return _layout(text, [(name, order)], out, per_head=per_head)
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
@@ -132,48 +139,6 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     return _layout(_text("stacked", parts, out=out), [*parts.items()], out)
 
 
-def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
-    """One linear layer with the rows of queries, key and value together for each key/value head.
-
-    This fits a module that views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows
-    begin with all of its query heads, as in Falcon (https://arxiv.org/abs/2311.16867).
-
-    Raises:
-        ValueError: `order` does not name q, k and v once each, or a name is not a string.
-    """
-
-    def by_head(rows: list[Tensor]) -> Tensor:
-        groups = min(map(len, rows))
-        together = [each.unflatten(0, (groups, -1)).flatten(1, 2) for each in rows]  # (H,K,..) -> (G,H/G*K,..)
-        return torch.cat(together, dim=1).flatten(0, 1)  # (G,rows,..) -> (G*rows,..)
-
-    return _layout(_text("per_head", name, order=order, out=out), [(name, order)], out, by_head)
-
-
-def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """One module for each head, at `prefix` with {head} for its number, that holds linear layers query, key and value.
-
-    Raises:
-        ValueError: `prefix` has no place for the head's number, or the names are not three different strings.
-    """
-    text = _text("head_list", prefix, query=query, key=key, value=value, out=out)
-    if "{head}" not in prefix:
-        raise ValueError(
-            f"{text} is not allowed: its prefix needs {{head}} for the number of the head, as in heads.{{head}}"
-        )
-    names = zip((query, key, value), ORDER, strict=True)
-    whole = _layout(text, [(f"{prefix}.{name}", letter) for name, letter in names], out)
-
-    def pack(weights: Weights) -> dict[str, Tensor]:
-        state = {} if out is None else linear(out, weights.out, weights.out_bias)
-        for head in range(len(weights.query)):
-            alone = whole.state(weights.map(itemgetter(slice(head, head + 1))))  # (H,K,D) -> (1,K,D)
-            state |= {name.replace("{head}", str(head)): each for name, each in alone.items() if "{head}" in name}
-        return state
-
-    return Layout(pack=pack, has_out=out is not None, text=text)
-
-
 def transposed(layout: Layout) -> Layout:
     """`layout` with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2."""
 
@@ -183,18 +148,8 @@ def transposed(layout: Layout) -> Layout:
     return Layout(pack=pack, has_out=layout.has_out, text=f"transposed({layout.text})")
 
 
-def one_below_another(rows: list[Tensor]) -> Tensor:
-    """Weights (H, K, D), or biases (H, K), of one layer, head after head: (rows, D), or (rows,)."""
-    return torch.cat([each.flatten(0, 1) for each in rows])
-
-
-def _layout(
-    text: str,
-    parts: Sequence[tuple[str, str]],
-    out: str | None,
-    join: Callable[[list[Tensor]], Tensor] = one_below_another,
-) -> Layout:
-    """Linear layers by name, each with the projections that its letters name, put together by `join`.
+def _layout(text: str, parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
+    """Linear layers by name, each with the projections that its letters name, one below another or together `per_head`.
 
     `text` is the call in the user's file. A missing bias in a layer with another one is 0.
     """
@@ -202,20 +157,31 @@ def _layout(
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names) or isinstance(out, bool):
         raise ValueError(
             f"{text} is not allowed: it takes different names of layers, as module.named_modules() has them, and "
-            "out=None where the module has no output projection; for a layer that makes more than one of query, key "
-            "and value there are packed(...), per_head(...) and stacked(...)"
+            "out=None where the module has no output projection; a layer that makes more than one of query, key and "
+            "value is packed(...) or stacked(...)"
         )
     if sorted("".join(str(letters) for _, letters in parts)) != sorted(ORDER):
         raise ValueError(f"{text} is not allowed: its letters must name q, k and v once each, as in qkv or kqv")
+
+    def joined(rows: list[Tensor]) -> Tensor:
+        """Weights (H, K, D), or biases (H, K), as the rows of one layer: (rows, D), or (rows,)."""
+        groups = min(map(len, rows)) if per_head else 1
+        together = [each.unflatten(0, (groups, -1)).flatten(1, 2) for each in rows]  # (H,K,..) -> (G,H/G*K,..)
+        return torch.cat(together, dim=1).flatten(0, 1)  # (G,rows,..) -> (G*rows,..)
 
     def pack(weights: Weights) -> dict[str, Tensor]:
         state = {} if out is None else linear(out, weights.out, weights.out_bias)
         filled = weights.filled()
         for name, letters in parts:
-            weight = join([getattr(weights, LETTERS[letter]) for letter in letters])
+            rows = [getattr(weights, LETTERS[letter]) for letter in letters]
             has_bias = any(getattr(weights, BIAS_NAMES[letter]) is not None for letter in letters)
-            bias = join([getattr(filled, BIAS_NAMES[letter]) for letter in letters]) if has_bias else None
-            state |= linear(name, weight, bias)
+            biases = [getattr(filled, BIAS_NAMES[letter]) for letter in letters] if has_bias else []
+            if HEAD in name:
+                for head, weight in enumerate(zip(*rows, strict=False)):
+                    bias = torch.cat([each[head] for each in biases]) if biases else None
+                    state |= linear(name.replace(HEAD, str(head)), torch.cat(weight), bias)
+            else:
+                state |= linear(name, joined(rows), joined(biases) if biases else None)
         return state
 
     return Layout(pack=pack, has_out=out is not None, text=text)

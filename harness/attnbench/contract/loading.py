@@ -84,8 +84,7 @@ def from_value(value: object, spec: str) -> Implementation:
     raise ValueError(
         f"{spec} is {kind(value)}: give a function f(query, key, value, *, mask=None), a class with attend(query, key, "
         "value, mask), or a module with its own layout of weights as a value: adapt(lambda sizes: MyAttention(...), "
-        "packed(...)), with split, packed, stacked, per_head or head_list from attnbench.contract.adapters "
-        "(docs/adapters.md)"
+        "packed(...)), with split, packed or stacked from attnbench.contract.adapters (docs/adapters.md)"
     )
 
 
