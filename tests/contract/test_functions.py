@@ -219,7 +219,7 @@ def needs_more(query, key, value, window, layer):
         (lambda *, query, key, value: query, "(too many positional arguments)"),
         (
             needs_more,
-            "(missing a required argument: 'window'); give everything else a default, or use functools.partial",
+            "(missing a required argument: 'window'); give everything else a default",
         ),
         (lambda query, key, value, mask, /: query, "missing a required"),
         (torch.add, "wrap it, as in def mine(query, key, value, *, mask=None)"),
