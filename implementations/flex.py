@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from attnbench.contract import BoundMask, Workload, compile_whole, is_on, missing_compiler
+from attnbench.contract import BoundMask, Workload, compile_whole, device, is_on
 
 SMALLEST_CUDA_HEAD_DIM = 16
 
@@ -86,11 +86,11 @@ def unsupported(workload: Workload) -> str | None:
     if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"
-        return missing_compiler(workload.device)
+        return device(workload.device).missing_compiler()
     if workload.direction != "inference":
         return "flex_attention has no gradients on the CPU"
     if workload.dtype == "float64":
         return "flex_attention has no float64 on the CPU"
     if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
         return "flex_attention on the CPU needs AVX2"
-    return missing_compiler(workload.device)
+    return device(workload.device).missing_compiler()

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import build, draw_normal, place
-from attnbench.contract import NotOneGraphError, compile_whole, missing_compiler
+from attnbench.contract import NotOneGraphError, compile_whole, device
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
 from attnbench.reports import style
@@ -18,7 +18,9 @@ from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
-needs_compiler = pytest.mark.skipif(missing_compiler("cpu") is not None, reason=str(missing_compiler("cpu")))
+needs_compiler = pytest.mark.skipif(
+    device("cpu").missing_compiler() is not None, reason=str(device("cpu").missing_compiler())
+)
 SMALL = {"seq_len": 9, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch_size": 2, "direction": "inference"}
 
 

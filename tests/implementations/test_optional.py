@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from attnbench.checking.agreement import check
-from attnbench.contract import Implementation, missing_compiler, missing_package
+from attnbench.contract import Implementation, device, missing_package
 from attnbench.contract.loading import bundled
 from attnbench.workloads.workload import Workload
 from tests import forks
@@ -79,8 +79,8 @@ def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     monkeypatch.setattr("attnbench.devices.cuda.find_spec", lambda name: None)
-    assert "no-such-compiler is not found" in str(missing_compiler("cpu"))
-    assert missing_compiler("cuda") == "triton is not installed"
+    assert "no-such-compiler is not found" in str(device("cpu").missing_compiler())
+    assert device("cuda").missing_compiler() == "triton is not installed"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     point = Workload(direction="inference", seq_len=8)
     assert "C++ compiler" in str(IMPLEMENTATIONS["flex"].unsupported(point))

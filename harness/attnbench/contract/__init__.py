@@ -31,9 +31,8 @@ __all__ = [
     "Workload",
     "attention_window",
     "compile_whole",
-    "compute_capability",
+    "device",
     "is_on",
-    "missing_compiler",
     "missing_package",
     "not_a_window",
     "only_on",
@@ -149,11 +148,6 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
     return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
 
 
-def compute_capability(workload: Workload) -> tuple[int, int] | None:
-    """The GPU's compute capability, (9, 0) for Hopper; None if there is no GPU to query."""
-    return device(workload.device).compute_capability()
-
-
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
 
@@ -167,11 +161,6 @@ def missing_package(module: str, distribution: str = "") -> str | None:
         found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
     return f"{distribution or package} is not installed" if is_missing else None
-
-
-def missing_compiler(name: str) -> str | None:
-    """Return why torch.compile cannot create kernels for a device, given by its name in a workload, or None."""
-    return device(name).missing_compiler()
 
 
 class NotOneGraphError(Exception):

@@ -55,7 +55,10 @@ class Sizes:
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
 SETS_OF_BIASES = [frozenset(parts) for size in (4, 3, 2, 1, 0) for parts in combinations(BIAS_NAMES, size)]
-BARE = '; for a parameter that is no layer, write {} in place of weight and bias, as in "in_proj_{}"'
+HELP = (
+    "make is given the sizes; weights (D, rows) need transposed(...); for parameters that are no layer write {} in "
+    'place of weight and bias, as in "in_proj_{}"; one that is no weight needs its value, as in extra={"gain": 1.0}'
+)
 FOR_MODULES = ("extra", "residual", "has_cache", "dropout")
 """Arguments of `adapt` that mean nothing for a function."""
 
@@ -77,28 +80,23 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         if fact not in Declared.__dataclass_fields__:
             raise ValueError(unknown("argument of adapt", fact, Declared.__dataclass_fields__))
     if isinstance(layout, Layout):
-        return _from_module(ModuleAdapter(make=what, layout=layout, declared=Declared(**facts)))
+        module = ModuleAdapter(make=what, layout=layout, declared=Declared(**facts))
+        return Implementation(
+            build=module.build,
+            source=module.declared.source,
+            unsupported=module.unsupported,
+            has_dropout=module.declared.dropout is not None,
+            built_in=module.built_in,
+            is_approximate=module.declared.approximate,
+        )
     if layout not in TENSOR_LAYOUTS:
         raise ValueError(
-            f"adapt is given {layout!r} for a layout: give split(...), packed(...), stacked(...), transposed(...) "
-            "or Layout(pack=...); a function of query, key and value needs none, or "
-            'layout="bthk"'
+            f"adapt is given {layout!r} for a layout: give split(...), packed(...), stacked(...), transposed(...) or "
+            'Layout(pack=...); a function of query, key and value needs none, or layout="bthk"'
         )
     if for_modules := [fact for fact in FOR_MODULES if facts.get(fact)]:
         raise ValueError(f"{', '.join(for_modules)} is about modules: leave it out, or give the layout of its weights")
     return from_function(what, getattr(what, "__name__", "adapt(...)"), layout=layout, declared=Declared(**facts))
-
-
-def _from_module(module: "ModuleAdapter") -> Implementation:
-    """The implementation of an adapted module."""
-    return Implementation(
-        build=module.build,
-        source=module.declared.source,
-        unsupported=module.unsupported,
-        has_dropout=module.declared.dropout is not None,
-        built_in=module.built_in,
-        is_approximate=module.declared.approximate,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +126,16 @@ class ModuleAdapter:
 
         Raises:
             NotImplementedError: `make` raises it, since the module does not exist in these sizes.
-            ValueError: `make` returns no module.
+            ValueError: `make` raises something else, or returns no module.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)  # not the accelerators'
-            module = self.make(sizes)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)  # not the accelerators'
+                module = self.make(sizes)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            raise ValueError(f"make fails at {sizes}: {words(error)}") from error
         if not isinstance(module, nn.Module):
             raise ValueError(f"make returned {kind(module)}: it must return a module, a torch.nn.Module")
         return module
@@ -149,7 +152,7 @@ class ModuleAdapter:
         small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.biases, small)
-        except Exception:  # noqa: BLE001 - of a user's module; checks and builds give the reason
+        except (ValueError, NotImplementedError):  # checks and builds give the reason
             return fixed
         if every is None or none is None or every - {"out"} != none - {"out"}:
             return fixed
@@ -188,7 +191,7 @@ class ModuleAdapter:
             biases = self.biases(workload)
         except NotImplementedError as error:
             return f"make raises NotImplementedError: {error}".removesuffix(": ")
-        except Exception:
+        except ValueError:
             if differing:
                 return reason
             raise
@@ -219,9 +222,11 @@ class ModuleAdapter:
                 continue
             try:
                 state = self._traced(_blank(sizes, parts))
-            except (AttributeError, TypeError):
+            except ValueError:
+                raise
+            except Exception as error:
                 if len(parts) == len(BIAS_NAMES):
-                    raise
+                    raise ValueError(f"{self.layout.text} fails to pack a state dict: {words(error)}") from error
                 continue  # `pack` needs a bias
             names = [name for name in {*shapes, *state} if self.constant(name) is None]
             if all(name in state and state[name] == shapes.get(name) for name in names):
@@ -309,20 +314,14 @@ class Adapted(nn.Module):
 
     def _check(self, weights: Weights) -> None:
         """Check that the layout gives each parameter of the module, in its shape."""
-        shapes, state = shapes_of(self.module), self._inside(weights)
-        does_not_fit = f"{self.adapter.layout.text} does not fit the module"
-        for name, tensor in state.items():
-            if name not in shapes:
-                problem = unknown("parameter", name, shapes, BARE) if shapes else f"the module has no {name}"
-                raise ValueError(f"{does_not_fit}: {problem}")
-            if (shape := tuple(tensor.shape)) != shapes[name]:
-                hint = _hint(shape, shapes[name], self.adapter.layout, weights)
-                there = f"parameter {name} is {shapes[name]} in the module"
-                raise ValueError(f"{does_not_fit}: {there}, the layout makes {shape}{hint}")
-        if unnamed := [name for name in shapes if name not in state]:
+        shapes = shapes_of(self.module)
+        packed = {name: tuple(tensor.shape) for name, tensor in self._inside(weights).items()}
+        if differing := [name for name in {**packed, **shapes} if packed.get(name) != shapes.get(name)]:
+            name = differing[0]
+            there, here = shapes.get(name, "no parameter"), packed.get(name, "not named")
             raise ValueError(
-                f"{does_not_fit}: it names no {', '.join(unnamed)}, and must name every parameter; where one holds no "
-                f"weight, give its value: extra={{{unnamed[0]!r}: 1.0}}"
+                f"{self.adapter.layout.text} does not fit the module: {name} is {there} in the module, and {here} in "
+                f"the layout, for embed_dim {weights.query.shape[-1]}; the module has {', '.join(shapes)}: {HELP}"
             )
 
     @property
@@ -368,13 +367,3 @@ class Adapted(nn.Module):
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
         output: Tensor = self.call(x, x if context is None else context, mask)
         return output if self.out is None else self.out(output)
-
-
-def _hint(shape: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:
-    width = weights.query.shape[-1]
-    if shape == there[::-1] and len(shape) > 1:
-        is_transposed = layout.text.startswith("transposed(")
-        return ": leave out transposed(...)" if is_transposed else ": its weights are (D, rows), so transposed(...)"
-    if len(there) > 1 and width not in there:
-        return f": the module is not made for embed_dim {width}; make is given the sizes to make it for"
-    return ""

@@ -32,7 +32,7 @@ from attnbench.contract import (
     NotOneGraphError,
     Weights,
     compile_whole,
-    missing_compiler,
+    device,
 )
 from attnbench.contract.adapters import Adapted, ModuleAdapter
 from attnbench.contract.declared import Declared, kind
@@ -186,7 +186,7 @@ def compiled(plain: Implementation) -> Implementation:
     def unsupported(workload: Workload) -> str | None:
         if plain.compiles:
             return "it compiles itself already: name it without +compile"
-        return plain.unsupported(workload) or missing_compiler(workload.device)
+        return plain.unsupported(workload) or device(workload.device).missing_compiler()
 
     return replace(
         plain,
