@@ -18,9 +18,8 @@ from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
-needs_compiler = pytest.mark.skipif(
-    device("cpu").missing_compiler() is not None, reason=str(device("cpu").missing_compiler())
-)
+NO_COMPILER = device("cpu").missing_compiler()
+needs_compiler = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 SMALL = {"seq_len": 9, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch_size": 2, "direction": "inference"}
 
 

@@ -447,7 +447,8 @@ def test_a_width_that_a_kernel_cannot_take_is_refused(name, dtype, head_dim, wor
 @pytest.mark.parametrize(("major", "head_dim", "is_taken"), [(9, 192, True), (10, 192, False), (10, 256, True)])
 def test_what_flash_attention_4_takes_depends_on_the_gpu(major, head_dim, is_taken, monkeypatch):
     monkeypatch.setattr("attnbench.implementations.flash_attn_4.missing_package", lambda *_: None)
-    monkeypatch.setattr("attnbench.implementations.flash_attn_4.compute_capability", lambda _: (major, 0))
+    here = SimpleNamespace(compute_capability=lambda: (major, 0))
+    monkeypatch.setattr("attnbench.implementations.flash_attn_4.device", lambda _: here)
     reason = IMPLEMENTATIONS["flash_attn_4"].unsupported(Workload(device="cuda", dtype="bfloat16", head_dim=head_dim))
     assert (reason is None) == is_taken
 
