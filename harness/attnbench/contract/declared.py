@@ -29,12 +29,6 @@ LINES = {
     "no_scale": "adapt(..., scale=1.0)",
 }
 """The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
-EXAMPLES = {
-    "make": "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)",
-    "call": "lambda module, x, context, mask: module(x, mask.visible), or lambda f, q, k, v, mask: f(q, k, v)",
-    "unsupported": 'lambda workload: "a reason" if ... else None',
-    "dropout": "lambda module, share: setattr(module, 'dropout', share)",
-}
 _ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 
 
@@ -118,7 +112,7 @@ class Declared:
 def check_callable(what: str, function: object) -> None:
     """Raise ValueError unless it is None or a function; a module that exists already is none."""
     if function is not None and (isinstance(function, nn.Module) or not callable(function)):
-        raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as in {EXAMPLES[what]}")
+        raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as docs/adapters.md shows")
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
