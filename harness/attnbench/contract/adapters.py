@@ -9,7 +9,7 @@ the contract.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -239,8 +239,10 @@ class ModuleAdapter:
         watched = weights.map(lambda tensor: tensor.requires_grad_())
         state, tensors = self.layout.state(watched), watched.tensors()
         total = torch.stack([tensor.sum() for tensor in state.values()]).sum()
-        gradients = torch.autograd.grad(total, [*tensors.values()], allow_unused=True) if total.requires_grad else ()
-        reached = {name for name, each in zip(tensors, gradients, strict=False) if isinstance(each, Tensor)}
+        gradients: Sequence[Tensor | None] = ()
+        if total.requires_grad:
+            gradients = torch.autograd.grad(total, [*tensors.values()], allow_unused=True)
+        reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
         if untraced := [name for name in LETTERS.values() if name not in reached]:
             raise ValueError(
                 f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
