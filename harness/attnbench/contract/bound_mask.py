@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.contract.memory import MASK_FORMS
 from attnbench.workloads.masks import Causal, Mask, Padding
 
 AXES = "bhts"
@@ -20,8 +19,8 @@ class BoundMask:
 
     Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
-    `form` is one of MASK_FORMS, in which functions get the mask; `is_inference` says that an isolated process calls in
-    torch.inference_mode.
+    `change` turns a mask into the form, named `form`, in which functions get it; `is_inference` says that an isolated
+    process calls in torch.inference_mode.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -48,6 +47,7 @@ class BoundMask:
         self.num_heads, self.scale, self.world_size = num_heads, scale, world_size
         self.inputs: Mapping[str, Tensor] = {}
         self.form = ""
+        self.change: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda mask, _: mask
         self.is_inference = False
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
@@ -194,10 +194,8 @@ class BoundMask:
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """A mask or bias in this mask's `form`, as functions get it."""
-        if mask is None or not self.form:
-            return mask
-        return MASK_FORMS[self.form](mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
+        """A mask or bias as functions get it."""
+        return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

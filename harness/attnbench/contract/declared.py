@@ -2,7 +2,6 @@
 
 import dis
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,16 +19,6 @@ WITHOUT = {
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
-LINES = {
-    "bottom_right_for_top_left": 'adapt(..., masks=("none", "causal_bottom_right"))',
-    "causal_unasked": 'adapt(..., masks=("causal",))',
-    "heads_for_positions": 'adapt(..., layout="bthk")',
-    "mask_added_as_number": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.added(q.dtype)))",
-    "mask_inverted": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.hidden))",
-    "no_scale": "adapt(..., scale=1.0)",
-}
-"""The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
-_ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +127,3 @@ def words(error: BaseException) -> str:
     """An exception on one line, for use in another message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def declaration(name: str, words: str) -> str:
-    """A sentence with the line to write if the mistake `name`, described by `words`, is intended; or ""."""
-    rotary = _ROTARY.search(words)
-    base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
-    line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)
-    return f" If this is meant, write {line}." if line else ""

@@ -23,6 +23,7 @@ from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
 from attnbench.checking.case import GIVEN, pull_back, set_dropout
+from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
@@ -361,7 +362,7 @@ class Candidates:
             bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
             self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
         mask = self._masks[key]
-        mask.form = request.mask_form
+        mask.change = MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         inputs = tensors.values()
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
