@@ -24,10 +24,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
     tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
     window = attention_window(bound_mask.rule, *bound_mask.sizes[1:])
-    attended: Tensor
     if window is None or window[1] > 0:  # the kernel limits the right side only at the diagonal
         bits = packed(bound_mask)
-        attended = single_prefill_with_kv_cache(*tokens, packed_custom_mask=bits, kv_layout="NHD")
+        attended: Tensor = single_prefill_with_kv_cache(*tokens, packed_custom_mask=bits, kv_layout="NHD")
     else:
         left, right = window
         attended = single_prefill_with_kv_cache(*tokens, causal=right == 0, window_left=left, kv_layout="NHD")

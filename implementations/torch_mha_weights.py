@@ -35,10 +35,9 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
         padding_mask = mask.hidden_as("bs")  # the module also says True where hidden
     elif mask.hidden is not None:
         attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)
-    output: Tensor
-    output, _ = module(
+    output: Tensor = module(
         x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True
-    )  # the weights: (B,T,S)
+    )[0]  # and the weights (B,T,S)
     return output
 
 

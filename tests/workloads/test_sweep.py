@@ -106,7 +106,7 @@ def test_every_sweep_that_comes_along_is_valid(name):
         ('summary = "x"\n[[grid]]\nseq_length = 3\n', "did you mean seq_len?"),
         (
             'summary = "x"\nspeed = 3\n[[grid]]\nseq_len = 3\n',
-            "unknown field `speed`; axes belong into a [[grid]] table, and its other keys are summary",
+            "unknown field `speed`; axes belong into a [[grid]] table",
         ),
         ('summary = "x"\n[[grid]]\nseq_len = "many"\n', "seq_len is a whole number"),
         ('summary = "x"\n[[grid]]\nseq_len = []\n', "has no workloads"),

@@ -94,12 +94,8 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
 
-Axes = Mapping[str, int | float | str]
-"""Values of axes of a workload."""
-
-
 def _reason_against(
-    unsupported: Callable[[Workload], str | None], built_in: Callable[[], Axes], workload: Workload
+    unsupported: Callable[[Workload], str | None], built_in: Callable[[], Mapping[str, Any]], workload: Workload
 ) -> str | None:
     """The first axis that has another value built in, or the implementation's own reason."""
     for axis, value in built_in().items():
@@ -128,7 +124,9 @@ class Implementation:
     compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
     distributes: bool = False  # computes with the workload's `world_size` ranks; any other uses one
     copies: str = ""  # copies inside the timed call that suit the kernel: a note next to its times
-    built_in: Callable[[], Axes] = dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
+    built_in: Callable[[], Mapping[str, int | float | str]] = (
+        dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
+    )
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ contract.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,13 +22,14 @@ from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.declared import END, Declared, kind, words
-from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, repeat_heads, show_rows
+from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
 from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask, attention_window, not_a_window
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
+EMPTY = inspect.Parameter.empty
 CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
 """Keywords that stand for a causal mask, by its alignment."""
 
@@ -142,7 +143,7 @@ class ByFunction:
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if mask.sinks is not None and signature.has_sdpa_mask and "sinks" not in names:
             passed[names["mask"]] = add_sink(passed[names["mask"]], mask.sinks, query, key.shape[2])
-            key, value = add_key(key), add_key(value)
+            key, value = (F.pad(each, (0, 0, 0, 1)) for each in (key, value))  # (B,G,S,K) -> (B,G,S+1,K), one of zeros
         for name in signature.omitted:
             if passed[name] == (UNLIMITED, UNLIMITED) or (name == names.get("scale") and mask.scale is None):
                 del passed[name]
@@ -209,10 +210,9 @@ def from_function(
     names = {} if declared.call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
     parameters = _signature(function, spec).parameters if names else {}
-    omitted = {name for keyword, name in names.items() if keyword == "scale" and parameters[name].default is None}
-    omitted |= {
-        name for keyword, name in names.items() if keyword == "window_size" and parameters[name].default is not EMPTY
-    }
+    defaults = {keyword: parameters[name].default for keyword, name in names.items() if name in parameters}
+    omitted = {names["scale"]} if defaults.get("scale", EMPTY) is None else set()
+    omitted |= {names["window_size"]} if defaults.get("window_size", EMPTY) is not EMPTY else set()
     taken = Signature(function=function, spec=spec, names=names, declared=declared, layout=layout, omitted=omitted)
     return Implementation(
         build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
@@ -224,14 +224,6 @@ def from_function(
         copies="query, key and value as (B, T, H, K)" if taken.is_tokens_first else "",
         is_approximate=declared.approximate,
     )
-
-
-EMPTY = inspect.Parameter.empty
-
-
-def takes_heads(parameters: Collection[str]) -> bool:
-    """Whether the first three parameters are called query, key and value, or begin with these letters."""
-    return [name[:1].lower() for name in list(parameters)[:3]] == ["q", "k", "v"]
 
 
 def keywords(function: object, spec: str) -> dict[str, str]:

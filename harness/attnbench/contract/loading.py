@@ -36,13 +36,12 @@ from attnbench.contract import (
 )
 from attnbench.contract.adapters import Adapted, ModuleAdapter
 from attnbench.contract.declared import Declared, kind
-from attnbench.contract.functions import ByFunction, FunctionAttention, from_function, takes_heads
+from attnbench.contract.functions import ByFunction, FunctionAttention, from_function
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
 FLOPS: dict[str, Callable[[Workload], int | None]] = {
     "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # a sink is an extra key
-    "unknown": lambda _: None,
 }
 
 
@@ -90,8 +89,8 @@ def from_value(value: object, spec: str) -> Implementation:
 
 def _is_function(value: type) -> bool:
     """Whether a class without arguments is a function: it has `attend`, or is a module of query, key and value."""
-    is_core = issubclass(value, nn.Module) and takes_heads([*inspect.signature(value.forward).parameters][1:])
-    return is_core or hasattr(value, "attend")
+    heads = inspect.signature(value.forward).parameters if issubclass(value, nn.Module) else ()
+    return hasattr(value, "attend") or [name[:1].lower() for name in heads][1:4] == ["q", "k", "v"]
 
 
 @cache
@@ -126,7 +125,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
     function = replace(
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
-        executed_flops=FLOPS[row.get("flops", "unknown")],
+        executed_flops=FLOPS.get(row.get("flops", ""), lambda _: None),
         backend=row.get("backend", ""),
         compiles=row.get("compiles", False),
         copies=row.get("copies", ""),
@@ -144,21 +143,18 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
     def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
         return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)
 
-    core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
-    facts = Declared(call=call, changes_scores=True, dropout=lambda module, share: setattr(module, "dropout", share))
-    whole = ModuleAdapter(make=module.MODULE, layout=module.LAYOUT, declared=facts, takes=("scale",))
-    both = type("BothScopes", (BothScopes,), {"signature": core.signature})
-
     def unsupported(workload: Workload) -> str | None:
-        """Return why it cannot run a workload, or None."""
+        """Return why the module cannot run a workload, or None."""
         sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-        if workload.scope == "attention":
-            return function.unsupported(workload)
-        if not workload.mask_rule.is_additive or workload.sinks != "none":
-            return "its module takes no softcap and no sinks"
         if declared.has_no_empty_rows and workload.mask_rule.has_empty_rows(*sizes):
             return "its module gives NaN to a query that sees no key"
-        return whole.unsupported(workload)
+        return None if workload.mask_rule.is_additive else "its module takes no softcap"
+
+    core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
+    drop = lambda module, share: setattr(module, "dropout", share)  # noqa: E731
+    facts = Declared(call=call, changes_scores=True, dropout=drop, unsupported=unsupported)
+    whole = ModuleAdapter(make=module.MODULE, layout=module.LAYOUT, declared=facts, takes=("scale",))
+    both = type("BothScopes", (BothScopes,), {"signature": core.signature})
 
     def build(weights: Weights) -> nn.Module:
         """The file's module, or only the function if the module cannot have heads of these sizes."""
@@ -166,7 +162,10 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
         is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # the output as the input
         return whole.build(weights, both) if has_equal_heads and is_as_wide else core(weights)
 
-    return replace(function, build=build, unsupported=unsupported)
+    def either(workload: Workload) -> str | None:
+        return (function if workload.scope == "attention" else whole).unsupported(workload)
+
+    return replace(function, build=build, unsupported=either)
 
 
 def compiled(plain: Implementation) -> Implementation:

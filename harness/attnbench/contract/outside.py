@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +88,3 @@ def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -
         scores = scores.where(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)  # (H,) -> (B,H,T,1)
     return torch.cat([scores, column], dim=-1)
-
-
-def add_key(tensor: Tensor) -> Tensor:
-    """(B, G, S, K) -> (B, G, S + 1, K): one more key, or value, of zeros."""
-    return F.pad(tensor, (0, 0, 0, 1))
