@@ -356,14 +356,6 @@ def test_a_scale_is_handed_on(name, monkeypatch):
     assert judged.agrees, judged.diagnosis
 
 
-def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself():
-    known = versions("torch.nn.attention.varlen.varlen_attn")
-    tensors = (None,) * 7
-    known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
-    with pytest.raises(TypeError, match="enable_gqa"):
-        known["2.11.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
-
-
 @pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "transformers"], ids=str)
 def test_a_snapshot_of_transformers_is_what_the_installed_version_takes(snapshot):
     try:

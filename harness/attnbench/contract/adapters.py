@@ -302,8 +302,8 @@ class Adapted(nn.Module):
         self.adapter, self.module = adapter, module
         self.biases = [part for part, name in BIAS_NAMES.items() if name in weights.tensors()]
         self.share_dropped = 0.0
-        has_none = adapter.layout.has_out or weights.out is None
-        self.out = None if has_none else linear_layer(weights.out, weights.out_bias)
+        added = None if adapter.layout.has_out else weights.out
+        self.out = None if added is None else linear_layer(added, weights.out_bias)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         values = {name: adapter.constant(name) for name, _ in module.named_parameters()}
         self.constants = {
