@@ -79,7 +79,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from attnbench.reports.ratio_plot import REPORT
+    from attnbench.reports.lines import REPORT
 
     found = figures()
     (again,) = REPORT["picture"].write(read(found.QUICK), tmp_path)

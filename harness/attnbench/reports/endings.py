@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import comparisons, failed, is_doubtful, session_doubts, untried, whole
+from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, recommended
+from attnbench.analysis.sides import failed, untried
+from attnbench.reports import recommended, titles
 from attnbench.storage.records import LATENCY, Verdict
 from attnbench.units import percent, plain
 
@@ -33,7 +34,7 @@ def of_run(results: Results) -> Conclusion:
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
         return end
-    if not cells.compared(results):
+    if not comparisons(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
@@ -59,7 +60,7 @@ def of_sides(results: Results) -> Conclusion:
 
     Undecided single cells do not count if all cells together are decided.
     """
-    names, compared = cells.names(results), comparisons(results)
+    names, compared = titles.names(results), comparisons(results)
     assert results.plan.sides is not None
     by_name = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
     for record, _ in failed(results):
@@ -98,7 +99,7 @@ def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion
         for record in results.records
         if (kind := mark_of(record)) in {Mark.wrong, Mark.failed} and (record.is_wrong or record.workload.id in planned)
     }
-    names = cells.names(results)
+    names = titles.names(results)
     decided = {names[each.workload.id]: _settled(results, each) for each in choices}
     details = {names[each.workload.id]: each.choice for each in choices}
     end = conclude(bad | decided, Question.choice, details=details)

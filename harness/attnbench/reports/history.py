@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from attnbench.analysis.history import FEWEST, Change, Series
 from attnbench.analysis.table import Row, arm_of
-from attnbench.reports import cells, grouped
+from attnbench.reports import grouped, titles
 from attnbench.units import plain, show
 
 
@@ -30,20 +30,20 @@ def row(series: Series) -> dict[str, str]:
     return {
         "implementation": plain(str(arm_of(series.cell)), limit=24),
         "runs": str(len(series.points)),
-        "first": show(series.points[0]["value"], series.unit),
-        "last": show(series.points[-1]["value"], series.unit),
+        "first": show(series.cell["value"], series.cell["unit"]),
+        "last": show(series.points[-1]["value"], series.cell["unit"]),
         "changes of level": "; ".join(change(series, level) for level in series.changes) or few,
     }
 
 
 def machine_of(series: Series) -> str:
     """The machine of a series."""
-    return f"{plain(series.machine)}, fingerprint {series.cell['fingerprint']}"
+    return f"{plain(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
     """Series by machine and workload, in words; workloads with changes come first."""
     return grouped(
         sorted(series, key=lambda each: (machine_of(each), not each.changes)),
-        lambda each: f"{cells.title(each.cell)}, T={cells.length(each.cell)}, on {machine_of(each)}",
+        lambda each: f"{titles.title(each.cell)}, T={titles.length(each.cell)}, on {machine_of(each)}",
     )
