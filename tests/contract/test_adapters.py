@@ -395,7 +395,7 @@ LATER = {
     "make that makes nothing": (lambda: adapt(lambda sizes: None, SPLIT), "make returned None: it must return"),
     "a module of one size": (
         lambda: adapt(lambda sizes: nn.MultiheadAttention(8, 2), packed("in_proj_{}", out="out_proj"), call=alone),
-        "in_proj_weight is (24, 8) in the module, and (36, 12) in the layout",
+        "out_proj.weight is (8, 8) in the module, and (12, 12) in the layout",
     ),
     "a bare parameter taken for a layer": (
         lambda: adapt(lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj", out="out_proj")),
