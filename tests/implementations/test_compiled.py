@@ -210,6 +210,6 @@ def test_an_option_is_part_of_the_name(tmp_path):
 
 def test_a_variant_looks_like_what_it_is_a_variant_of():
     plain, variant = style.look("fused"), style.look("fused+compile")
-    assert (variant.colour, variant.marker) == (plain.colour, plain.marker)
-    assert variant.line != plain.line
-    assert variant.width < plain.width
+    assert (variant["color"], variant["marker"]) == (plain["color"], plain["marker"])
+    assert variant["linestyle"] != plain.get("linestyle")
+    assert variant["linewidth"] < plain["linewidth"]
