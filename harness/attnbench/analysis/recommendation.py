@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from attnbench.analysis.comparisons import doubts, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
@@ -48,13 +50,13 @@ class Exclusion:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-class Change(NamedTuple):
-    """A crossover along one axis, between `low` and `high`: `before` is faster below it, and `after` beyond it."""
+class Change(msgspec.Struct, frozen=True):
+    """A size from which on another implementation is faster; it lies between `low` and `high`."""
 
     axis: str
     at: float  # the estimate
-    low: int
-    high: int
+    low: float
+    high: float
     before: str
     after: str
 
