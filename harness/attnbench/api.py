@@ -10,11 +10,9 @@ They work in scripts and in notebooks: functions without a file are passed to th
 
 import base64
 import os
-import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,10 +25,10 @@ from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
 from attnbench.commands import recommending, running
-from attnbench.commands.options import MOST_SEEDS, held
+from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
-from attnbench.processes.planning import build_plan, plan_to_choose, rejected
+from attnbench.processes.planning import plan_to_choose, rejected
 from attnbench.reports import Picture, answers, cells, recommended, screen, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
@@ -45,8 +43,6 @@ T = TypeVar("T")
 Given = str | Callable[..., Any]
 """An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
 `adapt`."""
-CANDIDATE = " (candidate)"
-"""Suffix of the candidate's name if the baseline has the same."""
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -55,8 +51,6 @@ import cloudpickle
 
 GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
-
-
 WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slower)
 """The verdict over several workloads is the last of these that any workload has."""
 
@@ -196,7 +190,7 @@ def check(
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
         more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
         planned = _plan("check", specs, seed, axes, **more)
-        results = _executed(planned, specs, Path(name), stages=("check",))
+        results = _executed(planned, specs, Path(name), ("check",))
     return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 
@@ -229,7 +223,7 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     folder = execution.new_folder(Path(results), "compare")
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
-        specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
+        specs = [f"{name_of(reference)} (candidate)={specs[0]}"]
     more: dict[str, Any] = {"budget_s": budget, "smallest_effect": smallest_effect, "false_share": false_share}
     planned = _plan("quick", specs, seed, axes, baseline=reference, **more)
     return outcome(_executed(planned, specs, folder))
@@ -315,40 +309,25 @@ def outcome(results: Results) -> Outcome:
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 
-def _plan(
-    sweep: str,
-    specs: Sequence[str],
-    seed: int | None,
-    axes: Mapping[str, Any],
-    *,
-    is_exact: bool = True,
-    **more: Any,  # noqa: ANN401 - other parameters of build_plan
-) -> Plan:
-    settings = []
-    for axis, value in axes.items():
-        values = value if isinstance(value, list | tuple | range) else [value]
-        settings.append(f"{axis}={','.join(map(str, values))}")
-    drawn = secrets.randbelow(MOST_SEEDS) if seed is None else seed
-    return build_plan(sweep=sweep, settings=settings, is_exact=is_exact, implementations=specs, seed=drawn, **more)
+def _plan(sweep: str, specs: Sequence[str], seed: int | None, axes: Mapping[str, Any], **more: Any) -> Plan:  # noqa: ANN401 - other parameters of build_plan
+    several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
+    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
+    options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)
+    return options.plan(**({"is_exact": True, "implementations": specs} | more))
 
 
 def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequence[str] = execution.STAGES) -> Results:
-    with running.watching(set(map(name_of, specs))) as watch, _own_path():
-        execution.execute(planned, folder, watch, stages)
-    return read(folder)
-
-
-@contextmanager
-def _own_path() -> Iterator[None]:
-    """Inside the context, let child processes import the modules that this process can import."""
+    """Run a plan; its processes can import the modules that this process can import."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
-        yield
+        with running.watching(set(map(name_of, specs))) as watch:
+            execution.execute(planned, folder, watch, stages)
     finally:
         del os.environ["PYTHONPATH"]
         if before is not None:
             os.environ["PYTHONPATH"] = before
+    return read(folder)
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:

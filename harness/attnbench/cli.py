@@ -8,56 +8,33 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand
 
 from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, ExitCode
-from attnbench.commands.options import flattened
+from attnbench.commands.frame import framed
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
 platforms.require()
 
-PANELS = {
-    "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
-    "batch-size seq-len dtype gradients invariance interpret",
-    "Output": "results resume json quiet verbose to open format policy dry-run salvage help",
-}
-"""Long option names by the title of their group in help; all other options are in the group How."""
-
-
-def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
-    """Group parameters for help, and hide types, which typer would show for flags as <bool>."""
-    for each in parameters:
-        if isinstance(each, TyperArgument):
-            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
-        elif each.metavar is None and each.is_flag:
-            each.metavar = ""
-        if has_panels and not isinstance(each, TyperArgument):
-            long = max(each.opts, key=len).removeprefix("--")
-            vars(each)["rich_help_panel"] = next((name for name, own in PANELS.items() if long in own.split()), "How")
-    return parameters
-
 
 class Plain(TyperCommand):
-    """A command with plain parameters."""
+    """A command that shows no types of arguments, and --help among the options of the output."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
         """All parameters, --help included."""
-        return _plain(super().get_params(ctx), has_panels=True)
-
-
-class PlainGroup(TyperGroup):
-    """The program with plain parameters."""
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
-        """All parameters, --help included."""
-        return _plain(super().get_params(ctx))
+        parameters = super().get_params(ctx)
+        for each in parameters:
+            if isinstance(each, TyperArgument):
+                vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
+            elif each.name == "help":
+                each.metavar, vars(each)["rich_help_panel"] = "", "Output"
+        return parameters
 
 
 app = typer.Typer(
     name="attnbench",
-    cls=PlainGroup,
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
     epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.",
     no_args_is_help=True,
@@ -67,8 +44,8 @@ app = typer.Typer(
 
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
-    _examples = "\n\n".join(["Examples:", *_command.examples])
-    app.command(_name, cls=Plain, epilog=_examples)(flattened(_command.function))
+    _function, _examples = framed(_command)
+    app.command(_name, cls=Plain, epilog="\n\n".join(["Examples:", *_examples]))(_function)
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it

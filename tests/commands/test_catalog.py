@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attnbench import plugins
-from attnbench.commands import VERBOSITY, catalog
+from attnbench.commands import OUTPUT, catalog
 from attnbench.commands import list as listing
 
 NAMES = plugins.implementation_names()
@@ -31,7 +31,7 @@ def test_each_implementation_is_printed_with_what_it_lacks_or_why_it_is_not_here
     table, _, absent = capsys.readouterr().out.partition("Not here:")
     assert re.search("^sdpa +cap$", table, re.MULTILINE)
     assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
-    monkeypatch.setattr(VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(OUTPUT, "is_verbose", True)
     listing.print_support(entries)
     printed = " ".join(capsys.readouterr().out.split())
     assert all(" ".join(line.split()) in printed for entry in entries for line in entry["why"].splitlines())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import attnbench
 from attnbench import plugins
 from attnbench.cli import app
-from attnbench.commands import EXIT_CODES, VERBOSITY, ExitCode
+from attnbench.commands import EXIT_CODES, OUTPUT, ExitCode
 from attnbench.commands.options import SelectionOptions, TimingOptions, flattened
 from attnbench.processes.planning import build_plan
 
@@ -47,7 +47,7 @@ def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_param
     assert list(inspect.signature(flattened(draw)).parameters) == ["title", "width", "height", "bold", *everywhere]
     for arguments in (["a"], ["a", "--wide", "3", "--bold", "-q"]):
         assert CliRunner().invoke(made, arguments).exit_code == 0
-        assert ("-q" in arguments) is VERBOSITY.is_quiet
+        assert ("-q" in arguments) is OUTPUT.is_quiet
     assert seen == [("a", Size(width=7), False), ("a", Size(width=3), True)]
 
 

@@ -43,7 +43,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_share_and_the_time_left():
 
 def test_a_table_of_many_lengths_fits_80_columns(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     lengths = (128, 256, 512, 1024, 2048, 4096, 8192)
     terminal.print_results(journals.write(tmp_path, journals.workloads(seq_len=lengths), ("sdpa", "fused", "bmm")))
     printed = capsys.readouterr().out.splitlines()

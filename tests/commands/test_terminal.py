@@ -38,7 +38,7 @@ def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) 
 
 
 def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     calm = " ".join(printed(results, monkeypatch))
     assert "doubtful:" not in calm + story.summary(results)
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
@@ -60,7 +60,7 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
 
 
 def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     text = "\n".join(printed(results, monkeypatch, 120))
     assert re.search(r"^length +implementation +time +verdict +peak memory$", text, re.MULTILINE)
     assert re.search(r"^512 +fused +\S+ ms +\d\.\d\dx slower +1[67]\.?\d* MiB$", text, re.MULTILINE)
@@ -80,7 +80,7 @@ def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
 
 
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_quiet", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)
     assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
 

@@ -8,33 +8,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("catalog", "invariance", "options", "parts", "recommending", "replay", "running", "terminal")
+HELPERS = ("catalog", "frame", "invariance", "options", "parts", "recommending", "replay", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
-    """A function for typer, whose docstring is the help, and its place among the other commands.
+    """A function whose signature and docstring are a command (frame.py), and its place among the other commands."""
 
-    A parameter that is a dataclass stands for all of its fields: each is an option (options.py). `examples` are whole
-    command lines.
-    """
-
-    function: Callable[..., None]
+    function: Callable[..., object]
     order: int
-    examples: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
-class Verbosity:
-    """The amount of output besides the answer: quiet omits progress, tables and notes, verbose adds steps."""
+class Output:
+    """The form of the output: JSON; quiet omits progress, tables and notes; verbose adds steps."""
 
+    is_json: bool = False
     is_quiet: bool = False
     is_verbose: bool = False
 
 
-VERBOSITY = Verbosity()
-"""Set by --quiet and --verbose."""
+OUTPUT = Output()
+"""Set by --json, --quiet and --verbose."""
 
 
 class ExitCode(IntEnum):

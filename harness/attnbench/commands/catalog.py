@@ -65,24 +65,17 @@ def entries(what: str) -> list[dict[str, str]]:
             ]
         case "axes":
             kinds = {int: "a whole number", float: "a number"}
+            defaults = {name: str(DEFAULTS.get(name, getattr(Workload(), name))) for name in sweep.AXES}
             return [
-                {
-                    "axis": name,
-                    "default": str(DEFAULTS.get(name, getattr(Workload(), name))),
-                    "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word")),
-                }
+                {"axis": name, "default": defaults[name], "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word"))}
                 for name, axis in sweep.AXES.items()
             ]
         case "models":
             presets = [models.preset(name) for name in models.names()]
+            sizes = {each.name: models.summarised(each) for each in presets}
             return [
-                {
-                    "model": each.name,
-                    "layers x H/G/K": models.summarised(each),
-                    "phases": ", ".join(each.phases),
-                    "meaning": each.summary,
-                    "source": each.source,
-                }
+                {"model": each.name, "layers x H/G/K": sizes[each.name], "phases": ", ".join(each.phases)}
+                | {"meaning": each.summary, "source": each.source}
                 for each in presets
             ]
         case "masks":

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import msgspec
-import typer
-
-from attnbench.commands import VERBOSITY, ExitCode, running
+from attnbench.commands import OUTPUT, ExitCode, running
+from attnbench.commands.frame import present
 from attnbench.commands.terminal import say
 from attnbench.invariance.records import Certificate
 from attnbench.processes import asides
@@ -17,26 +15,29 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 
-def check(planned: "Plan", not_judged: Mapping[str, str], *, as_json: bool) -> NoReturn:
-    """Certify every implementation of a plan at each of its shapes, and exit with the code of the findings."""
+def check(planned: "Plan", not_judged: Mapping[str, str]) -> ExitCode:
+    """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
     certificates = []
     for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
         running.note(f"trying {spec} at {shape.id}")
         certificates.append(asides.certify(planned, spec, shape))
-        if not as_json:
-            print_certificate(certificates[-1])
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(certificates), indent=2).decode())
-    elif not VERBOSITY.is_quiet:
-        for spec, reason in not_judged.items():
-            say(f"{spec}: not judged: {reason}", "bold yellow")
-        say("")
-        say("It holds for this machine, these shapes and threads, and for no others. The same inputs again:", "dim")
-        say(f"--seed {planned.seed}", "dim")
+
+    def show() -> None:
+        for each in certificates:
+            print_certificate(each)
+        if not OUTPUT.is_quiet:
+            for spec, reason in not_judged.items():
+                say(f"{spec}: not judged: {reason}", "bold yellow")
+            say(
+                "\nIt holds for this machine, these shapes and threads, and for no others. The same inputs again:",
+                "dim",
+            )
+            say(f"--seed {planned.seed}", "dim")
+
+    present(lambda: certificates, show)
     if any(each.broken or each.failed for each in certificates):
-        raise typer.Exit(ExitCode.finding)
-    is_certain = certificates and all(each.holds for each in certificates)
-    raise typer.Exit(ExitCode.passed if is_certain else ExitCode.inconclusive)
+        return ExitCode.finding
+    return ExitCode.passed if certificates and all(each.holds for each in certificates) else ExitCode.inconclusive
 
 
 def print_certificate(certificate: Certificate) -> None:

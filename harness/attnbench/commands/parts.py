@@ -10,6 +10,7 @@ from attnbench.cluster.shares import merged, part
 from attnbench.plugins import name_of
 from attnbench.storage import events
 from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.files import writing_to
 from attnbench.storage.journal import JOURNAL, journal_of, write
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import FALSE_SHARE
@@ -25,31 +26,27 @@ MAY_DIFFER = {
 """Fields of a plan that runs over parts of it need not share, with a value for comparison."""
 
 
-def join(runs: Sequence[Path], folder: Path) -> None:
-    """Merge finished runs over different shapes, such as parts of `attnbench run --shard`, into one run in `folder`.
+def join(runs: Sequence[Path]) -> Path:
+    """Merge finished runs over different shapes, such as parts of `attnbench run --shard`, next to the first of them.
+
+    Returns the folder of the new run.
 
     Raises:
-        ValueError: a run has not finished, two runs share a shape, or they differ in more than their shapes.
+        ValueError: a run has not finished, two runs share a shape, they differ in more than their shapes, or the folder
+            cannot be written.
         DamagedError: a journal is damaged.
-        OSError: the folder cannot be written.
     """
-    parts = [list(read_events(journal_of(run))) for run in runs]
-    plans = list[Plan]()
-    for run, history in zip(runs, parts, strict=True):
+    measured = [(run.name, list(read_events(journal_of(run)))) for run in runs]
+    starts = [event for _, history in measured for event in history if isinstance(event, events.RunStarted)]
+    plans = [started.plan for started in starts]
+    for run, (_, history), plan in zip(runs, measured, plans, strict=True):
         has_finished = isinstance(history[-1], events.RunFinished)
         if not has_finished:
             raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
-        first = history[0]
-        assert isinstance(first, events.RunStarted)
-        plans.append(first.plan)
-    common = [msgspec.structs.replace(plan, **MAY_DIFFER) for plan in plans]
-    for run, plan, fixed in zip(runs, plans, common, strict=True):
-        codes, expected = (
-            {name_of(spec): one.digests.get(spec) for spec in one.specs.values()} for one in (plan, plans[0])
-        )
-        if fixed != common[0] or codes != expected:
+        if _common(plan) != _common(plans[0]):
             raise ValueError(f"{run} and {runs[0]} are no parts of one run: they differ in more than their shapes")
-    places = Counter(workload.id for plan in plans for workload in plan.workloads)
+    workloads = tuple(workload for plan in plans for workload in plan.workloads)
+    places = Counter(workload.id for workload in workloads)
     if twice := [name for name, number in places.items() if number > 1]:
         raise ValueError(f"several runs have {twice[0]}: attnbench gate compares two runs of the same shapes")
     left_out = defaultdict[str, dict[str, None]](dict)
@@ -58,17 +55,22 @@ def join(runs: Sequence[Path], folder: Path) -> None:
             left_out[name] |= dict.fromkeys(ids)
     whole = msgspec.structs.replace(
         plans[0],
-        workloads=tuple(workload for plan in plans for workload in plan.workloads),
+        workloads=workloads,
         budget_s=sum(plan.budget_s for plan in plans),
         false_share=min(FALSE_SHARE, sum(plan.false_share for plan in plans)),
         left_out={name: tuple(ids) for name, ids in left_out.items()},
     )
-    first = parts[0][0]
-    assert isinstance(first, events.RunStarted)
-    started = msgspec.structs.replace(first, schema=SCHEMA, run=folder.name, plan=whole)
-    folder.mkdir(parents=True, exist_ok=True)
-    measured = [(run.name, history) for run, history in zip(runs, parts, strict=True)]
-    write(folder / JOURNAL, merged(started, measured, (), is_over=True))
+    folder = runs[0].with_name(f"{runs[0].name}-joined")
+    started = msgspec.structs.replace(starts[0], schema=SCHEMA, run=folder.name, plan=whole)
+    with writing_to(folder):
+        write(folder / JOURNAL, merged(started, measured, (), is_over=True))
+    return folder
+
+
+def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
+    """The fields that parts of a run share, and the digests of their implementations."""
+    digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
+    return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 
 
 def shard(plan: Plan, text: str) -> Plan:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY
+from attnbench.commands import OUTPUT
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.plugins import name_of
 from attnbench.reports import cells, recommended, story
@@ -39,25 +39,21 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
 
 
-def print_recommendations(
-    results: Results, choices: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
-) -> None:
-    """Print warnings, the `learned` policy, and for each workload the answer, times, and exclusions."""
+def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: Mapping[str, Any]) -> None:
+    """Print warnings, the learned policy by its facts, and for each workload the answer, times, and exclusions."""
     print_troubles(results)
-    head = "doubtful: " if doubts(results) else ""
-    if learned is not None:
-        say(f"{head}{_policy_sentence(*learned)}", "bold")
+    if learned:
+        _answer(results, _policy_sentence(learned))
     names = cells.names(results)
     for each in choices:
         if len(choices) > 1:
             say(names[each.workload.id], "bold")
-        say(f"{head}{recommended.answer(each)}", "bold")
-        if VERBOSITY.is_quiet:
+        _answer(results, recommended.answer(each))
+        if OUTPUT.is_quiet:
             continue
         if each.seconds:
-            say("")
             print_table(("implementation", "time of a call", "to the choice", "peak memory"), recommended.figures(each))
-        for line in recommended.of_excluded(each, is_verbose=VERBOSITY.is_verbose):
+        for line in recommended.of_excluded(each, is_verbose=OUTPUT.is_verbose):
             say(line, "dim")
         say("")
     _print_foot(results)
@@ -67,13 +63,12 @@ def print_crossings(results: Results) -> None:
     """Print the crossovers of each pair, and the verdict at each value."""
     print_troubles(results)
     titles = cells.titles(results)
-    head = "doubtful: " if doubts(results) else ""
     for ladder, pair, changes in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
             say(titles[ladder.workloads[0]], "bold")
-        say(f"{head}{recommended.of_crossing(results, ladder, pair, changes)}", "bold")
+        _answer(results, recommended.of_crossing(results, ladder, pair, changes))
         known = points(results, ladder, *pair)
-        if known and not VERBOSITY.is_quiet:
+        if known and not OUTPUT.is_quiet:
             rows = [
                 (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
                 for value, each in sorted(known.items())
@@ -82,8 +77,12 @@ def print_crossings(results: Results) -> None:
     _print_foot(results)
 
 
+def _answer(results: Results, text: str) -> None:
+    say(f"{'doubtful: ' if doubts(results) else ''}{text}", "bold")
+
+
 def _print_foot(results: Results) -> None:
-    if not VERBOSITY.is_quiet:
+    if not OUTPUT.is_quiet:
         say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
 
 
@@ -117,19 +116,18 @@ def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
     costs = {name: getattr(policy.regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
-        "chosen": dict(Counter(row.winner for row in policy.rows)),
+        "chosen": dict(Counter(row.winner for row in policy.rows).most_common()),
         "workloads": len(policy.rows),
         "regret": costs if len(policy.rows) > 1 else None,
         "seconds": policy.evidence.seconds,
     }
 
 
-def _policy_sentence(path: Path, policy: "Policy") -> str:
+def _policy_sentence(facts: Mapping[str, Any]) -> str:
     """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
-    counts, number = Counter(row.winner for row in policy.rows).most_common(), len(policy.rows)
-    text = f"Policy: {', '.join(f'{name} at {count}' for name, count in counts)} of {number} shape{'s' * (number > 1)}"
-    if number > 1:
-        mean, alone = percent(policy.regret.mean), percent(policy.regret.sdpa_mean)
-        text += "; chosen by the nearest other shape, calls are "
-        text += f"{mean} slower than the best in the mean (sdpa alone: {alone})"
-    return f"{text}. The table is {path}."
+    chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
+    text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
+    if regret := facts["regret"]:
+        text += f"; chosen by the nearest other shape, calls are {percent(regret['mean'])} slower than the best in the "
+        text += f"mean (sdpa alone: {percent(regret['sdpa_mean'])})"
+    return f"{text}. The table is {facts['file']}."

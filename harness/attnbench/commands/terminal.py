@@ -10,7 +10,7 @@ from attnbench.analysis.changed import changed
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
-from attnbench.commands import VERBOSITY
+from attnbench.commands import OUTPUT
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status
 from attnbench.units import plain, show
@@ -28,13 +28,13 @@ def say(text: str, style: str = "") -> None:
 
 def print_results(results: Results) -> None:
     """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
-    if VERBOSITY.is_quiet:
+    if OUTPUT.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
         for answer in () if results.plan.sides else story.answer(results) or ["Nothing was compared."]:
             say(answer, "bold")
         return
-    if VERBOSITY.is_verbose:
+    if OUTPUT.is_verbose:
         print_cells(results)
     console = Console()
     for line in screen.screen(results):
@@ -94,7 +94,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for each in judged:
         _print_mistakes(each.wrong, "bold red")
         _print_mistakes(each.failed, "bold yellow")
-    if VERBOSITY.is_quiet:
+    if OUTPUT.is_quiet:
         return
     notes = [f"  {each.implementation}, {rule}: {text}" for each in judged for rule, text in each.notes.items()]
     _print_list("Noted (no reason to reject):", notes)
@@ -151,7 +151,7 @@ def _print_not_tried(records: Iterable[Record]) -> None:
 
 def print_changes(results: Results) -> None:
     """Print what differs in results, not in time, between two states of the code."""
-    if VERBOSITY.is_quiet:
+    if OUTPUT.is_quiet:
         return
     lines = changed(results)
     same = "Results are the same on both sides: status, error, conventions, notes, operators, memory."
