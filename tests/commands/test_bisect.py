@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.commands import compare
+from attnbench.processes import sides
 from tests.test_cli import command
 
 RIGHT = """
@@ -56,10 +56,10 @@ def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(histor
     ("ended", "code"), [(0, 0), (1, 1), (2, 2), (3, 125), (4, 125), (130, 130), (ValueError("no such revision"), 125)]
 )
 def test_what_is_inconclusive_invalid_or_missing_is_passed_over(monkeypatch, ended, code):
-    def compared(*_, **__):
+    def run(*_, **__):
         raise ended if isinstance(ended, Exception) else typer.Exit(ended)
 
-    monkeypatch.setattr(compare, "_compare", compared)
+    monkeypatch.setattr(sides, "plan", run)
     found = CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"])
     assert found.exit_code == code
 

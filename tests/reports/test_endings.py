@@ -83,7 +83,6 @@ def test_nothing_judged_is_no_pass():
 def test_every_ending_has_its_exit_code():
     codes = {running.exit_code(Conclusion(ending=ending, words="")) for ending in Ending}
     assert codes == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
-    assert running.exit_code(Conclusion(ending=Ending.passed, words=""), has_failed=True) == ExitCode.finding
 
 
 @pytest.mark.parametrize(
