@@ -289,7 +289,7 @@ def test_a_retired_command_names_its_replacement(called, words, replacement):
 def test_there_are_fifteen_commands():
     names = {each.name for each in cli.app.registered_commands}
     assert len(names) == 15
-    assert not names & set(commands.RETIRED_COMMANDS)
+    assert not names & set(commands.RETIRED)
 
 
 def test_run_has_at_most_20_options():

@@ -97,6 +97,11 @@ class Outcome:
         return _only(self.recommendations, "recommendations").choice
 
     @property
+    def comparisons(self) -> list[Comparison]:
+        """Each cell against the baseline: ratio, interval, verdict."""
+        return comparisons(self.results)
+
+    @property
     def comparison(self) -> Comparison:
         """The only comparison, with its ratio, interval and verdict.
 
@@ -117,19 +122,12 @@ class Outcome:
         answer = list(map(recommended.answer, self.recommendations)) or story.answer(self.results)
         return [*story.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """Each cell against the baseline: ratio, interval, verdict."""
-        return comparisons(self.results)
-
     def to_frame(self) -> "pd.DataFrame":
         """Every cell as a row, as in records.csv."""
         return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
-        """A picture that notebooks show, or None if there is nothing to draw.
-
-        Kinds are ratio, latency and memory.
+        """A picture of ratio, latency or memory that notebooks show, or None if there is nothing to draw.
 
         Raises:
             ValueError: there is no such kind.
@@ -142,20 +140,15 @@ class Outcome:
         return picture
 
     def __repr__(self) -> str:
-        """Verdicts, answer, and the times as a table."""
+        """Verdicts, answer, and the times and verdicts of the shapes, as on the closing screen."""
+        shapes, base = answers.shapes(self.results), cells.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *self._table()])
+        rows = [line.text for line in screen.table(shapes, base, screen.WIDTH, screen.HEIGHT)]
+        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])
 
     def _repr_html_(self) -> str:
-        """Verdicts, answer and times for a notebook."""
-        head = "".join(f"<li><b>{escape(name)}</b>: {escape(each)}</li>" for name, each in self.verdicts.items())
-        text = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
-        return f"<ul>{head}</ul>{text}<pre>{escape(chr(10).join(self._table()))}</pre>"
-
-    def _table(self) -> list[str]:
-        """The times and verdicts of the shapes, as on the closing screen."""
-        lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
-        return [line.text for line in lines]
+        """The same for a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
 def _only(items: Sequence[T], name: str) -> T:
@@ -189,8 +182,7 @@ def check(
         specs = _specs(given, Path(name))
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
         more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
-        planned = _plan("check", specs, seed, axes, **more)
-        results = _executed(planned, specs, Path(name), ("check",))
+        results = _executed("check", specs, Path(name), seed, axes, stages=("check",), **more)
     return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 
@@ -225,8 +217,7 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
         specs = [f"{name_of(reference)} (candidate)={specs[0]}"]
     more: dict[str, Any] = {"budget_s": budget, "smallest_effect": smallest_effect, "false_share": false_share}
-    planned = _plan("quick", specs, seed, axes, baseline=reference, **more)
-    return outcome(_executed(planned, specs, folder))
+    return outcome(_executed("quick", specs, folder, seed, axes, baseline=reference, **more))
 
 
 def run(
@@ -247,9 +238,7 @@ def run(
     True
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
-    specs = _specs(given, folder)
-    planned = _plan(sweep, specs, seed, axes, is_exact=False, budget_s=budget)
-    found = _executed(planned, specs, folder)
+    found = _executed(sweep, _specs(given, folder), folder, seed, axes, is_exact=False, budget_s=budget)
     running.write_reports(found, folder)
     return outcome(found)
 
@@ -279,10 +268,8 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     """
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
-    specs = _specs(given, folder)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
-    planned = _plan("fastest", specs, seed, axes, **more)
-    measured = _executed(plan_to_choose(planned), specs, folder)
+    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)
     return Outcome(measured, {}, recommend(measured, limits))
 
 
@@ -309,24 +296,30 @@ def outcome(results: Results) -> Outcome:
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 
-def _plan(sweep: str, specs: Sequence[str], seed: int | None, axes: Mapping[str, Any], **more: Any) -> Plan:  # noqa: ANN401 - other parameters of build_plan
+def _executed(  # noqa: PLR0913 - a run has all of these
+    sweep: str,
+    specs: Sequence[str],
+    folder: Path,
+    seed: int | None,
+    axes: Mapping[str, Any],
+    *,
+    stages: Sequence[str] = execution.STAGES,
+    adjust: Callable[[Plan], Plan] = lambda plan: plan,
+    **more: Any,  # noqa: ANN401 - other parameters of build_plan
+) -> Results:
+    """Plan and run it; its processes can import the modules that this process can import."""
     several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
     settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
     options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)
-    return options.plan(**({"is_exact": True, "implementations": specs} | more))
-
-
-def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequence[str] = execution.STAGES) -> Results:
-    """Run a plan; its processes can import the modules that this process can import."""
-    before = os.environ.get("PYTHONPATH")
+    planned = adjust(options.plan(**({"is_exact": True, "implementations": specs} | more)))
+    before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
         with running.watching(set(map(name_of, specs))) as watch:
             execution.execute(planned, folder, watch, stages)
     finally:
         del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        os.environ |= before
     return read(folder)
 
 

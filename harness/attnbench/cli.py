@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand
 
-from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, ExitCode
+from attnbench.commands import EXIT_CODES, RETIRED, ExitCode
 from attnbench.commands.frame import framed
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
@@ -50,10 +50,7 @@ for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), ke
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it
     if is_asked:
-        try:
-            typer.echo(f"attnbench {metadata.version('attnbench')}")
-        except metadata.PackageNotFoundError:
-            typer.echo("attnbench, from its source: it is not installed")
+        typer.echo(f"attnbench {metadata.version('attnbench')}")
         raise typer.Exit
 
 
@@ -106,17 +103,7 @@ def _code() -> int:
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
-        if (replacement := RETIRED_COMMANDS.get(next(iter(sys.argv[1:]), ""))) is not None:
-            typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
-            return ExitCode.wrong_usage
-        mistake: Any = error
-        if not sys.argv[1:]:
-            mistake.show()  # the help
-        else:
-            line = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
-            message = mistake.format_message().rstrip(".")
-            typer.echo(plain(f"error: {message}; given: {line}; see: attnbench {_named()}--help"), err=True)
-        return ExitCode.wrong_usage
+        return _wrong_usage(error, sys.argv[1:])
     except typer.Abort:
         return ExitCode.wrong_usage
     except BrokenPipeError:  # the reader of the output has stopped
@@ -129,13 +116,20 @@ def _code() -> int:
         typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
         return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        typer.echo(
-            plain(f"error: {error.strerror or error}{where}; fix this and rerun; finished work is kept"), err=True
-        )
+        what = ": ".join(filter(None, [error.strerror or str(error), error.filename and str(error.filename)]))
+        typer.echo(plain(f"error: {what}; fix this and rerun; finished work is kept"), err=True)
         return ExitCode.wrong_usage
 
 
-def _named() -> str:
-    """The command on the command line followed by a space, if it exists; else ""."""
-    return next((f"{word} " for word in sys.argv[1:2] if word in {each.name for each in app.registered_commands}), "")
+def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - click's
+    """Print what is wrong with the command line, or what took the place of a removed name."""
+    names = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
+    if retired := [name for name in names if name in RETIRED]:
+        typer.echo(f"error: attnbench {retired[0]} is gone: {RETIRED[retired[0]]}", err=True)
+    elif not words:
+        error.show()  # the help
+    else:
+        command = "".join(f"{word} " for word in words[:1] if word in plugs("attnbench.commands", "COMMAND"))
+        given, message = plain(shlex.join(words), LONGEST_GIVEN), error.format_message().rstrip(".")
+        typer.echo(plain(f"error: {message}; given: {given}; see: attnbench {command}--help"), err=True)
+    return ExitCode.wrong_usage

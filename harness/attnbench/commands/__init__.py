@@ -53,7 +53,12 @@ EXIT_CODES = {
     ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
 """Meanings of exit codes, for --help."""
-RETIRED_COMMANDS = {
+RETIRED = {
+    "list -i": "attnbench check FILE.py says what its implementations cover",
+    "model --seed": "it is 0",
+    "model --timeout": "a step may take 10 minutes",
+    "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
+    "history --smallest": "attnbench history counts a change of level by 2 % or more",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
     "calibrate": "attnbench run predicts the cost of a cell from shorter lengths by itself",
     "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
@@ -62,4 +67,4 @@ RETIRED_COMMANDS = {
     "export": "attnbench report --format NAME writes a run for another tool",
     "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
-"""Removed commands, and their replacements."""
+"""Removed commands and options, and their replacements."""

@@ -159,31 +159,27 @@ def doctor(*, address: str = "") -> ExitCode:
     from attnbench.commands.terminal import print_table, say
     from attnbench.devices import device, names
 
-    if address:
-        from attnbench.cluster import driver
-
-        answers = driver.examined(address)
-        failures = {host: answer for host, answer in answers.items() if isinstance(answer, str)}
-        hosts = {
-            host: [Finding(**each) for each in answer]
-            for host, answer in answers.items()
-            if not isinstance(answer, str)
-        }
-        lines = [f"{host} could not be examined: {why}" for host, why in failures.items()] + differences(hosts)
-
-        def show_hosts() -> None:
-            rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
-            print_table(("host", "what", "seen"), rows)
-            for line in lines or ["These hosts are comparable."]:
-                say(line)
-
-        present(lambda: {"hosts": answers, "findings": lines}, show_hosts)
-    else:
+    if not address:
         running.note_untried(name for name in names() if device(name).seems_present())
         findings = examine()
-        lines = [each.advice for each in findings if each.advice]
         rows = [(each.name, each.value, each.advice or "-") for each in findings]
         present(lambda: findings, lambda: print_table(("what", "seen", "advice"), rows))
+        return ExitCode.finding if any(each.advice for each in findings) else ExitCode.passed
+    from attnbench.cluster import driver
+
+    hosts, answers = dict[str, list[Finding]](), driver.examined(address)
+    for host, answer in answers.items():
+        failed = [Finding(name="examination", value="failed", advice=str(answer))]
+        hosts[host] = failed if isinstance(answer, str) else [Finding(**each) for each in answer]
+    lines = differences(hosts)
+
+    def show_hosts() -> None:
+        rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
+        print_table(("host", "what", "seen"), rows)
+        for line in lines or ["These hosts are comparable."]:
+            say(line)
+
+    present(lambda: {"hosts": answers, "findings": lines}, show_hosts)
     return ExitCode.finding if lines else ExitCode.passed
 
 

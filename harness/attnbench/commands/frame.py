@@ -20,7 +20,7 @@ from attnbench.commands import OUTPUT, Command, ExitCode
 PANELS = {
     "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
     "batch-size seq-len dtype gradients invariance interpret",
-    "Output": "results resume json quiet verbose to open format policy dry-run salvage",
+    "Output": "results resume json quiet verbose to open format policy salvage",
 }
 """Long option names by the title of their group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}

@@ -3,33 +3,28 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from attnbench import plugins
 from attnbench.commands import OUTPUT, Command
 from attnbench.commands.frame import present
-from attnbench.commands.options import held
 
 What = Literal["implementations", "sweeps", "axes", "masks", "models", "metrics", "reports"]
 
 
-def list_what(what: What = "implementations", *, implementation: list[str] | None = None) -> None:
+def list_what(what: What = "implementations") -> None:
     """List what there is; for implementations, what each supports here.
 
     Options:
         what: What to list.
-        implementation (--implementation -i NAME|FILE.py:NAME): May be repeated. Default: all.
 
     Examples:
         attnbench list
         attnbench list axes
-        attnbench list models
         attnbench list sweeps --json
     """
-    from attnbench import plugins
     from attnbench.commands import catalog, terminal
 
     if what == "implementations":
-        specs = [spec for name in implementation or () for spec in held(name)] or plugins.implementation_names()
-        plugins.check_specs(specs)
-        supports = catalog.implementations(specs)
+        supports = catalog.implementations(plugins.implementation_names())
         present(lambda: supports, lambda: print_support(supports))
         return
     entries = catalog.entries(what)

@@ -8,11 +8,12 @@ from attnbench.commands.frame import present
 from attnbench.commands.options import require_extra
 
 if TYPE_CHECKING:
-    from attnbench.models.records import Difference, Judged
+    from attnbench.models.records import Judged
     from attnbench.processes.asides import ModelOutcome
 
 USUAL = ("sdpa", "eager")
-MOST_PLACES = 3
+SEED, TIMEOUT_S = 0, 600.0
+"""The seed of weights and inputs, and the most time of a step."""
 
 
 def model(
@@ -25,8 +26,6 @@ def model(
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32",
     gradients: bool = True,
     budget_s: float = 30.0,
-    timeout_s: float = 600.0,
-    seed: int = 0,
 ) -> object:
     """Swap the attention of a transformers model with random weights, check every layer, time the whole step.
 
@@ -43,8 +42,6 @@ def model(
         dtype: Of weights and inputs.
         gradients (--gradients/--no-gradients): Also check and time backward.
         budget_s (--budget SECONDS): For timing; 0: only check.
-        timeout_s (--timeout SECONDS): Of one step.
-        seed (N): Of weights and inputs.
 
     Examples:
         attnbench model config.json
@@ -63,8 +60,8 @@ def model(
     attentions = tuple(dict.fromkeys(attention or USUAL))
     plugins.check_specs([each for each in attentions if each not in OWN])
     sizes = {"num_layers": num_layers, "batch_size": batch_size, "seq_len": seq_len}
-    spec = ModelSpec(config=config, dtype=dtype, seed=seed, has_gradients=gradients, **sizes)
-    outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=timeout_s, note=running.note)
+    spec = ModelSpec(config=config, dtype=dtype, seed=SEED, has_gradients=gradients, **sizes)
+    outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=TIMEOUT_S, note=running.note)
     present(lambda: outcome, lambda: _print(outcome))
     return endings.of_model(outcome.judged, outcome.trouble)
 
@@ -77,10 +74,6 @@ def _print(outcome: "ModelOutcome") -> None:
         say(line, "bold")
     for judged in outcome.judged.values():
         say(_verdict(judged), "bold red" if judged.is_finding else "")
-        for place in judged.differences[1:MOST_PLACES]:
-            say(f"  also {_place(place)}")
-        if len(judged.differences) > MOST_PLACES:
-            say(f"  and {len(judged.differences) - MOST_PLACES} more")
     if (built := outcome.built) is not None:
         layers = f"{built.num_layers} of {built.all_layers} layers"
         weights = f"{built.num_parameters / 1e6:.3g} M random weights"
@@ -112,14 +105,12 @@ def _verdict(judged: "Judged") -> str:
     if judged.reason:
         return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
     if judged.differences:
-        return plain(f"{judged.attention}: WRONG, first at {_place(judged.differences[0])}")
+        first = judged.differences[0]
+        size = "not finite" if first.error is None else f"off by {first.error:.3g}"
+        where = f"{first.place} ({first.batch} batch): {size}, allowed {first.allowed:.3g}"
+        return plain(f"{judged.attention}: WRONG, first at {where}; {len(judged.differences)} tensors differ")
     share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of the tolerance"
     return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
-
-
-def _place(difference: "Difference") -> str:
-    size = "not finite" if difference.error is None else f"off by {difference.error:.3g}"
-    return f"{difference.place} ({difference.batch} batch): {size}, allowed {difference.allowed:.3g}"
 
 
 COMMAND = Command(model, order=55)
