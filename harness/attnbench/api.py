@@ -24,7 +24,8 @@ from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
-from attnbench.commands import recommending, running
+from attnbench.commands import running
+from attnbench.commands.fastest import bytes_of
 from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
@@ -266,7 +267,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
+    limits = Limits(memory_bytes=bytes_of(memory), is_deterministic=deterministic)
     folder = execution.new_folder(Path(results), "fastest")
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)

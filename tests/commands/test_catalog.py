@@ -5,7 +5,7 @@ import re
 import pytest
 
 from attnbench import plugins
-from attnbench.commands import OUTPUT, catalog
+from attnbench.commands import OUTPUT
 from attnbench.commands import list as listing
 
 NAMES = plugins.implementation_names()
@@ -13,16 +13,16 @@ NAMES = plugins.implementation_names()
 
 @pytest.fixture(scope="module")
 def entries():
-    return catalog.implementations(NAMES)
+    return listing.implementations(NAMES)
 
 
 def test_every_no_has_its_reason_and_every_yes_has_none(entries):
     assert [entry["implementation"] for entry in entries] == list(NAMES)
     for entry in entries:
         reported = [column for line in entry["why"].splitlines() for column in line.partition(": ")[0].split(", ")]
-        assert sorted(reported) == sorted(column for column in catalog.QUESTIONS if entry[column] == "no")
+        assert sorted(reported) == sorted(column for column in listing.QUESTIONS if entry[column] == "no")
         assert all(line.partition(": ")[2] for line in entry["why"].splitlines())
-        assert {entry[column] for column in catalog.QUESTIONS} <= {"yes", "no"}
+        assert {entry[column] for column in listing.QUESTIONS} <= {"yes", "no"}
 
 
 def test_each_implementation_is_printed_with_what_it_lacks_or_why_it_is_not_here(entries, capsys, monkeypatch):

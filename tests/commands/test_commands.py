@@ -25,7 +25,7 @@ def test_every_file_that_holds_a_command_is_one_in_its_own_place():
     shown = [command.name for command in app.registered_commands]
     assert shown == sorted(COMMANDS, key=lambda name: COMMANDS[name].order)
     assert len({command.order for command in COMMANDS.values()}) == len(COMMANDS)
-    assert not {"options", "running", "terminal", "catalog"} & set(COMMANDS)
+    assert not {"options", "running", "terminal", "frame"} & set(COMMANDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,23 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
 from attnbench import plugins
-from attnbench.commands import OUTPUT, Command, ExitCode
+from attnbench.analysis.conclusion import Conclusion
+from attnbench.analysis.judgements import judgements
+from attnbench.analysis.results import Results, read
+from attnbench.commands import OUTPUT, Command, ExitCode, invariance, running, terminal
 from attnbench.commands.options import SelectionOptions, held
-
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-    from attnbench.processes.messages import Declared
-    from attnbench.processes.worker_client import Template
-    from attnbench.storage.events import Plan
+from attnbench.commands.repro import scripts
+from attnbench.processes.asides import declared
+from attnbench.processes.execution import checking_template
+from attnbench.processes.messages import Declared
+from attnbench.processes.planning import rejected
+from attnbench.processes.worker_client import Template
+from attnbench.reports import endings, stock
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"
@@ -39,7 +43,7 @@ def check(
     report: Path | None = None,
     repro: Path | None = None,
     replay: Path | None = None,
-) -> object:
+) -> Conclusion | ExitCode:
     """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
 
     An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
@@ -69,8 +73,6 @@ def check(
         attnbench check --report stock.md
         attnbench check mine.py:attention --replay tensors.pt
     """
-    from attnbench.processes.execution import checking_template
-
     if is_invariance and (is_interpreted or report is not None):
         raise ValueError("--invariance goes with neither --report nor --interpret: leave it out")
     if report is not None:
@@ -79,9 +81,6 @@ def check(
         TemporaryDirectory(prefix="attnbench-check-") as name,
         checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
     ):
-        from attnbench.commands import running
-        from attnbench.processes.planning import rejected
-
         specs, declarations, not_judged = _usable(options, template)
         if is_interpreted:
             options = _interpreted(options)
@@ -98,13 +97,13 @@ def check(
             with_baseline=False,
         )
         if is_invariance:
-            from attnbench.commands import invariance  # slow to import
-
             return invariance.check(planned, not_judged)
         devices = dict.fromkeys(workload.device for workload in planned.workloads)
         running.note(f"{planned.num_cells} cells on {', '.join(devices)}")
         if replay is None:
-            checked = _checked(planned, folder, template, goes_on=goes_on)
+            with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
+                running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template)
+            checked = read(folder)
         else:
             from attnbench.commands import replay as captured  # needs torch
 
@@ -112,23 +111,10 @@ def check(
     return _conclude(checked, not_judged, report, repro)
 
 
-def _checked(planned: "Plan", folder: Path, template: "Template", *, goes_on: bool) -> "Results":
-    """Check every cell; after an interruption, the results so far."""
-    from attnbench.analysis.results import read
-    from attnbench.commands import running
-
-    with suppress(typer.Exit):
-        running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template)
-    return read(folder)
-
-
-def _conclude(checked: "Results", not_judged: dict[str, str], report: Path | None, repro: Path | None) -> object:
+def _conclude(
+    checked: Results, not_judged: dict[str, str], report: Path | None, repro: Path | None
+) -> Conclusion | ExitCode:
     """Print the verdicts, and write the report and the scripts."""
-    from attnbench.analysis.judgements import judgements  # only now: slow to import
-    from attnbench.commands import running, terminal
-    from attnbench.commands.repro import scripts
-    from attnbench.reports import endings, stock
-
     if report is not None:
         stock.write(report, checked)
     conclusion = endings.of_check(judgements(checked), not_judged)
@@ -142,24 +128,14 @@ def _conclude(checked: "Results", not_judged: dict[str, str], report: Path | Non
 
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
-    """Options for a report: the sweep `stock`, unless anything else is selected.
-
-    Raises:
-        ValueError: the file cannot be written.
-    """
-    from attnbench.reports import stock
-
+    """Options for a report: the sweep `stock`, unless anything else is selected."""
     stock.require_suffix(report)
     selects = {"--sweep", "--model", "--implementation", "names"} & options.typed
     return options if selects or options.has_shapes else replace(options, sweep=STOCK)
 
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
-    """Options for captured inputs: their sizes are the only workload.
-
-    Raises:
-        ValueError: they cannot be loaded, or something else is selected.
-    """
+    """Options for captured inputs: their sizes are the only workload."""
     from attnbench.checking.replay import load, settings
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & options.typed:
@@ -168,25 +144,15 @@ def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> Sele
 
 
 def _interpreted(options: SelectionOptions) -> SelectionOptions:
-    """Options for Triton's interpreter: small sizes by default, and longer timeouts.
-
-    Raises:
-        ValueError: Triton is missing.
-    """
+    """Options for Triton's interpreter: small sizes by default, and longer timeouts."""
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
     return replace(options.with_settings(*INTERPRETED_SIZES), call_limit_s=limit_s)
 
 
-def _usable(options: SelectionOptions, template: "Template") -> "tuple[list[str], dict[str, Declared], dict[str, str]]":
-    """The usable specs, with a file expanded to its implementations, their declarations, and why others are not usable.
-
-    Raises:
-        ValueError: none is usable, although some were given.
-    """
-    from attnbench.processes.asides import declared
-
+def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
+    """The usable specs, of which a file may hold several, their declarations, and the problems of the others."""
     candidates: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):

@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands import Command, ExitCode
+from attnbench.commands import Command, ExitCode, running, terminal
 from attnbench.commands.options import TimingOptions
-
-if TYPE_CHECKING:
-    from attnbench.storage.events import Plan
+from attnbench.processes import execution, sides
+from attnbench.reports import endings
+from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
@@ -41,10 +40,6 @@ def compare(
         attnbench compare old.py:attention new.py:attention --set seq_len=512
         git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect
     """
-    from attnbench.commands import running, terminal
-    from attnbench.processes import execution, sides
-    from attnbench.reports import endings
-
     with _skipping() if is_bisecting else nullcontext():
         if resume is not None:
             folder, planned = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
@@ -75,11 +70,8 @@ def compare(
         running.finish(end)
 
 
-def _require_sides(resumed: "Plan", base: str, candidate: str, named: list[str], folder: Path) -> None:
+def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], folder: Path) -> None:
     """Raise ValueError unless the sides and files of a stored comparison were named again."""
-    from attnbench.commands import running
-    from attnbench.processes import sides
-
     assert resumed.sides is not None
     if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
         again = f"type {resumed.resume_command(folder.name)} if you trust it"

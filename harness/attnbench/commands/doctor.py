@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnbench.commands import Command, ExitCode
+from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
+from attnbench.commands.terminal import print_table, say
+from attnbench.devices import containers, device, names
+from attnbench.reports import grouped
+from attnbench.statistics.effects import control_numbers
+from attnbench.statistics.interference import MANY
+from attnbench.statistics.verdict import effect
 from attnbench.units import show
 
 if TYPE_CHECKING:
@@ -39,7 +45,7 @@ def examine() -> list[Finding]:
     """All findings, in order. Takes about fifteen seconds."""
     import psutil
 
-    from attnbench.devices import device, environment
+    from attnbench.devices import environment  # needs torch
 
     here, cores = environment.collect(), environment.usable_cores()
     free, step_s = device("cpu").free_bytes(), device("cpu").clock.resolution_s
@@ -83,8 +89,6 @@ def examine() -> list[Finding]:
 
 def limits() -> str:
     """Limits of the container and the affinity mask, with the files that set them."""
-    from attnbench.devices import containers
-
     quota, memory = containers.quota(), containers.memory()
     allowed, number = containers.affinity(), os.cpu_count() or 1
     texts = [f"{allowed} of {number} processors by the affinity mask"] if allowed < number else []
@@ -99,7 +103,6 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     """The apparent difference of two arms with identical code, measured as in a run, threads included."""
     import torch
 
-    from attnbench.devices import device
     from attnbench.timing.functions import FunctionComparison
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
@@ -111,10 +114,6 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
     """Findings from the baseline and its A/A control."""
-    from attnbench.statistics.effects import control_numbers
-    from attnbench.statistics.interference import MANY
-    from attnbench.statistics.verdict import effect
-
     ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0], is_watched=False)
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
@@ -129,8 +128,6 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
 
 def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
     """Differences that make hosts incomparable, and the advice to each host, as sentences."""
-    from attnbench.reports import grouped
-
     lines = []
     for name in SAME_ON_ALL:
         values = {host: each.value for host, findings in hosts.items() for each in findings if each.name == name}
@@ -155,10 +152,6 @@ def doctor(*, address: str = "") -> ExitCode:
         attnbench doctor --json
         attnbench doctor --cluster auto
     """
-    from attnbench.commands import running
-    from attnbench.commands.terminal import print_table, say
-    from attnbench.devices import device, names
-
     if not address:
         running.note_untried(name for name in names() if device(name).seems_present())
         findings = examine()

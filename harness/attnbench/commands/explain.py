@@ -2,6 +2,8 @@
 
 from attnbench.commands import Command
 from attnbench.commands.frame import present
+from attnbench.commands.terminal import say
+from attnbench.explained import KINDS, explained, explanations
 
 
 def explain(name: list[str] | None = None) -> None:
@@ -15,9 +17,6 @@ def explain(name: list[str] | None = None) -> None:
         attnbench explain softmax_over_queries
         attnbench explain not judged
     """
-    from attnbench.commands.terminal import say
-    from attnbench.explained import KINDS, explained, explanations
-
     found = explained(" ".join(name)) if name else list(explanations())
 
     def show() -> None:

@@ -1,13 +1,28 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnbench.commands import Command
+from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.conclusion import Conclusion, factor
+from attnbench.analysis.policy import is_named, learn
+from attnbench.analysis.recommendation import Limits, Recommendation, points, recommend
+from attnbench.analysis.results import Results
+from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
-
-if TYPE_CHECKING:
-    from attnbench.storage.events import Plan
+from attnbench.commands.terminal import print_table, print_troubles, say
+from attnbench.plugins import name_of
+from attnbench.processes.execution import new_folder
+from attnbench.processes.planning import plan_to_choose, plan_to_search
+from attnbench.reports import cells, endings, recommended, story
+from attnbench.storage.events import Plan
+from attnbench.storage.files import writing_to
+from attnbench.units import percent
+from attnbench.workloads.policy import OTHERWISE, Policy, is_plain
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"--memory", "--deterministic", "--policy"}
@@ -25,7 +40,7 @@ def fastest(
     policy: Path | None = None,
     results: Path = Path("results"),
     resume: str | None = None,
-) -> object:
+) -> Conclusion:
     """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
 
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
@@ -48,14 +63,7 @@ def fastest(
         attnbench fastest mine.py:mine sdpa --along num_heads --set seq_len=128
         attnbench fastest --sweep quick --policy results/policy.json
     """
-    from attnbench.analysis.policy import learn
-    from attnbench.analysis.recommendation import Limits, recommend
-    from attnbench.commands import recommending, running
-    from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan_to_choose
-    from attnbench.reports import endings
-
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
+    limits = Limits(memory_bytes=bytes_of(memory), is_deterministic=is_deterministic)
     if along and (ignored := sorted(AGAIN & options.typed)):
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     if (low or high) and not along:
@@ -66,12 +74,12 @@ def fastest(
         planned = _along(options, along, low, high) if along else plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
-        recommending.require_learnable(planned, policy)
+        require_learnable(planned, policy)
     hint = running.how_to_resume(planned, folder)
     measured = running.execute(planned, folder, hint=hint, named=options.named)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
-        running.print_report(measured, end, lambda: recommending.print_crossings(measured), found=())
+        running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
     choices = recommend(measured, limits)
     learned: dict[str, Any] = {}
@@ -79,19 +87,125 @@ def fastest(
         if policy is not None:
             table = learn(measured, smallest_effect=measured.plan.smallest_effect)
             table.save(policy)
-            learned = recommending.policy_facts(policy, table)
+            learned = policy_facts(policy, table)
     finally:  # even if no policy can be learned, print the measurements
-        end, show = endings.of_choice(measured, choices), recommending.print_recommendations
+        end, show = endings.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
 
 
-def _along(options: TimingOptions, axis: str, low: int, high: int) -> "Plan":
+def _along(options: TimingOptions, axis: str, low: int, high: int) -> Plan:
     """The plan of a search along an axis; times are relative to the last of the named."""
-    from attnbench.processes.planning import plan_to_search
-
     baseline = options.named[-1] if options.named else "sdpa"
     return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
+
+
+SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def bytes_of(text: str) -> int:
+    """Parse a size into bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if text and found is None:
+        raise ValueError(
+            f"--memory {text} is no size: give a number of bytes, or one with a unit, as in 512MiB or 8GiB"
+        )
+    return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
+
+
+def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: Mapping[str, Any]) -> None:
+    """Print warnings, the learned policy by its facts, and for each workload the answer, times, and exclusions."""
+    print_troubles(results)
+    if learned:
+        _answer(results, _policy_sentence(learned))
+    names = cells.names(results)
+    for each in choices:
+        if len(choices) > 1:
+            say(names[each.workload.id], "bold")
+        _answer(results, recommended.answer(each))
+        if OUTPUT.is_quiet:
+            continue
+        if each.seconds:
+            print_table(("implementation", "time of a call", "to the choice", "peak memory"), recommended.figures(each))
+        for line in recommended.of_excluded(each, is_verbose=OUTPUT.is_verbose):
+            say(line, "dim")
+        say("")
+    _print_foot(results)
+
+
+def print_crossings(results: Results) -> None:
+    """Print the crossovers of each pair, and the verdict at each value."""
+    print_troubles(results)
+    titles = cells.titles(results)
+    for ladder, pair, changes in recommended.crossings(results):
+        if len(results.plan.ladders) > 1:
+            say(titles[ladder.workloads[0]], "bold")
+        _answer(results, recommended.of_crossing(results, ladder, pair, changes))
+        known = points(results, ladder, *pair)
+        if known and not OUTPUT.is_quiet:
+            rows = [
+                (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
+                for value, each in sorted(known.items())
+            ]
+            print_table((ladder.axis, f"{pair[0]} next to {pair[1]}", "", "processes"), rows)
+    _print_foot(results)
+
+
+def _answer(results: Results, text: str) -> None:
+    say(f"{'doubtful: ' if doubts(results) else ''}{text}", "bold")
+
+
+def _print_foot(results: Results) -> None:
+    if not OUTPUT.is_quiet:
+        say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
+
+
+def require_learnable(plan: Plan, path: Path) -> None:
+    """Check before measuring that a policy can be learned from a plan, and written.
+
+    Raises:
+        ValueError: it cannot; the message says what to change.
+    """
+    if path.is_dir():
+        raise ValueError(f"--policy {path} is a folder: name a file, as in {path / 'policy.json'}")
+    with writing_to(path.parent, "--policy"):
+        pass
+    if not {name_of(spec) for spec in plan.implementations if is_named(spec)} - {OTHERWISE}:
+        raise ValueError(
+            f"--policy chooses between {OTHERWISE} and others that have a name, and none is given: name some, or none, "
+            "which is all (attnbench list)"
+        )
+    if not any(map(is_plain, plan.asked)):
+        raise ValueError(
+            "--policy is of attention alone, without dropout, sinks or a value_dim of its own, and no workload is such "
+            "a one: give --set scope=attention"
+        )
+
+
+def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
+    """The policy for JSON; the regret is None if only one workload was measured."""
+    costs = {name: getattr(policy.regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
+    return {
+        "file": str(path),
+        "chosen": dict(Counter(row.winner for row in policy.rows).most_common()),
+        "workloads": len(policy.rows),
+        "regret": costs if len(policy.rows) > 1 else None,
+        "seconds": policy.evidence.seconds,
+    }
+
+
+def _policy_sentence(facts: Mapping[str, Any]) -> str:
+    """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
+    chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
+    text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
+    if regret := facts["regret"]:
+        text += f"; chosen by the nearest other shape, calls are {percent(regret['mean'])} slower than the best in the "
+        text += f"mean (sdpa alone: {percent(regret['sdpa_mean'])})"
+    return f"{text}. The table is {facts['file']}."
 
 
 COMMAND = Command(fastest, order=15)

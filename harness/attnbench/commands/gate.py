@@ -4,8 +4,13 @@ from pathlib import Path
 
 import typer
 
+from attnbench.analysis.gate import outputs, stored
+from attnbench.analysis.gate.decision import judge, judge_sides
+from attnbench.analysis.gate.rulings import load
+from attnbench.analysis.results import read
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.frame import present
+from attnbench.storage.journal import newest_run
 
 
 def gate(
@@ -34,12 +39,6 @@ def gate(
         attnbench gate BASE CANDIDATE --to gate
         attnbench gate --accept --reason "attention is fused now"
     """
-    from attnbench.analysis.gate import outputs, stored
-    from attnbench.analysis.gate.decision import judge, judge_sides
-    from attnbench.analysis.gate.rulings import load
-    from attnbench.analysis.results import read
-    from attnbench.storage.journal import newest_run
-
     allowed = load(thresholds)
     paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
     if is_accepted:

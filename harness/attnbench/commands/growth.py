@@ -5,16 +5,21 @@ from pathlib import Path
 
 import typer
 
-from attnbench.commands import Command
+from attnbench.analysis.conclusion import Conclusion, Question, conclude
+from attnbench.analysis.growth import growths
+from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
+from attnbench.processes.execution import new_folder
+from attnbench.reports import endings
+from attnbench.reports import growth as report
 
 DIRECTION = "direction=inference"
 """Default direction of the calls."""
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
-def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> object:
+def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> Conclusion:
     """Fit how memory grows with length, and predict where a limit is reached.
 
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
@@ -24,13 +29,6 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
         attnbench growth fused --memory-limit 8 --set num_heads=8
         attnbench growth fused sdpa --set direction=forward_backward
     """
-    from attnbench.analysis.conclusion import Question, conclude
-    from attnbench.analysis.growth import growths
-    from attnbench.commands import running
-    from attnbench.processes.execution import new_folder
-    from attnbench.reports import endings
-    from attnbench.reports import growth as report
-
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])
     planned = options.plan(with_baseline=False)

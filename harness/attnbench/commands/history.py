@@ -4,9 +4,11 @@ from pathlib import Path
 
 import typer
 
-from attnbench.commands import Command
+from attnbench.commands import Command, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import require_extra
+from attnbench.reports import history as report
+from attnbench.units import plain
 
 SMALLEST = 0.02
 """A change of level by a smaller share does not matter."""
@@ -34,9 +36,6 @@ def history(
     """
     require_extra("ruptures", "history")
     from attnbench.analysis.history import alike, follow, gather
-    from attnbench.commands import terminal
-    from attnbench.reports import history as report
-    from attnbench.units import plain
 
     gathered, noticed = gather(paths or [results])
     runs, left_out = alike(gathered, metric)

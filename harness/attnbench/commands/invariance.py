@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 
-def check(planned: "Plan", not_judged: Mapping[str, str]) -> ExitCode:
+def check(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
     """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
     certificates = []
     for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):

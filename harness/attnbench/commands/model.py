@@ -1,15 +1,19 @@
 """`attnbench model`: attention inside a real model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from attnbench.commands import Command
+from attnbench import plugins
+from attnbench.analysis.conclusion import Conclusion, factor
+from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import require_extra
-
-if TYPE_CHECKING:
-    from attnbench.models.records import Judged
-    from attnbench.processes.asides import ModelOutcome
+from attnbench.commands.terminal import say
+from attnbench.models.records import OWN, Judged, ModelSpec
+from attnbench.processes import asides
+from attnbench.processes.asides import ModelOutcome
+from attnbench.reports import endings
+from attnbench.units import percent, plain, show
 
 USUAL = ("sdpa", "eager")
 SEED, TIMEOUT_S = 0, 600.0
@@ -26,7 +30,7 @@ def model(
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32",
     gradients: bool = True,
     budget_s: float = 30.0,
-) -> object:
+) -> Conclusion:
     """Swap the attention of a transformers model with random weights, check every layer, time the whole step.
 
     Outputs of each attention layer, logits and gradients are compared with the model in float64. Nothing is downloaded.
@@ -48,12 +52,6 @@ def model(
         attnbench model llama/config.json --attention sdpa --attention mine.py:mine
         attnbench model config.json --layers 2 --dtype bfloat16 --no-gradients
     """
-    from attnbench import plugins
-    from attnbench.commands import running
-    from attnbench.models.records import OWN, ModelSpec
-    from attnbench.processes import asides
-    from attnbench.reports import endings
-
     require_extra("transformers", "transformers")
     if not Path(config).exists():
         raise ValueError(f"{config} does not exist: give a config.json, or the folder it lies in")
@@ -66,10 +64,8 @@ def model(
     return endings.of_model(outcome.judged, outcome.trouble)
 
 
-def _print(outcome: "ModelOutcome") -> None:
+def _print(outcome: ModelOutcome) -> None:
     """Print times, then verdicts, then a description of the model."""
-    from attnbench.commands.terminal import say
-
     for line in _times(outcome):
         say(line, "bold")
     for judged in outcome.judged.values():
@@ -81,10 +77,7 @@ def _print(outcome: "ModelOutcome") -> None:
         say(f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}")
 
 
-def _times(outcome: "ModelOutcome") -> list[str]:
-    from attnbench.analysis.conclusion import factor
-    from attnbench.units import percent, show
-
+def _times(outcome: ModelOutcome) -> list[str]:
     if not outcome.timed:
         return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
     base, *others = outcome.timed
@@ -99,9 +92,7 @@ def _times(outcome: "ModelOutcome") -> list[str]:
     return [*lines, f"A step: {times}." + (f" Forward passes of attention are {shares}." if shares else "")]
 
 
-def _verdict(judged: "Judged") -> str:
-    from attnbench.units import percent, plain
-
+def _verdict(judged: Judged) -> str:
     if judged.reason:
         return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
     if judged.differences:

@@ -4,14 +4,20 @@ from pathlib import Path
 
 import typer
 
-from attnbench.commands import Command
+from attnbench.analysis.breakdown import where
+from attnbench.analysis.conclusion import Conclusion
+from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
+from attnbench.processes.execution import new_folder
+from attnbench.reports import endings, grouped
+from attnbench.storage.records import Status
+from attnbench.tracing import folders
 
 OPTIONS = SelectionOptions(sweep="profile")
 
 
-def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> object:
+def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> Conclusion:
     """Say where the time of a call goes, and trace each of its steps for attnbench tensorboard and Perfetto.
 
     Cells are checked first, and never timed: a profiler slows calls down, some more than others.
@@ -20,13 +26,6 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
         attnbench profile fused sdpa
         attnbench profile mine.py --set seq_len=512 --set mask=causal
     """
-    from attnbench.analysis.breakdown import where
-    from attnbench.commands import running, terminal
-    from attnbench.processes.execution import new_folder
-    from attnbench.reports import endings, grouped
-    from attnbench.storage.records import Status
-    from attnbench.tracing import folders
-
     planned = options.plan(budget_s=0.0, metrics=(), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)
     hint = f"the traces made so far are in {folder}"

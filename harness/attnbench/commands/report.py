@@ -1,16 +1,18 @@
 """`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands import Command, ExitCode
+from attnbench.analysis.results import Results, read
+from attnbench.commands import Command, ExitCode, parts, running
 from attnbench.commands.frame import present
-
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-    from attnbench.storage.salvage import Salvaged
+from attnbench.plugins import plugs, unknown
+from attnbench.reports import stock
+from attnbench.storage import salvage
+from attnbench.storage.files import put, writing_to
+from attnbench.storage.journal import copy_journal, find_run, newest_run
+from attnbench.storage.salvage import Salvaged
 
 MOST_LINES = 10
 PAGE = "report.html"
@@ -43,12 +45,6 @@ def report(
         attnbench report RUN --format csv --to cells.csv
         attnbench report RUN --salvage
     """
-    from attnbench.analysis.results import read
-    from attnbench.commands import parts, running
-    from attnbench.reports import stock
-    from attnbench.storage import salvage
-    from attnbench.storage.journal import copy_journal, find_run, newest_run
-
     names = runs or []
     if is_salvaged + (kind is not None) + open_page > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
@@ -80,11 +76,8 @@ def report(
     return ExitCode.finding if failed else ExitCode.passed
 
 
-def _write_one(stored: "Results", kind: str, to: Path | None) -> None:
+def _write_one(stored: Results, kind: str, to: Path | None) -> None:
     """Write one report to a file, or a text to the terminal and a picture into the run."""
-    from attnbench.plugins import plugs, unknown
-    from attnbench.storage.files import put, writing_to
-
     known = plugs("attnbench.reports", "REPORT")
     if kind not in known:
         raise ValueError(unknown("format", kind, known))
@@ -105,12 +98,12 @@ def _write_one(stored: "Results", kind: str, to: Path | None) -> None:
     present(lambda: {"format": kind, "files": files}, lambda: typer.echo("\n".join(files or ["nothing to draw"])))
 
 
-def _facts(saved: "Salvaged") -> dict[str, object]:
+def _facts(saved: Salvaged) -> dict[str, object]:
     folder = str(saved.folder) if saved.is_damaged else None
     return {"folder": folder, "num_kept": saved.num_kept, "dropped": saved.dropped, "gaps": saved.gaps}
 
 
-def _print_salvaged(run: str, saved: "Salvaged") -> None:
+def _print_salvaged(run: str, saved: Salvaged) -> None:
     if not saved.is_damaged:
         typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
         return

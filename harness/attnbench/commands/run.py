@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
-from attnbench.commands import Command
+from attnbench.commands import Command, running, terminal
 from attnbench.commands.options import TimingOptions
+from attnbench.commands.parts import shard
+from attnbench.processes.execution import new_folder
+from attnbench.reports import endings
+from attnbench.storage.journal import HOSTS
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -31,12 +35,6 @@ def run(
         attnbench run --resume RUN
         attnbench run --sweep full --shard 2/8
     """
-    from attnbench.commands import running, terminal
-    from attnbench.commands.parts import shard
-    from attnbench.processes.execution import new_folder
-    from attnbench.reports import endings
-    from attnbench.storage.journal import HOSTS
-
     if resume is not None:
         folder, planned = running.to_resume(options, resume, results, "run", {"--cluster"})
     else:

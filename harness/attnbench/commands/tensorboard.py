@@ -8,6 +8,7 @@ import typer
 
 from attnbench.commands import OUTPUT, Command
 from attnbench.commands.options import require_extra
+from attnbench.tracing import folders
 
 Port = Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any that is free.")]
 
@@ -25,7 +26,6 @@ def tensorboard(
         attnbench tensorboard RUN --port 0 --open
     """
     require_extra("torch_tb_profiler", "tensorboard")
-    from attnbench.tracing import folders
     from attnbench.tracing.viewer import server
 
     folder = server.shown_folder(folders.find(run, results))
