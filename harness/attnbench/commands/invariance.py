@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING
 
 from attnbench.commands import OUTPUT, ExitCode, running
 from attnbench.commands.frame import present
@@ -10,9 +9,7 @@ from attnbench.commands.terminal import say
 from attnbench.invariance.records import Certificate
 from attnbench.processes import asides
 from attnbench.reports import grouped
-
-if TYPE_CHECKING:
-    from attnbench.storage.events import Plan
+from attnbench.storage.events import Plan
 
 
 def check(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
