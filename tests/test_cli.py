@@ -71,15 +71,6 @@ def theirs(tmp_path_factory):
     return folder, found, run
 
 
-def test_a_file_from_outside_is_listed(theirs):
-    folder, _, _ = theirs
-    assert len(THEIRS.splitlines()) <= 30
-    found = command("list", "implementations", "-i", "mine.py:theirs", "--json", cwd=folder)
-    (entry,) = json.loads(found.stdout)
-    assert entry["implementation"] == "theirs"
-    assert entry["causal"] == "yes"
-
-
 def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
     assert found.returncode in {0, 3}, found.stderr  # 3: the machine was too busy for a verdict
@@ -243,15 +234,6 @@ def test_everything_can_be_listed(called, what):
         assert not any("?" in entry.values() for entry in entries)
 
 
-@pytest.mark.long
-def test_a_broken_plug_is_listed_with_its_error(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
-    found = command("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
-    broken, sdpa = json.loads(found.stdout)
-    assert "nothing_of_this_name" in broken["source"]
-    assert sdpa["module"] == "yes"
-
-
 INTERRUPTED_IN_A_STRING = """
 import sys
 from attnbench import cli
@@ -277,6 +259,8 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
     [
         (["crossover", "fused", "sdpa"], "fastest A B --along"),
         (["cluster", "doctor"], "doctor --cluster"),
+        (["run", "--dry-run"], "attnbench list sweeps"),
+        (["history", "--smallest=3"], "2 % or more"),
     ],
 )
 def test_a_retired_command_names_its_replacement(called, words, replacement):

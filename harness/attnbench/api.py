@@ -148,7 +148,7 @@ class Outcome:
         return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """Verdicts, answer and times for a notebook."""
         return f"<pre>{escape(repr(self))}</pre>"
 
 

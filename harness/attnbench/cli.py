@@ -122,7 +122,7 @@ def _code() -> int:
 
 
 def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - click's
-    """Print what is wrong with the command line, or what took the place of a removed name."""
+    """Print the mistake in the command line, or the replacement of a removed name."""
     names = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
     if retired := [name for name in names if name in RETIRED]:
         typer.echo(f"error: attnbench {retired[0]} is gone: {RETIRED[retired[0]]}", err=True)

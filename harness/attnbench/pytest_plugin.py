@@ -57,7 +57,7 @@ class AttentionBench:
 
         if candidate == baseline:
             raise ValueError(f"{candidate} would be compared with itself: give two different ones")
-        usual = {"seed": self.seed, "direction": "inference", "false_share": FALSE_SHARE}
+        usual: dict[str, Any] = {"seed": self.seed, "direction": "inference", "false_share": FALSE_SHARE}
         with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
             outcome = compare(candidate, baseline=baseline, results=folder, budget=budget_s, **(usual | more))
         if self.node is not None:

@@ -5,13 +5,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.cli import app
-from attnbench.processes import sides
+from attnbench.commands import compare, running
+from attnbench.reports import endings
 from tests.test_cli import command
 
 RIGHT = """
@@ -52,16 +54,17 @@ def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(histor
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("ended", "code"), [(0, 0), (1, 1), (2, 2), (3, 125), (4, 125), (130, 130), (ValueError("no such revision"), 125)]
-)
-def test_what_is_inconclusive_invalid_or_missing_is_passed_over(monkeypatch, ended, code):
-    def run(*_, **__):
-        raise ended if isinstance(ended, Exception) else typer.Exit(ended)
+@pytest.mark.parametrize(("ending", "code"), [("passed", 0), ("finding", 1), ("inconclusive", 125), ("invalid", 125)])
+def test_what_is_inconclusive_or_invalid_is_passed_over(monkeypatch, ending, code):
+    answered = SimpleNamespace(records=[SimpleNamespace(status="ok", arm=SimpleNamespace(side="candidate"))])
+    monkeypatch.setattr(compare, "_measured", lambda *_: answered)
+    monkeypatch.setattr(endings, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
+    monkeypatch.setattr(running, "print_report", lambda *_: None)
+    assert CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"]).exit_code == code
 
-    monkeypatch.setattr(sides, "plan", run)
-    found = CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"])
-    assert found.exit_code == code
+
+def test_a_mistake_in_the_sides_is_passed_over():
+    assert CliRunner().invoke(app, ["compare", "rev:good", "--bisect"]).exit_code == 125
 
 
 @pytest.mark.long

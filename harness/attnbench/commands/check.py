@@ -67,7 +67,6 @@ def check(
     Examples:
         attnbench check mine.py:attention
         attnbench check mine.py --set mask=causal --set dtype=bfloat16 --set seq_len=128
-        attnbench check fused -i mine.py --all
         attnbench check mine.py:attention --invariance --model smollm2-135m
         attnbench check my_triton.py:attention --interpret
         attnbench check --report stock.md

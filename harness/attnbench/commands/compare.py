@@ -1,12 +1,12 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
 
-from attnbench.commands import Command, ExitCode, running, terminal
+from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.results import Results
+from attnbench.commands import OUTPUT, Command, running, terminal
 from attnbench.commands.options import TimingOptions
 from attnbench.processes import execution, sides
 from attnbench.reports import endings
@@ -25,7 +25,7 @@ def compare(
     results: Path = Path("results"),
     resume: str | None = None,
     is_bisecting: bool = False,
-) -> None:
+) -> Conclusion | int:
     """Compare two states of the code side by side: revisions, folders, environments or files.
 
     Two stored runs are compared by `attnbench gate`.
@@ -40,34 +40,37 @@ def compare(
         attnbench compare old.py:attention new.py:attention --set seq_len=512
         git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect
     """
-    with _skipping() if is_bisecting else nullcontext():
-        if resume is not None:
-            folder, planned = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
-            _require_sides(planned, base, candidate, options.named, folder)
-        elif not base or not candidate:
-            raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-        else:
-            fields, folder = options.fields(), execution.new_folder(results, "compare")
-            is_apart = fields.get("isolation") == "process"
-            planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
-        how = "in processes of its own" if planned.has_runners else "in one process with the other"
-        running.note(f"{len(planned.workloads)} shapes, each side {how}, into {folder}")
-        hint = running.how_to_resume(planned, folder)
-        with running.interruptible(hint):
-            with sides.checked_out(planned, folder):
-                measured = running.execute(planned, folder, hint=hint)
-            running.write_reports(measured, folder)
-        answers = {record.status for record in measured.records if record.arm.side == "candidate"}
-        if is_bisecting and answers.isdisjoint({"ok", "disagrees"}):
-            raise ValueError("nothing of the candidate could be called")
-        end = endings.of_sides(measured)
+    try:
+        measured = _measured(base, candidate, options, results, resume)
+    except ValueError as error:
+        if not is_bisecting:
+            raise
+        typer.echo(f"cannot be judged: {error}", err=True)
+        return SKIP
+    answers = {record.status for record in measured.records if record.arm.side == "candidate"}
+    end = endings.of_sides(measured)
+    running.print_report(measured, end, lambda: terminal.print_results(measured))
+    is_open = end.ending in {Ending.inconclusive, Ending.invalid} or answers.isdisjoint({"ok", "disagrees"})
+    if is_bisecting and is_open:
+        typer.echo(end.sentence, err=OUTPUT.is_json)
+        return SKIP
+    return end
 
-        def show() -> None:
-            terminal.print_results(measured)
-            terminal.print_changes(measured)
 
-        running.print_report(measured, end, show)
-        running.finish(end)
+def _measured(base: str, candidate: str, options: TimingOptions, results: Path, resume: str | None) -> Results:
+    if resume is not None:
+        folder, planned = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
+        _require_sides(planned, base, candidate, options.named, folder)
+    elif not base or not candidate:
+        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
+    else:
+        fields, folder = options.fields(), execution.new_folder(results, "compare")
+        is_apart = fields.get("isolation") == "process"
+        planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
+    how = "in processes of its own" if planned.has_runners else "in one process with the other"
+    running.note(f"{len(planned.workloads)} shapes, each side {how}, into {folder}")
+    with sides.checked_out(planned, folder):
+        return running.measure(planned, folder)
 
 
 def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], folder: Path) -> None:
@@ -78,20 +81,6 @@ def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], f
         raise ValueError(f"a journal does not decide which sides are compared: {again}")
     for side in (resumed.sides.base, resumed.sides.candidate):
         running.require_named(resumed, side.implementations.values(), [side.given, *named], side.root)
-
-
-@contextmanager
-def _skipping() -> Iterator[None]:
-    """Turn whatever cannot be judged inside of the context into the exit code that skips a revision."""
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"cannot be judged: {error}", err=True)
-        raise typer.Exit(SKIP) from None
-    except typer.Exit as ended:
-        if ended.exit_code not in {ExitCode.inconclusive, ExitCode.invalid}:
-            raise
-        raise typer.Exit(SKIP) from None
 
 
 COMMAND = Command(compare, order=80)

@@ -152,27 +152,28 @@ def doctor(*, address: str = "") -> ExitCode:
         attnbench doctor --json
         attnbench doctor --cluster auto
     """
-    if not address:
-        running.note_untried(name for name in names() if device(name).seems_present())
-        findings = examine()
-        rows = [(each.name, each.value, each.advice or "-") for each in findings]
-        present(lambda: findings, lambda: print_table(("what", "seen", "advice"), rows))
-        return ExitCode.finding if any(each.advice for each in findings) else ExitCode.passed
-    from attnbench.cluster import driver
+    if address:
+        from attnbench.cluster import driver
 
-    hosts, answers = dict[str, list[Finding]](), driver.examined(address)
-    for host, answer in answers.items():
-        failed = [Finding(name="examination", value="failed", advice=str(answer))]
-        hosts[host] = failed if isinstance(answer, str) else [Finding(**each) for each in answer]
-    lines = differences(hosts)
+        hosts, answers = dict[str, list[Finding]](), driver.examined(address)
+        for host, answer in answers.items():
+            failed = [Finding(name="examination", value="failed", advice=str(answer))]
+            hosts[host] = failed if isinstance(answer, str) else [Finding(**each) for each in answer]
+        lines = differences(hosts)
+        facts: object = {"hosts": answers, "findings": lines}
+    else:
+        running.note_untried(name for name in names() if device(name).seems_present())
+        hosts = {"here": examine()}
+        lines = [each.advice for each in hosts["here"] if each.advice]
+        facts = hosts["here"]
 
     def show_hosts() -> None:
         rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
         print_table(("host", "what", "seen"), rows)
-        for line in lines or ["These hosts are comparable."]:
+        for line in lines or ["Nothing speaks against measuring."]:
             say(line)
 
-    present(lambda: {"hosts": answers, "findings": lines}, show_hosts)
+    present(lambda: facts, show_hosts)
     return ExitCode.finding if lines else ExitCode.passed
 
 

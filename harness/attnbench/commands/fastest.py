@@ -75,8 +75,7 @@ def fastest(
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         require_learnable(planned, policy)
-    hint = running.how_to_resume(planned, folder)
-    measured = running.execute(planned, folder, hint=hint, named=options.named)
+    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder), named=options.named)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())

@@ -25,11 +25,8 @@ def check(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
         if not OUTPUT.is_quiet:
             for spec, reason in not_judged.items():
                 say(f"{spec}: not judged: {reason}", "bold yellow")
-            say(
-                "\nIt holds for this machine, these shapes and threads, and for no others. The same inputs again:",
-                "dim",
-            )
-            say(f"--seed {planned.seed}", "dim")
+            say("\nIt holds for this machine, these shapes and threads, and for no others.", "dim")
+            say(f"The same inputs again: --seed {planned.seed}", "dim")
 
     present(lambda: certificates, show)
     if any(each.broken or each.failed for each in certificates):
@@ -42,22 +39,19 @@ def print_certificate(certificate: Certificate) -> None:
     shape = certificate.workload
     sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
     head = f"{certificate.implementation} ({sizes}):"
+    tried = [law for law in certificate.laws if law.num_tried and not law.broken]
     if certificate.failed:
         say(f"{head} FAILED: {certificate.failed}", "bold red")
         return
-    tried = [law for law in certificate.laws if law.num_tried and not law.broken]
-    intact = ", ".join(law.law for law in tried)
     if certificate.holds:
-        number = sum(law.num_tried for law in tried)
+        number, intact = sum(law.num_tried for law in tried), ", ".join(law.law for law in tried)
         say(f"{head} the same to the last bit in {number} comparisons: {intact}", "bold green")
     elif certificate.broken:
         say(f"{head} NOT invariant: {', '.join(law.law for law in certificate.broken)}", "bold red")
-        for law in certificate.broken:
-            say(f"  {law.law}: {law.broken}")
-        if intact:
-            say(f"  kept: {intact}")
     else:
         say(f"{head} nothing could be tried", "bold yellow")
+    for law in certificate.broken:
+        say(f"  {law.law}: {law.broken}")
     for reason, laws in grouped(certificate.laws, lambda law: law.reason).items():
         if reason:
             say(f"  not tried: {', '.join(law.law for law in laws)}: {reason}", "dim")

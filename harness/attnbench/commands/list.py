@@ -153,8 +153,11 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
     """Print what each installed implementation lacks, then the implementations that are not installed."""
     columns = [name for name in QUESTIONS if any(entry[name] == "yes" for entry in entries)]
     here = [entry for entry in entries if any(entry[name] == "yes" for name in columns)]
-    lacks = {entry["implementation"]: [name for name in columns if entry[name] != "yes"] for entry in here}
-    print_table(("implementation", "lacks"), [(name, ", ".join(missing) or "-") for name, missing in lacks.items()])
+    rows = []
+    for entry in here:
+        lacks = [name for name in columns if entry[name] != "yes"]
+        rows.append((entry["implementation"], ", ".join(lacks) or "-"))
+    print_table(("implementation", "lacks"), rows)
     if nowhere := [name for name in QUESTIONS if name not in columns]:
         say(f"None supports: {', '.join(nowhere)}")
     absent = [entry for entry in entries if entry not in here]
@@ -165,8 +168,9 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
         say("Every reason: attnbench list -v", "dim")
         return
     for entry in entries:
-        for line in [f"no {why}" for why in entry["why"].splitlines()] + [f"source: {entry['source']}"]:
-            say(f"{entry['implementation']}: {line}", "dim")
+        for line in entry["why"].splitlines():
+            say(f"{entry['implementation']}: no {line}", "dim")
+        say(f"{entry['implementation']}: {entry['source']}", "dim")
 
 
 COMMAND = Command(list_what, order=10)

@@ -5,12 +5,13 @@ import secrets
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import typer
 
-if TYPE_CHECKING:
-    from attnbench.storage.events import Plan
+from attnbench import plugins
+from attnbench.processes.planning import build_plan
+from attnbench.storage.events import Plan
 
 MOST_SEEDS = 2**31
 SPEC = "NAME|FILE.py:NAME"
@@ -81,14 +82,12 @@ class SelectionOptions:
         is_chosen = self.has_shapes or "--sweep" in self.typed
         return self if is_chosen else replace(self, settings=[*settings, *(self.settings or ())])
 
-    def plan(self, **more: Any) -> "Plan":  # noqa: ANN401 - other parameters of build_plan
+    def plan(self, **more: Any) -> Plan:  # noqa: ANN401 - other parameters of build_plan
         """The plan of these options.
 
         Raises:
             ValueError: see `fields` and build_plan.
         """
-        from attnbench.processes.planning import build_plan
-
         return build_plan(**self.fields(**more))
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
@@ -137,13 +136,11 @@ class TimingOptions(SelectionOptions):
         Raises:
             ValueError: there is no such condition, two exclude each other, or see SelectionOptions.
         """
-        from attnbench.plugins import unknown
-
         fields = {word: field for field, words in CONDITIONS.items() for word in words}
         chosen: dict[str, str] = {}
         for word in filter(None, map(str.strip, self.conditions.split(","))):
             if word not in fields:
-                raise ValueError(unknown("condition", word, fields))
+                raise ValueError(plugins.unknown("condition", word, fields))
             if (other := chosen.setdefault(fields[word], word)) != word:
                 raise ValueError(f"--conditions {other} and {word} exclude one another: give one of them")
         return super().fields(**(chosen | more))
@@ -166,8 +163,6 @@ def held(name: str) -> list[str]:
     Raises:
         ValueError: the file cannot be read, or has no implementation.
     """
-    from attnbench import plugins
-
     if not name.endswith(".py") or "=" in name:
         return [name]
     return [f"{name}:{each}" for each in plugins.held(Path(name))]

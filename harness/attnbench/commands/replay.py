@@ -10,7 +10,7 @@ from attnbench.checking.reference import Reference
 from attnbench.commands.repro import run_module
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, Plan, RunStarted
-from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
+from attnbench.storage.records import Agreement, Grade, Record, Status
 
 
 def checked(plan: Plan, file: Path, folder: Path) -> Results:
@@ -45,14 +45,8 @@ def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agr
         return agreement, Status.ok, ""
     if agreement.broken_rules:
         return agreement, Status.disagrees, agreement.broken_rules[0].found
-    return agreement, Status.disagrees, _words(next(each for _, each in agreement.tensors() if not each.agrees))
-
-
-def _words(error: TensorError) -> str:
-    """The worst place of a tensor."""
-    off, allowed = error.decisive
-    place = ", ".join(map(str, error.worst))
-    actual = "not finite" if error.actual is None else f"{error.actual:.3g}"
-    size = "" if off is None else f" (error {off:.3g}, tolerance {allowed:.3g})"
-    where = f"at [{place}] it is {actual}, the oracle says {error.expected:.3g}"
-    return f"{error.tensor} is wrong on the captured inputs: {where}{size}"
+    worst = next(each for _, each in agreement.tensors() if not each.agrees)
+    actual = "not finite" if worst.actual is None else f"{worst.actual:.3g}"
+    place = ", ".join(map(str, worst.worst))
+    where = f"at [{place}] it is {actual}, the oracle says {worst.expected:.3g}"
+    return agreement, Status.disagrees, f"{worst.tensor} is wrong on the captured inputs: {where}"

@@ -40,7 +40,6 @@ def report(
     Examples:
         attnbench report
         attnbench report RUN --open
-        attnbench report RUN --to shared
         attnbench report PART_1 PART_2 PART_3
         attnbench report RUN --format csv --to cells.csv
         attnbench report RUN --salvage
@@ -55,7 +54,8 @@ def report(
         if len(names) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
         saved = salvage.salvage(Path(names[0]) if Path(names[0]).is_file() else find_run(names[0], results), to)
-        present(lambda: _facts(saved), lambda: _print_salvaged(names[0], saved))
+        facts = saved._asdict() | {"folder": str(saved.folder) if saved.is_damaged else None, "plan": None}
+        present(lambda: facts, lambda: _print_salvaged(names[0], saved))
         return ExitCode.passed
     folders = [find_run(name, results) for name in names] or [newest_run(results)]
     stored = read(folders[0] if len(folders) == 1 else parts.join(folders))
@@ -96,11 +96,6 @@ def _write_one(stored: Results, kind: str, to: Path | None) -> None:
             paths = [] if picture is None else [picture.save(to)]
     files = [str(path) for path in paths]
     present(lambda: {"format": kind, "files": files}, lambda: typer.echo("\n".join(files or ["nothing to draw"])))
-
-
-def _facts(saved: Salvaged) -> dict[str, object]:
-    folder = str(saved.folder) if saved.is_damaged else None
-    return {"folder": folder, "num_kept": saved.num_kept, "dropped": saved.dropped, "gaps": saved.gaps}
 
 
 def _print_salvaged(run: str, saved: Salvaged) -> None:

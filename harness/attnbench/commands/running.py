@@ -22,6 +22,7 @@ from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.stages import Progress, Watch
 from attnbench.processes.worker_client import Template
+from attnbench.reports import verdict
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import plain
@@ -77,6 +78,15 @@ def execute(
         again = "; ".join(filter(None, ["free some room or fix it", hint]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
     return read(folder)
+
+
+def measure(plan: Plan, folder: Path, *, named: Collection[str] = (), cluster: str = "") -> Results:
+    """Run a plan, and write its usual reports; an interruption prints how to continue."""
+    hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
+    with interruptible(hint):
+        measured = execute(plan, folder, hint=hint, named=named, cluster=cluster)
+        write_reports(measured, folder)
+    return measured
 
 
 @contextmanager
@@ -232,8 +242,6 @@ def print_report(
     **more: Any,  # noqa: ANN401 - other parameters of reports.verdict.report
 ) -> None:
     """Print the verdict for programs with --json (docs/verdict.schema.json); else call `show`."""
-    from attnbench.reports import verdict
-
     is_typed = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
     words = sys.argv[1:] if is_typed else [results.plan.command]
     present(lambda: verdict.report(results, conclusion, int(exit_code(conclusion)), words, **more), show)

@@ -38,6 +38,8 @@ def print_results(results: Results) -> None:
     console = Console()
     for line in screen.screen(results):
         console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
+    if results.plan.sides is not None:
+        _print_changes(results)
 
 
 def print_cells(results: Results) -> None:
@@ -137,14 +139,12 @@ def _print_not_tried(records: Iterable[Record]) -> None:
     _print_list("Not tried:", [f"{line} ({number} cells)" for line, number in reasons.items()])
 
 
-def print_changes(results: Results) -> None:
+def _print_changes(results: Results) -> None:
     """Print what differs in results, not in time, between two states of the code."""
-    lines = changed(results)
-    if OUTPUT.is_quiet:
-        return
-    if not lines:
+    if lines := changed(results):
+        _print_list("Results that differ:", lines)
+    else:
         say("Results are the same on both sides: status, error, conventions, notes, operators, memory.", "dim")
-    _print_list("Results that differ:", lines)
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
