@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import by_side, comparisons, judgements, losses, whole
+from attnbench.analysis.comparisons import comparisons, judgements, whole
 from attnbench.analysis.results import read
+from attnbench.analysis.sides import by_side, losses
 from attnbench.analysis.table import panels, rows, table
 from attnbench.commands import running
 from attnbench.processes.messages import Failed

@@ -84,7 +84,7 @@ def fastest(
     learned: dict[str, Any] = {}
     try:
         if policy is not None:
-            table = learn(measured, smallest_effect=measured.plan.smallest_effect)
+            table = learn(measured)
             table.save(policy)
             learned = policy_facts(policy, table)
     finally:  # even if no policy can be learned, print the measurements

@@ -44,7 +44,7 @@ def gate(
     if is_accepted:
         if len(paths) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")
-        written = stored.accept(paths[0], results, reason, allowed)
+        written = stored.accept(paths[0], results, reason)
         present(lambda: {"baseline": str(written)}, lambda: typer.echo(f"Baseline: {written}; commit it"))
         return ExitCode.passed
     if reason:

@@ -35,15 +35,13 @@ def history(
         attnbench history --metric peak_memory_bytes results/runs
     """
     require_extra("ruptures", "history")
-    from attnbench.analysis.history import alike, follow, gather
+    from attnbench.analysis.history import follow
 
-    gathered, noticed = gather(paths or [results])
-    runs, left_out = alike(gathered, metric)
-    if not runs:
-        raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
-    for note in (*noticed, *left_out):
+    series, notes = follow(
+        paths or [results], metric, implementations=implementation or (), workload=workload, smallest=SMALLEST
+    )
+    for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)
-    series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=SMALLEST)
     entries = [
         {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}
         for each in series

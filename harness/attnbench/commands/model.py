@@ -87,9 +87,7 @@ def _times(outcome: ModelOutcome) -> list[str]:
         if (ratio := one.ratio) is not None
     ]
     times = ", ".join(f"{one.attention} {show(one.seconds, 's')}" for one in outcome.timed)
-    known = [(one.attention, one.attention_share) for one in outcome.timed if one.attention_share is not None]
-    shares = ", ".join(f"{percent(share)} with {name}" for name, share in known)
-    return [*lines, f"A step: {times}." + (f" Forward passes of attention are {shares}." if shares else "")]
+    return [*lines, f"A step: {times}."]
 
 
 def _verdict(judged: Judged) -> str:

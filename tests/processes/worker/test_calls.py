@@ -20,7 +20,7 @@ from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
-from studies.simulated.graphs import captured
+from tests.processes.worker.graphs import captured
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 ESCAPES = {
