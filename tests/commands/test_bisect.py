@@ -14,43 +14,18 @@ from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.cli import app
 from attnbench.commands import compare, running
 from attnbench.reports import endings
+from tests.repositories import PLAIN, WRONG, commit, repository
 from tests.test_cli import command
 
-RIGHT = """
-def attention(query, key, value, *, scale=None):
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return (query @ key.mT * scale).softmax(-1) @ value
-"""
-OPTIONS = "-i mine.py:attention --set seq_len=16 --set mask=none --set scope=attention --budget 0 --bisect"
+OPTIONS = "-i mine.py:mine --set seq_len=16 --set mask=none --set scope=attention --budget 0 --bisect"
 
 
-def git(folder, *arguments: str) -> str:
-    given = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-    return subprocess.run(given, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-
-def commit(folder, subject: str, text: str) -> None:
-    (folder / "mine.py").write_text(f"# {subject}\n{text}")
-    git(folder, "add", "mine.py")
-    git(folder, "commit", "-qm", subject)
-
-
-@pytest.fixture(scope="module")
-def history(tmp_path_factory):
-    """Three commits: right, wrong, and without the function."""
-    folder = tmp_path_factory.mktemp("history")
-    git(folder, "init", "-q")
-    commit(folder, "right", RIGHT)
-    git(folder, "tag", "good")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("text", "code"), [(RIGHT.replace("* scale", "* scale * 1.1"), 1), ("def other(query, key, value): ...\n", 125)]
-)
-def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(history, text, code):
-    (history / "mine.py").write_text(text)
-    done = command("compare", "rev:good", "rev:WORKTREE", *shlex.split(OPTIONS), cwd=history)
+@pytest.mark.parametrize(("text", "code"), [(WRONG, 1), ("def other(query, key, value): ...\n", 125)])
+def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_path, text, code):
+    folder = repository(tmp_path / "history")
+    commit(folder, "good", mine=PLAIN)
+    (folder / "mine.py").write_text(text)
+    done = command("compare", "rev:good", "rev:WORKTREE", *shlex.split(OPTIONS), cwd=folder)
     assert done.returncode == code, done.stderr
 
 
