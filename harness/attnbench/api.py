@@ -316,7 +316,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
-        with running.watching(set(map(name_of, specs))) as watch:
+        with running.watching() as watch:
             execution.execute(planned, folder, watch, stages)
     finally:
         del os.environ["PYTHONPATH"]

@@ -146,11 +146,6 @@ def doctor(*, address: str = "") -> ExitCode:
     Options:
         address (--cluster ADDRESS): Look at every host of a Ray cluster, and whether they are comparable: auto or
             HOST:PORT.
-
-    Examples:
-        attnbench doctor
-        attnbench doctor --json
-        attnbench doctor --cluster auto
     """
     if address:
         from attnbench.cluster import driver

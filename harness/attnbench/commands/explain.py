@@ -11,11 +11,6 @@ def explain(name: list[str] | None = None) -> None:
 
     Options:
         name ([NAME]): A mistake, verdict, status, warning, rule or note. Default: list all.
-
-    Examples:
-        attnbench explain undecided
-        attnbench explain softmax_over_queries
-        attnbench explain not judged
     """
     found = explained(" ".join(name)) if name else list(explanations())
 

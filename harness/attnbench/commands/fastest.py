@@ -57,10 +57,8 @@ def fastest(
 
     Examples:
         attnbench fastest --model smollm2-135m --set seq_len=1024
-        attnbench fastest --set seq_len=1024 --set mask=causal --set direction=forward_backward
         attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB
         attnbench fastest fused sdpa --along length --from 32 --to 2048
-        attnbench fastest mine.py:mine sdpa --along num_heads --set seq_len=128
         attnbench fastest --sweep quick --policy results/policy.json
     """
     limits = Limits(memory_bytes=bytes_of(memory), is_deterministic=is_deterministic)
@@ -75,7 +73,7 @@ def fastest(
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         require_learnable(planned, policy)
-    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder), named=options.named)
+    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())

@@ -23,11 +23,6 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
     """Fit how memory grows with length, and predict where a limit is reached.
 
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
-
-    Examples:
-        attnbench growth sdpa fused
-        attnbench growth fused --memory-limit 8 --set num_heads=8
-        attnbench growth fused sdpa --set direction=forward_backward
     """
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])

@@ -29,10 +29,6 @@ def history(
         metric (NAME): ratio (to the baseline of the run), latency, error_ratio, peak_memory, ...
         implementation (--implementation -i NAME): May be repeated. Default: all.
         workload (GLOB): Ids of workloads, as in *-t512-*.
-
-    Examples:
-        attnbench history
-        attnbench history --metric peak_memory_bytes results/runs
     """
     require_extra("ruptures", "history")
     from attnbench.analysis.history import follow

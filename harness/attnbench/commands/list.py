@@ -21,11 +21,6 @@ def list_what(what: What = "implementations") -> None:
 
     Options:
         what: What to list.
-
-    Examples:
-        attnbench list
-        attnbench list axes
-        attnbench list sweeps --json
     """
     if what == "implementations":
         supports = implementations(plugins.implementation_names())

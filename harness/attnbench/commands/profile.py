@@ -21,10 +21,6 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
     """Say where the time of a call goes, and trace each of its steps for attnbench tensorboard and Perfetto.
 
     Cells are checked first, and never timed: a profiler slows calls down, some more than others.
-
-    Examples:
-        attnbench profile fused sdpa
-        attnbench profile mine.py --set seq_len=512 --set mask=causal
     """
     planned = options.plan(budget_s=0.0, metrics=(), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)

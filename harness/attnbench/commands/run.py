@@ -45,7 +45,7 @@ def run(
     running.note(f"{len(planned.workloads)} shapes x {len(planned.implementations)} implementations, into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
-    measured = running.measure(planned, folder, named=options.named, cluster=cluster)
+    measured = running.measure(planned, folder, cluster=cluster)
     end = endings.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
     running.finish(end, is_silent=True)

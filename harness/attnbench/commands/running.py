@@ -48,14 +48,11 @@ def execute(
     stages: Collection[str] = execution.STAGES,
     *,
     hint: str = "",
-    named: Collection[str] = (),
     cluster: str = "",
     stops_when_wrong: bool = False,
     template: Template | None = None,
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
-
-    If a prediction leaves out one of the `named` specs, a message says so at once.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
@@ -70,7 +67,7 @@ def execute(
 
                 driver.sweep(plan, folder, cluster, note)
             else:
-                with watching(set(map(plugins.name_of, named))) as watch:
+                with watching() as watch:
                     execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
     except OSError as error:
         if not folder.is_dir():
@@ -80,11 +77,11 @@ def execute(
     return read(folder)
 
 
-def measure(plan: Plan, folder: Path, *, named: Collection[str] = (), cluster: str = "") -> Results:
+def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
     """Run a plan, and write its usual reports; an interruption prints how to continue."""
     hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
     with interruptible(hint):
-        measured = execute(plan, folder, hint=hint, named=named, cluster=cluster)
+        measured = execute(plan, folder, hint=hint, cluster=cluster)
         write_reports(measured, folder)
     return measured
 
@@ -123,11 +120,11 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def watching(names: Collection[str] = ()) -> Iterator[Watch]:
+def watching() -> Iterator[Watch]:
     """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
 
-    Wrong answers, and cells of implementations in `names` that a prediction leaves out, are printed at once. The line
-    is drawn between steps alone: a thread would take a core from the timed code.
+    Wrong answers are printed at once. The line is drawn between steps alone: a thread would take a core from the timed
+    code.
     """
     console = Console(stderr=True)
     is_rewritten = console.is_terminal and not (OUTPUT.is_verbose or OUTPUT.is_quiet)
@@ -141,9 +138,6 @@ def watching(names: Collection[str] = ()) -> Iterator[Watch]:
         nonlocal stage, drawn_s
         if progress.wrong:
             say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red")
-        elif progress.left_out:
-            if progress.cell.partition(" ")[0] in names:
-                say(f"left out: {progress.cell}: {progress.left_out}", "yellow")
         elif OUTPUT.is_verbose:
             say(f"{STAGE_WORDS[progress.stage]} {progress.cell}".rstrip())
         elif not OUTPUT.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):

@@ -20,10 +20,6 @@ def tensorboard(
 
     Options:
         run ([RUN|DIR]): Which traces, by name or folder. Default: newest.
-
-    Examples:
-        attnbench tensorboard
-        attnbench tensorboard RUN --port 0 --open
     """
     require_extra("torch_tb_profiler", "tensorboard")
     from attnbench.tracing.viewer import server

@@ -134,7 +134,8 @@ def _print_not_tried(records: Iterable[Record]) -> None:
     missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
     predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if record.key in predicted else record.message}" for record in missing
+        f"{record.arm}: {'over a limit, which --call-limit raises' if record.key in predicted else record.message}"
+        for record in missing
     )
     _print_list("Not tried:", [f"{line} ({number} cells)" for line, number in reasons.items()])
 
