@@ -188,9 +188,9 @@ def held(path: Path) -> list[str]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = {_last_name(node.func) for node in calls}
     helpers = {name for name, node in defined.items() if name in called and _needs_more(node)}
-    for node in calls:
-        if _last_name(node.func) == "adapt":
-            helpers |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    for call in calls:
+        if _last_name(call.func) == "adapt":
+            helpers |= {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
     attending = {name for name, node in defined.items() if _attends(node)} - helpers
     found: list[str] = []
     for node in tree.body:

@@ -13,7 +13,7 @@ from attnbench.analysis.growth import fit, growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.processes.messages import Observe, SampleBlocks
-from attnbench.processes.worker_client import ProcessClient
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.records import Arm
@@ -128,7 +128,7 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     workload = Workload(seq_len=1024, direction="inference", num_threads=1)
     peaks, faults = {}, {}
     for allocator, settings in ALLOCATORS.items():
-        with ProcessClient(tmp_path / "log", 60.0, settings) as client:
+        with ProcessClient(Template(tmp_path / "log", settings), 60.0) as client:
             client.start()
             peak = client.ask(
                 Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")

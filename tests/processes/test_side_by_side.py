@@ -104,21 +104,6 @@ def events(results, kind):
     return [event for event in journal.events(results.folder / JOURNAL) if isinstance(event, kind)]
 
 
-def test_few_sessions_of_the_same_code_alarm_however_much_a_process_decides(tmp_path):
-    alarms = 0
-    for seed in range(5):
-        for is_apart in (False, True):
-            results = session(
-                tmp_path / f"{seed}{is_apart}",
-                seed=seed,
-                is_apart=is_apart,
-                world="busy",
-                budget_s=50.0 if is_apart else 5.0,
-            )
-            alarms += exit_code(results) == 1
-    assert alarms <= 2  # of 10 at 5 %: more come with a chance of 1 in 87
-
-
 def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
     results = session(tmp_path, is_apart=True, budget_s=60.0, num_cells=1)
     (row,) = comparisons(results)

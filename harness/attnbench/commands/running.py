@@ -20,7 +20,7 @@ from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.stages import Progress, Watch
+from attnbench.processes.execution import Progress, Watch
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan

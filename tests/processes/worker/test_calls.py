@@ -13,9 +13,8 @@ from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
-from attnbench.processes.worker.answers import Worker
+from attnbench.processes.worker.answers import Worker, replayed
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.processes.worker.calls import replayed
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
