@@ -75,8 +75,6 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
         (["fastest", "fused", "sdpa", "--along", "length", "--memory", "1GiB"], "does not go with --memory"),
         (["fastest", *TINY, "--policy", "."], "is a folder: name a file"),
         (["fastest", *TINY, "--policy", "mine.py/policy.json"], "choose another folder with --policy"),
-        (["fastest", "mine.py:slow", "sdpa", *TINY, "--policy", "policy.json"], "name some, or none, which is all"),
-        (["fastest", *TINY, "--set", "scope=module", "--policy", "policy.json"], "give --set scope=attention"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str, tmp_path: Path) -> None:

@@ -9,20 +9,19 @@ from typing import Any
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
-from attnbench.analysis.policy import is_named, learn
+from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import Limits, Recommendation, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.plugins import name_of
 from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
 from attnbench.reports import cells, endings, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.files import writing_to
 from attnbench.units import percent
-from attnbench.workloads.policy import OTHERWISE, Policy, is_plain
+from attnbench.workloads.policy import Policy
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"--memory", "--deterministic", "--policy"}
@@ -72,7 +71,10 @@ def fastest(
         planned = _along(options, along, low, high) if along else plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
-        require_learnable(planned, policy)
+        if policy.is_dir():
+            raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
+        with writing_to(policy.parent, "--policy"):  # before measuring
+            pass
     measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
@@ -159,28 +161,6 @@ def _answer(results: Results, text: str) -> None:
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
         say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
-
-
-def require_learnable(plan: Plan, path: Path) -> None:
-    """Check before measuring that a policy can be learned from a plan, and written.
-
-    Raises:
-        ValueError: it cannot; the message says what to change.
-    """
-    if path.is_dir():
-        raise ValueError(f"--policy {path} is a folder: name a file, as in {path / 'policy.json'}")
-    with writing_to(path.parent, "--policy"):
-        pass
-    if not {name_of(spec) for spec in plan.implementations if is_named(spec)} - {OTHERWISE}:
-        raise ValueError(
-            f"--policy chooses between {OTHERWISE} and others that have a name, and none is given: name some, or none, "
-            "which is all (attnbench list)"
-        )
-    if not any(map(is_plain, plan.asked)):
-        raise ValueError(
-            "--policy is of attention alone, without dropout, sinks or a value_dim of its own, and no workload is such "
-            "a one: give --set scope=attention"
-        )
 
 
 def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:

@@ -163,9 +163,8 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
         say("Every reason: attnbench list -v", "dim")
         return
     for entry in entries:
-        for line in entry["why"].splitlines():
-            say(f"{entry['implementation']}: no {line}", "dim")
-        say(f"{entry['implementation']}: {entry['source']}", "dim")
+        for line in (*entry["why"].splitlines(), entry["source"]):
+            say(f"{entry['implementation']}: {line}", "dim")
 
 
 COMMAND = Command(list_what, order=10)
