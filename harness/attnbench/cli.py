@@ -45,7 +45,7 @@ app = typer.Typer(
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     _function, _examples = framed(_command)
-    app.command(_name, cls=Plain, epilog="\n\n".join(["Examples:", *_examples]))(_function)
+    app.command(_name, cls=Plain, epilog="\n\n".join(["Examples:", *_examples] if _examples else []))(_function)
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it

@@ -134,12 +134,3 @@ def test_a_device_alone_keeps_the_shapes_of_the_sweep():
 def test_a_mistake_in_the_conditions_is_named(conditions, words):
     with pytest.raises(ValueError, match=words):
         TimingOptions(sweep="quick", conditions=conditions).fields()
-
-
-def test_the_sweep_for_a_gpu_has_what_it_promises():
-    shapes = build_plan(sweep="gpu").workloads
-    values = {axis: {workload.axes()[axis] for workload in shapes} for axis in shapes[0].axes()}
-    assert (values["dtype"], values["head_dim"], values["mask"]) == ({"bfloat16"}, {64, 128}, {"none", "causal"})
-    assert values["seq_len"] == {1024 * 2**power for power in range(6)}
-    assert values["direction"] == {"inference", "backward"}
-    assert (values["num_heads"], values["num_kv_heads"]) == ({64}, {8})
