@@ -10,16 +10,14 @@ that also has the fixture `benchmark` of pytest-benchmark, the candidate's sampl
 
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from attnbench.api import Outcome
+    from attnbench.api import Given, Outcome
 
-Given = str | Callable[..., Any] | type
-"""A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
 MOST_SEEDS = 2**31
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001
@@ -35,8 +33,8 @@ class AttentionBench:
 
     def __call__(
         self,
-        candidate: Given,
-        baseline: Given = "sdpa",
+        candidate: "Given",
+        baseline: "Given" = "sdpa",
         *,
         budget_s: float = BUDGET_S,
         **more: Any,  # noqa: ANN401 - one value of an axis, or several; or another parameter of `attnbench.compare`

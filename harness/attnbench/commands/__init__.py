@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("frame", "invariance", "options", "parts", "replay", "repro", "running", "terminal")
+HELPERS = ("frame", "options", "parts", "repro", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 

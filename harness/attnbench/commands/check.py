@@ -1,8 +1,10 @@
 """`attnbench check`: is it right?"""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -13,15 +15,18 @@ from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
-from attnbench.commands import OUTPUT, Command, ExitCode, invariance, running, terminal
+from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
+from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions, held
-from attnbench.commands.repro import scripts
-from attnbench.processes.asides import declared
+from attnbench.commands.terminal import say
+from attnbench.invariance.records import Certificate
+from attnbench.processes import asides
 from attnbench.processes.execution import checking_template
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import rejected
 from attnbench.processes.worker_client import Template
-from attnbench.reports import endings, stock
+from attnbench.reports import endings, grouped, stock
+from attnbench.storage.events import Plan
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"
@@ -96,7 +101,7 @@ def check(
             with_baseline=False,
         )
         if is_invariance:
-            return invariance.check(planned, not_judged)
+            return _certify(planned, not_judged)
         devices = dict.fromkeys(workload.device for workload in planned.workloads)
         running.note(f"{planned.num_cells} cells on {', '.join(devices)}")
         if replay is None:
@@ -104,10 +109,55 @@ def check(
                 running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template)
             checked = read(folder)
         else:
-            from attnbench.commands import replay as captured  # needs torch
+            from attnbench.commands.repro import checked_captured  # needs torch
 
-            checked = captured.checked(planned, replay, folder)
+            checked = checked_captured(planned, replay, folder)
     return _conclude(checked, not_judged, report, repro)
+
+
+def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
+    """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
+    certificates = []
+    for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
+        running.note(f"trying {spec} at {shape.id}")
+        certificates.append(asides.certify(planned, spec, shape))
+
+    def show() -> None:
+        for each in certificates:
+            _print_certificate(each)
+        if not OUTPUT.is_quiet:
+            for spec, reason in not_judged.items():
+                say(f"{spec}: not judged: {reason}", "bold yellow")
+            say("\nIt holds for this machine, these shapes and threads, and for no others.", "dim")
+            say(f"The same inputs again: --seed {planned.seed}", "dim")
+
+    present(lambda: certificates, show)
+    if any(each.broken or each.failed for each in certificates):
+        return ExitCode.finding
+    return ExitCode.passed if certificates and all(each.holds for each in certificates) else ExitCode.inconclusive
+
+
+def _print_certificate(certificate: Certificate) -> None:
+    """Print the verdict, each violated law, and untried laws."""
+    shape = certificate.workload
+    sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
+    head = f"{certificate.implementation} ({sizes}):"
+    tried = [law for law in certificate.laws if law.num_tried and not law.broken]
+    if certificate.failed:
+        say(f"{head} FAILED: {certificate.failed}", "bold red")
+        return
+    if certificate.holds:
+        number, intact = sum(law.num_tried for law in tried), ", ".join(law.law for law in tried)
+        say(f"{head} the same to the last bit in {number} comparisons: {intact}", "bold green")
+    elif certificate.broken:
+        say(f"{head} NOT invariant: {', '.join(law.law for law in certificate.broken)}", "bold red")
+    else:
+        say(f"{head} nothing could be tried", "bold yellow")
+    for law in certificate.broken:
+        say(f"  {law.law}: {law.broken}")
+    for reason, laws in grouped(certificate.laws, lambda law: law.reason).items():
+        if reason:
+            say(f"  not tried: {', '.join(law.law for law in laws)}: {reason}", "dim")
 
 
 def _conclude(
@@ -118,8 +168,11 @@ def _conclude(
         stock.write(report, checked)
     conclusion = endings.of_check(judgements(checked), not_judged)
     running.print_report(checked, conclusion, lambda: terminal.print_check(checked, not_judged), not_judged=not_judged)
-    for line in scripts(checked, repro) if repro is not None else ():
-        typer.echo(line, err=OUTPUT.is_json)
+    if repro is not None:
+        from attnbench.commands.repro import scripts  # needs torch
+
+        for line in scripts(checked, repro):
+            typer.echo(line, err=OUTPUT.is_json)
     if checked.elapsed_s is None:
         typer.echo(f"stopped: {len(checked.records)} of {checked.plan.num_cells} cells were checked", err=True)
         return ExitCode.interrupted
@@ -166,7 +219,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
             specs.append(spec)
         except ValueError as error:
             problems[spec] = str(error)
-    declarations = declared(specs, template)
+    declarations = asides.declared(specs, template)
     problems |= {spec: each.problem for spec, each in declarations.items() if each.problem}
     specs = [spec for spec in specs if spec not in problems]
     if problems and not specs:

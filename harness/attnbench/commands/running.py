@@ -18,6 +18,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, ExitCode
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
+from attnbench.commands.terminal import say
 from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
@@ -131,19 +132,16 @@ def watching() -> Iterator[Watch]:
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, drawn_s = "", 0.0
 
-    def say(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
-
     def watch(progress: Progress) -> None:
         nonlocal stage, drawn_s
         if progress.wrong:
-            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red")
+            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red", console)
         elif OUTPUT.is_verbose:
-            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}".rstrip())
+            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}", console=console)
         elif not OUTPUT.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
             stage, drawn_s = progress.stage, time.monotonic()
             if line is None:
-                say(described(progress))
+                say(described(progress), console=console)
             else:
                 line.update(Text(plain(described(progress), console.width - 1)), refresh=True)
 

@@ -18,9 +18,9 @@ from attnbench.units import plain, show
 LONGEST_NAME = 32
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: str, style: str = "", console: Console | None = None) -> None:
     """Print a line without control characters, wrapped between words on a terminal only; it may begin a paragraph."""
-    console, lead = Console(), text[: len(text) - len(text.lstrip("\n "))]
+    console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
     text = lead + plain(text)
     console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
