@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import msgspec
 
 from attnbench.analysis.results import Results
 from attnbench.checking import replay
+from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, Plan, RunStarted
@@ -37,7 +38,7 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
             "words": record.agreement.diagnosis,
             "folder": str(folder / name),
         }
-        status, line = run_module("attnbench.checking.repro", request, results.plan.timeout_s)
+        status, line = run_module("attnbench.checking.repro", (), results.plan.timeout_s, request)
         if status is Status.ok:
             done.add(name)
             yield f"{name}: python {line}"
@@ -53,10 +54,9 @@ def _worst(record: Record) -> tuple[str, TensorError] | None:
     return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
 
 
-def run_module(module: str, request: object, timeout_s: float) -> tuple[Status, str]:
-    """Run one of our modules with a request as JSON in a process; return how it ended, and its last line."""
-    command = [sys.executable, "-P", "-m", module]
-    encoded = msgspec.json.encode(request)
+def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
+    """Run one of our modules in a process, with a request as JSON; return how it ended, and its last line."""
+    command, encoded = [sys.executable, "-P", "-m", module, *arguments], msgspec.json.encode(request)
     try:
         ended = subprocess.run(command, input=encoded, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
@@ -78,11 +78,12 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
     started = RunStarted(schema=SCHEMA, run=folder.name, time=time, commit="", plan=plan)
     records = []
     for spec in plan.implementations:
-        request = replay.Request(spec=spec, file=str(file), answers=str(folder / f"{name_of(spec)}.pt"))
-        status, message = run_module("attnbench.checking.replay", request, plan.timeout_s)
+        answers = folder / f"{name_of(spec)}.pt"
+        arguments = (spec, str(file), str(answers))
+        status, message = run_module("attnbench.checking.replay", arguments, plan.timeout_s)
         agreement = None
         if status is Status.ok:
-            agreement, status, message = _judged(saved, right, Path(request.answers))
+            agreement, status, message = _judged(saved, right, answers)
         fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
         fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
         records.append(Record(**fields, status=status, message=message, agreement=agreement))
@@ -98,8 +99,4 @@ def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agr
         return agreement, Status.ok, ""
     if agreement.broken_rules:
         return agreement, Status.disagrees, agreement.broken_rules[0].found
-    worst = next(each for _, each in agreement.tensors() if not each.agrees)
-    actual = "not finite" if worst.actual is None else f"{worst.actual:.3g}"
-    place = ", ".join(map(str, worst.worst))
-    where = f"at [{place}] it is {actual}, the oracle says {worst.expected:.3g}"
-    return agreement, Status.disagrees, f"{worst.tensor} is wrong on the captured inputs: {where}"
+    return agreement, Status.disagrees, describe(agreement)
