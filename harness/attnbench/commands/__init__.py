@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-HELPERS = ("frame", "options", "parts", "repro", "running", "terminal")
+HELPERS = ("frame", "options", "repro", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 
@@ -54,6 +54,7 @@ EXIT_CODES = {
 }
 """Meanings of exit codes, for --help."""
 RETIRED = {
+    "inspect --seed": "it is 0",
     "list -i": "attnbench check FILE.py says what its implementations cover",
     "model --seed": "it is 0",
     "model --timeout": "a step may take 10 minutes",

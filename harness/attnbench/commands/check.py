@@ -55,13 +55,10 @@ def check(
 
     Options:
         goes_on (--all): Check every cell, even after a wrong answer.
-        is_invariance: Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the
-            heads?
-        is_interpreted (--interpret): Run kernels of Triton in its interpreter, on the CPU, without a GPU; at small
-            sizes, unless --set gives others.
+        is_invariance: Is a query's answer the same to the last bit whatever the batch, the padding, the chunk?
+        is_interpreted (--interpret): Run kernels of Triton in its interpreter, without a GPU, and at small sizes.
         empty_rows: zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding.
-        hidden_nan: reject: a NaN in a key or value that a query does not see, as in an unused part of a cache, must not
-            reach its output.
+        hidden_nan: reject: a NaN in a hidden key or value, as in an unused part of a cache, must not reach the output.
         report (FILE): Write the verdicts by device and dtype, with all versions, into FILE.md. Alone: on PyTorch's own
             attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.
         repro (DIR): Write a script into DIR/NAME that shows the first wrong tensor of each implementation with torch

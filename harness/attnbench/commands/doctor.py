@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from attnbench.timing.functions import FunctionComparison
 
 BUSY_SHARE = 0.3
-COARSE_TICK_S = 1e-6
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
 AA_S = 10.0
@@ -48,7 +47,7 @@ def examine() -> list[Finding]:
     from attnbench.devices import environment  # needs torch
 
     here, cores = environment.collect(), environment.usable_cores()
-    free, step_s = device("cpu").free_bytes(), device("cpu").clock.resolution_s
+    free = device("cpu").free_bytes()
     governor = here.clocks.get("governor", "")
     busy = psutil.cpu_percent(interval=1.0) / 100
     load = "unknown" if here.load is None else f"{here.load:g}"
@@ -61,7 +60,7 @@ def examine() -> list[Finding]:
         "fingerprint": here.fingerprint,
         "frequency governor": governor or "not visible here",
         "load": f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}",
-        "timer step": show(step_s, "s"),
+        "timer step": show(device("cpu").clock.resolution_s, "s"),
         "container": limits(),
         "threads": f"{here.num_threads} on {cores} usable cores",
         "thread and malloc settings": ", ".join(f"{n}={v}" for n, v in here.settings.items()) or "none set",
@@ -71,8 +70,6 @@ def examine() -> list[Finding]:
         advice["frequency governor"] = "clocks follow the load: set the governor to performance"
     if busy > BUSY_SHARE:
         advice["load"] = "other work is running: stop it, or expect wide intervals"
-    if step_s > COARSE_TICK_S:
-        advice["timer step"] = "the timer is coarse: samples are made longer to suit it"
     if here.num_threads > cores:
         advice["threads"] = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
     if spins:

@@ -33,11 +33,6 @@ def gate(
         reason (TEXT): With --accept: why this is the new normal; kept in the file.
         thresholds (FILE): Allowed changes. Default: the table gate of ./attnbench.toml, if any.
         to (DIR): Write gate.md and gate.json here.
-
-    Examples:
-        attnbench gate
-        attnbench gate BASE CANDIDATE --to gate
-        attnbench gate --accept --reason "attention is fused now"
     """
     allowed = load(thresholds)
     paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]

@@ -13,7 +13,6 @@ def inspect(
     *,
     sentence: list[str] | None = None,
     settings: list[str] | None = None,
-    seed: int = 0,
     to: Path | None = None,
     open_page: bool = False,
 ) -> ExitCode:
@@ -23,20 +22,14 @@ def inspect(
         name ([NAME|FILE.py:NAME]): What to compare with the oracle.
         sentence (WORDS): Words to attend over; may be repeated.
         settings (--set AXIS=V): Heads, widths, mask.
-        seed (N): Seed of the words' vectors and the weights.
         to (DIR): Default: results/inspect/NAME.
-
-    Examples:
-        attnbench inspect
-        attnbench inspect mine.py:attention --set num_heads=2 --open
-        attnbench inspect fused --sentence "the cat sat"
     """
     from rich.console import Console
 
     from attnbench.inspection import page, text
     from attnbench.inspection.oracle_diff import look
 
-    results = look(name, sentence or (), settings or (), seed)
+    results = look(name, sentence or (), settings or ())
     file = page.write(results, to or Path("results") / "inspect" / results.implementation)
 
     def show() -> None:

@@ -126,21 +126,19 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
     rows: list[dict[str, str]] = []
     for spec in specs:
-        row, against = {"implementation": plugins.name_of(spec)}, dict[str, list[str]]()  # columns by reason
+        row, against = {"implementation": plugins.name_of(spec)}, dict[str, None]()
         try:
             plug = implementation(spec)
             for column, axes in QUESTIONS.items():
                 workloads = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
                 reasons = [reason_against(plug, workload) or "" for workload in workloads]
-                if all(reasons):
-                    against.setdefault(" ".join(reasons[0].split()), []).append(column)
                 row[column] = "no" if all(reasons) else "yes"
+                against |= {" ".join(reasons[0].split()): None} if all(reasons) else {}
         except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
             why = f"cannot be loaded: {type(error).__name__}: {error}"
             rows.append(row | dict.fromkeys(QUESTIONS, "?") | {"why": "", "source": why})
             continue
-        lines = [f"{', '.join(columns)}: {reason}" for reason, columns in against.items()]
-        rows.append(row | {"why": "\n".join(lines), "source": plug.source})
+        rows.append(row | {"why": "; ".join(against), "source": plug.source})
     return rows
 
 
@@ -156,15 +154,11 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
     if nowhere := [name for name in QUESTIONS if name not in columns]:
         say(f"None supports: {', '.join(nowhere)}")
     absent = [entry for entry in entries if entry not in here]
-    first = grouped(absent, lambda entry: entry["why"].partition("\n")[0].partition(": ")[2] or entry["source"])
+    first = grouped(absent, lambda entry: entry["why"].partition("; ")[0] or entry["source"])
     for reason, members in first.items():
         say(f"Not here: {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
-    if not OUTPUT.is_verbose:
-        say("Every reason: attnbench list -v", "dim")
-        return
-    for entry in entries:
-        for line in (*entry["why"].splitlines(), entry["source"]):
-            say(f"{entry['implementation']}: {line}", "dim")
+    for entry in entries if OUTPUT.is_verbose else ():
+        say(f"{entry['implementation']}: {entry['why'] or '-'} ({entry['source']})", "dim")
 
 
 COMMAND = Command(list_what, order=10)

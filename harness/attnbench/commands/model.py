@@ -46,11 +46,6 @@ def model(
         dtype: Of weights and inputs.
         gradients (--gradients/--no-gradients): Also check and time backward.
         budget_s (--budget SECONDS): For timing; 0: only check.
-
-    Examples:
-        attnbench model config.json
-        attnbench model llama/config.json --attention sdpa --attention mine.py:mine
-        attnbench model config.json --layers 2 --dtype bfloat16 --no-gradients
     """
     require_extra("transformers", "transformers")
     if not Path(config).exists():

@@ -1,21 +1,37 @@
 """`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import typer
 
 from attnbench.analysis.results import Results, read
-from attnbench.commands import Command, ExitCode, parts, running
+from attnbench.cluster.shares import merged
+from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
-from attnbench.plugins import plugs, unknown
+from attnbench.plugins import name_of, plugs, unknown
 from attnbench.reports import stock
-from attnbench.storage import salvage
+from attnbench.storage import events, salvage
+from attnbench.storage.events import SCHEMA, Plan
 from attnbench.storage.files import put, writing_to
-from attnbench.storage.journal import copy_journal, find_run, newest_run
+from attnbench.storage.journal import JOURNAL, copy_journal, find_run, journal_of, newest_run, write
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.records import FALSE_SHARE
 from attnbench.storage.salvage import Salvaged
 
 MOST_LINES = 10
 PAGE = "report.html"
+MAY_DIFFER = {
+    **dict.fromkeys(("sweep", "model"), ""),
+    **dict.fromkeys(("workloads", "implementations", "mixes", "unasked", "ladders", "alone"), ()),
+    **dict.fromkeys(("budget_s", "memory_limit_bytes", "seed"), 0),
+    "digests": {},
+    "left_out": {},
+    "false_share": FALSE_SHARE,
+}
+"""Fields of a plan that runs over parts of it need not share, with a value for comparison."""
 
 
 def report(
@@ -36,13 +52,6 @@ def report(
         kind (--format NAME): Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot,
             memory_plot or ratio_plot. Without --to a text is printed, and a picture is put into the run.
         is_salvaged (--salvage): Write the intact parts of a damaged RUN into a new one, RUN-salvaged.
-
-    Examples:
-        attnbench report
-        attnbench report RUN --open
-        attnbench report PART_1 PART_2 PART_3
-        attnbench report RUN --format csv --to cells.csv
-        attnbench report RUN --salvage
     """
     names = runs or []
     if is_salvaged + (kind is not None) + open_page > 1:
@@ -58,7 +67,7 @@ def report(
         present(lambda: facts, lambda: _print_salvaged(names[0], saved))
         return ExitCode.passed
     folders = [find_run(name, results) for name in names] or [newest_run(results)]
-    stored = read(folders[0] if len(folders) == 1 else parts.join(folders))
+    stored = read(folders[0] if len(folders) == 1 else _join(folders))
     if kind is not None:
         _write_one(stored, kind, to)
         return ExitCode.passed
@@ -74,6 +83,45 @@ def report(
     if open_page:
         typer.launch(str(page.resolve()))
     return ExitCode.finding if failed else ExitCode.passed
+
+
+def _join(runs: Sequence[Path]) -> Path:
+    """Merge finished runs over different shapes, such as parts of `run --shard`, next to the first of them."""
+    measured = [(run.name, list(read_events(journal_of(run)))) for run in runs]
+    starts = [event for _, history in measured for event in history if isinstance(event, events.RunStarted)]
+    plans = [started.plan for started in starts]
+    for run, (_, history), plan in zip(runs, measured, plans, strict=True):
+        has_finished = isinstance(history[-1], events.RunFinished)
+        if not has_finished:
+            raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
+        if _common(plan) != _common(plans[0]):
+            raise ValueError(f"{run} and {runs[0]} are no parts of one run: they differ in more than their shapes")
+    workloads = tuple(workload for plan in plans for workload in plan.workloads)
+    places = Counter(workload.id for workload in workloads)
+    if twice := [name for name, number in places.items() if number > 1]:
+        raise ValueError(f"several runs have {twice[0]}: attnbench gate compares two runs of the same shapes")
+    left_out = defaultdict[str, dict[str, None]](dict)
+    for plan in plans:
+        for name, ids in plan.left_out.items():
+            left_out[name] |= dict.fromkeys(ids)
+    whole = msgspec.structs.replace(
+        plans[0],
+        workloads=workloads,
+        budget_s=sum(plan.budget_s for plan in plans),
+        false_share=min(FALSE_SHARE, sum(plan.false_share for plan in plans)),
+        left_out={name: tuple(ids) for name, ids in left_out.items()},
+    )
+    folder = runs[0].with_name(f"{runs[0].name}-joined")
+    started = msgspec.structs.replace(starts[0], schema=SCHEMA, run=folder.name, plan=whole)
+    with writing_to(folder):
+        write(folder / JOURNAL, merged(started, measured, (), is_over=True))
+    return folder
+
+
+def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
+    """The fields that parts of a run share, and the digests of their implementations."""
+    digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
+    return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 
 
 def _write_one(stored: Results, kind: str, to: Path | None) -> None:

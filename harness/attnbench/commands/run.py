@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from attnbench.cluster.shares import part
 from attnbench.commands import Command, running, terminal
 from attnbench.commands.options import TimingOptions
-from attnbench.commands.parts import shard
 from attnbench.processes.execution import new_folder
 from attnbench.reports import endings
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import HOSTS
 
 OPTIONS = TimingOptions(sweep="quick")
@@ -49,6 +50,16 @@ def run(
     end = endings.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
     running.finish(end, is_silent=True)
+
+
+def shard(plan: Plan, text: str) -> Plan:
+    """The part K/N of a plan, as in 2/8: the second of eight; ValueError if there is no such part."""
+    place, _, number = text.partition("/")
+    most = len(plan.workloads)
+    if not (place.isdecimal() and number.isdecimal() and 1 <= int(place) <= int(number) <= most):
+        allowed = f"give K/N with 1 <= K <= N <= {most}, the number of shapes, as in 1/{min(2, most)}"
+        raise ValueError(f"--shard {text} is not allowed: {allowed}")
+    return part(plan, int(place) - 1, int(number))
 
 
 COMMAND = Command(run, order=20)
