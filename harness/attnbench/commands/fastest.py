@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
@@ -165,12 +167,11 @@ def _print_foot(results: Results) -> None:
 
 def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
     """The policy for JSON; the regret is None if only one workload was measured."""
-    costs = {name: getattr(policy.regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
     return {
         "file": str(path),
         "chosen": dict(Counter(row.winner for row in policy.rows).most_common()),
         "workloads": len(policy.rows),
-        "regret": costs if len(policy.rows) > 1 else None,
+        "regret": structs.asdict(policy.regret) if len(policy.rows) > 1 else None,
         "seconds": policy.evidence.seconds,
     }
 

@@ -10,9 +10,6 @@ from attnbench.commands.options import require_extra
 from attnbench.reports import history as report
 from attnbench.units import plain
 
-SMALLEST = 0.02
-"""A change of level by a smaller share does not matter."""
-
 
 def history(
     paths: list[Path] | None = None,
@@ -33,9 +30,7 @@ def history(
     require_extra("ruptures", "history")
     from attnbench.analysis.history import follow
 
-    series, notes = follow(
-        paths or [results], metric, implementations=implementation or (), workload=workload, smallest=SMALLEST
-    )
+    series, notes = follow(paths or [results], metric, implementations=implementation or (), workload=workload)
     for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)
     entries = [

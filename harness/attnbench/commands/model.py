@@ -16,8 +16,7 @@ from attnbench.reports import endings
 from attnbench.units import percent, plain, show
 
 USUAL = ("sdpa", "eager")
-SEED, TIMEOUT_S = 0, 600.0
-"""The seed of weights and inputs, and the most time of a step."""
+TIMEOUT_S = 600.0  # of one step
 
 
 def model(
@@ -53,7 +52,7 @@ def model(
     attentions = tuple(dict.fromkeys(attention or USUAL))
     plugins.check_specs([each for each in attentions if each not in OWN])
     sizes = {"num_layers": num_layers, "batch_size": batch_size, "seq_len": seq_len}
-    spec = ModelSpec(config=config, dtype=dtype, seed=SEED, has_gradients=gradients, **sizes)
+    spec = ModelSpec(config=config, dtype=dtype, seed=0, has_gradients=gradients, **sizes)
     outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=TIMEOUT_S, note=running.note)
     present(lambda: outcome, lambda: _print(outcome))
     return endings.of_model(outcome.judged, outcome.trouble)

@@ -14,7 +14,6 @@ from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 
 MOST_SEEDS = 2**31
-SPEC = "NAME|FILE.py:NAME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,8 @@ class SelectionOptions:
 
     sweep: str
     names: Annotated[
-        list[str] | None, typer.Argument(metavar=SPEC, help="As -i has them; FILE.py stands for all that it holds.")
+        list[str] | None,
+        typer.Argument(metavar="NAME|FILE.py:NAME", help="As -i has them; FILE.py: all that it holds."),
     ] = None
     settings: list[str] | None = None
     model: str = ""

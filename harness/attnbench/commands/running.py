@@ -167,8 +167,7 @@ def to_resume(
     """Folder and plan of the run that this command continues; the options in `again` may be repeated with --resume.
 
     Raises:
-        ValueError: there is no such run, an option would change it, it needs another command, one of its files was not
-            named again, or this version lacks a metric of it.
+        ValueError: there is no such run, or it cannot be continued this way: the message says how.
     """
     output = {"--json", "--quiet", "--verbose"}
     if more := sorted(selected.typed - {"names", "--implementation", "--resume", "--results", *output, *again}):
