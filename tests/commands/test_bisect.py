@@ -1,7 +1,6 @@
 """`attnbench compare ... --bisect` exits as `git bisect run` wants it."""
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ from attnbench.reports import endings
 from tests.repositories import PLAIN, WRONG, commit, repository
 from tests.test_cli import command
 
-OPTIONS = "-i mine.py:mine --set seq_len=16 --set mask=none --set scope=attention --budget 0 --bisect"
+AXES = ("seq_len=16", "mask=none", "scope=attention", "direction=inference", "dtype=float32")
+OPTIONS = ["-i", "mine.py:mine", *(f"--set={axis}" for axis in AXES), "--budget", "0", "--bisect"]
 
 
 @pytest.mark.parametrize(("text", "code"), [(WRONG, 1), ("def other(query, key, value): ...\n", 125)])
@@ -25,7 +25,7 @@ def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_pa
     folder = repository(tmp_path / "history")
     commit(folder, "good", mine=PLAIN)
     (folder / "mine.py").write_text(text)
-    done = command("compare", "rev:good", "rev:WORKTREE", *shlex.split(OPTIONS), cwd=folder)
+    done = command("compare", "rev:good", "rev:WORKTREE", *OPTIONS, cwd=folder)
     assert done.returncode == code, done.stderr
 
 
