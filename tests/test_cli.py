@@ -194,8 +194,8 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, called, argument
     assert found.stderr.count("\n") == 1
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_nothing_checked_is_no_pass(called):
+def test_nothing_checked_is_no_pass(called, monkeypatch):
+    monkeypatch.setattr(sys, "executable", forks.python())
     found = called("check", "torch_mha", *SMALL)
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1].startswith("inconclusive: ")

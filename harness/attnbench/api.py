@@ -30,7 +30,7 @@ from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import plan_to_choose, rejected
-from attnbench.reports import Picture, answers, cells, recommended, screen, story
+from attnbench.reports import Picture, answers, recommended, screen, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Verdict
@@ -142,7 +142,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         """Verdicts, answer, and the times and verdicts of the shapes, as on the closing screen."""
-        shapes, base = answers.shapes(self.results), cells.base(self.results.plan)
+        shapes, base = answers.shapes(self.results), titles.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
         rows = [line.text for line in screen.table(shapes, base, screen.WIDTH, screen.HEIGHT)]
         return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])

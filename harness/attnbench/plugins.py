@@ -29,7 +29,7 @@ PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
 """Suffixes of a name after a plus: the same implementation run in another way (contract/loading.py)."""
 KEYWORDS = (
-    *("mask", "is_causal", "is_causal_bottom_right", "key_padding_mask", "bias", "scale", "sinks", "softcap"),
+    *("mask", "is_causal", "is_causal_bottom_right", "bias", "scale", "sinks", "softcap"),
     *("window_size", "num_kv_heads", "dropout", "world_size", "bound_mask"),
 )
 """Arguments that a plain function may receive by name, after query, key and value (contract/functions.py)."""

@@ -19,7 +19,7 @@ from attnbench.commands.options import TimingOptions
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
-from attnbench.reports import cells, endings, recommended, story
+from attnbench.reports import endings, recommended, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.files import writing_to
 from attnbench.units import percent
@@ -123,7 +123,7 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
     print_troubles(results)
     if learned:
         _answer(results, _policy_sentence(learned))
-    names = cells.names(results)
+    names = titles.names(results)
     for each in choices:
         if len(choices) > 1:
             say(names[each.workload.id], "bold")
@@ -141,10 +141,9 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 def print_crossings(results: Results) -> None:
     """Print the crossovers of each pair, and the verdict at each value."""
     print_troubles(results)
-    titles = cells.titles(results)
     for ladder, pair, changes in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
-            say(titles[ladder.workloads[0]], "bold")
+            say(titles.names(results)[ladder.workloads[0]], "bold")
         _answer(results, recommended.of_crossing(results, ladder, pair, changes))
         known = points(results, ladder, *pair)
         if known and not OUTPUT.is_quiet:

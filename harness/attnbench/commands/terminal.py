@@ -13,9 +13,10 @@ from attnbench.analysis.sides import changed
 from attnbench.commands import OUTPUT
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status
-from attnbench.units import plain, show
+from attnbench.units import plain
 
-LONGEST_NAME = 32
+NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
+"""Columns that only files have, as a terminal is narrow."""
 
 
 def say(text: str, style: str = "", console: Console | None = None) -> None:
@@ -44,14 +45,11 @@ def print_results(results: Results) -> None:
 
 def print_cells(results: Results) -> None:
     """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
+    columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        rows = []
-        for row in members:
-            verdict = cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row)
-            name, memory = plain(cells.arm(row), limit=LONGEST_NAME), show(row.get("peak_memory_bytes"), "bytes")
-            rows.append((cells.length(row), name, show(row["paired_latency_s"], "s"), verdict, memory))
-        print_table(("length", "implementation", "time", "verdict", "peak memory"), rows)
+        rows = [[column.text(cell) for column in columns] for cell in members]
+        print_table([column.heading for column in columns], rows)
         say("")
     say(f"{story.decided(results)}; {story.interference(results)}")
     print_findings(results)
