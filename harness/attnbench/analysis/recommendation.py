@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from attnbench.analysis.comparisons import doubts, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
@@ -57,13 +59,13 @@ class Exclusion:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-class Change(NamedTuple):
-    """A crossover along one axis, between `low` and `high`: `before` is faster below it, and `after` beyond it."""
+class Change(msgspec.Struct, frozen=True):
+    """A size from which on another implementation is faster; it lies between `low` and `high`."""
 
     axis: str
     at: float  # the estimate
-    low: int
-    high: int
+    low: float
+    high: float
     before: str
     after: str
 
@@ -96,8 +98,8 @@ class Recommendation:
     @property
     def runner_up(self) -> str:
         """The next fastest implementation; "" if there is none."""
-        others = sorted((name for name in self.seconds if name != self.choice), key=lambda name: self.seconds[name])
-        return others[0] if others else ""
+        others = (name for name in self.seconds if name != self.choice)
+        return min(others, key=lambda name: self.seconds[name], default="")
 
     @property
     def is_clear(self) -> bool:
@@ -220,10 +222,9 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
 
 def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tuple[Change, ...]:
     """Crossovers of two implementations along a ladder, in order."""
-    one, other = pair
     changes = []
-    for place in located(points(results, ladder, one, other)):
-        before, after = (one, other) if place.sign > 0 else (other, one)
+    for place in located(points(results, ladder, *pair)):
+        before, after = pair if place.sign > 0 else pair[::-1]
         changes.append(Change(ladder.axis, place.at, place.low, place.high, before, after))
     return tuple(changes)
 
