@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from attnbench.analysis.sides import losses, untried
-from attnbench.commands import ExitCode, running
+from attnbench.commands import ExitCode, frame
 from attnbench.processes.messages import Check, Failed
 from attnbench.reports import endings
 from attnbench.storage.records import BASE, CANDIDATE, Status
@@ -52,5 +52,5 @@ def test_nothing_compared_is_inconclusive(tmp_path):
     plan = virtual.plan(1, ["sdpa", "slow"], budget_s=0.0)
     results = virtual.execute(plan, tmp_path, client)
     with pytest.raises(typer.Exit) as ends:
-        running.finish(endings.of_run(results), is_silent=True)
+        frame.finish(endings.of_run(results), is_silent=True)
     assert ends.value.exit_code == ExitCode.inconclusive

@@ -7,6 +7,7 @@ The other files hold shared parts. Heavy modules (torch, pandas, matplotlib) are
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 HELPERS = ("frame", "options", "repro", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
@@ -16,7 +17,7 @@ HELPERS = ("frame", "options", "repro", "running", "terminal")
 class Command:
     """A function whose signature and docstring are a command (frame.py), and its place among the other commands."""
 
-    function: Callable[..., object]
+    function: Callable[..., Any]
     order: int
 
 

@@ -11,10 +11,12 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
+import msgspec
 import typer
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
 
 PANELS = {
@@ -84,11 +86,9 @@ def framed(command: Command) -> tuple[Callable[..., None], list[str]]:
         for name, (group, fields) in groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields})
         ended = function(**values)
-        if ended is None or isinstance(ended, int):
-            raise typer.Exit(ended or ExitCode.passed)
-        from attnbench.commands.running import finish
-
-        finish(ended)  # type: ignore[arg-type]  # a conclusion
+        if isinstance(ended, Conclusion):
+            finish(ended)
+        raise typer.Exit(ended or ExitCode.passed)
 
     vars(call)["__signature__"] = inspect.Signature(parameters)
     call.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -119,6 +119,20 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
     if not OUTPUT.is_json:
         show()
         return
-    import msgspec
-
     typer.echo(msgspec.json.format(msgspec.json.encode(facts()), indent=2).decode())
+
+
+def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
+    """Print the last sentence, and exit with the code of its ending.
+
+    If a screen has said it, or with --json, it is printed only if it is inconclusive, on standard error.
+    """
+    is_silent |= OUTPUT.is_json
+    if not is_silent or conclusion.ending is Ending.inconclusive:
+        typer.echo(conclusion.sentence, err=is_silent)
+    raise typer.Exit(exit_code(conclusion))
+
+
+def exit_code(conclusion: Conclusion) -> ExitCode:
+    """The exit code of an ending, which has the same name."""
+    return ExitCode[conclusion.ending.name]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from attnbench.cluster.shares import part
 from attnbench.commands import Command, running, terminal
+from attnbench.commands.frame import finish
 from attnbench.commands.options import TimingOptions
 from attnbench.processes.execution import new_folder
 from attnbench.reports import endings
@@ -49,7 +50,7 @@ def run(
     measured = running.measure(planned, folder, cluster=cluster)
     end = endings.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
-    running.finish(end, is_silent=True)
+    finish(end, is_silent=True)
 
 
 def shard(plan: Plan, text: str) -> Plan:

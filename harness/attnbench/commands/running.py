@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.text import Text
 
 from attnbench import plugins
-from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, ExitCode
-from attnbench.commands.frame import present
+from attnbench.commands.frame import exit_code, present
 from attnbench.commands.options import SelectionOptions
 from attnbench.commands.terminal import say
 from attnbench.devices import device
@@ -236,19 +236,3 @@ def print_report(
     is_typed = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
     words = sys.argv[1:] if is_typed else [results.plan.command]
     present(lambda: verdict.report(results, conclusion, int(exit_code(conclusion)), words, **more), show)
-
-
-def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending.
-
-    If a screen has said it, or with --json, it is printed only if it is inconclusive, on standard error.
-    """
-    is_silent |= OUTPUT.is_json
-    if not is_silent or conclusion.ending is Ending.inconclusive:
-        typer.echo(conclusion.sentence, err=is_silent)
-    raise typer.Exit(exit_code(conclusion))
-
-
-def exit_code(conclusion: Conclusion) -> ExitCode:
-    """The exit code of an ending, which has the same name."""
-    return ExitCode[conclusion.ending.name]
