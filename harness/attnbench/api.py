@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.judgements import CheckVerdict, judgements
-from attnbench.analysis.recommendation import Limits, Recommendation, recommend
+from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
@@ -267,11 +267,11 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    limits = Limits(memory_bytes=bytes_of(memory), is_deterministic=deterministic)
+    memory_bytes = bytes_of(memory)
     folder = execution.new_folder(Path(results), "fastest")
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)
-    return Outcome(measured, {}, recommend(measured, limits))
+    return Outcome(measured, {}, recommend(measured, memory_bytes=memory_bytes, is_deterministic=deterministic))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:

@@ -12,7 +12,7 @@ from msgspec import structs
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
-from attnbench.analysis.recommendation import Limits, Recommendation, points, recommend
+from attnbench.analysis.recommendation import Recommendation, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
@@ -62,7 +62,7 @@ def fastest(
         attnbench fastest fused sdpa --along length --from 32 --to 2048
         attnbench fastest --sweep quick --policy results/policy.json
     """
-    limits = Limits(memory_bytes=bytes_of(memory), is_deterministic=is_deterministic)
+    memory_bytes = bytes_of(memory)
     if along and (ignored := sorted(AGAIN & options.typed)):
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     if (low or high) and not along:
@@ -82,7 +82,7 @@ def fastest(
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
-    choices = recommend(measured, limits)
+    choices = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
     learned: dict[str, Any] = {}
     try:
         if policy is not None:

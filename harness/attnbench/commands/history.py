@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
+from attnbench.analysis.history import follow
 from attnbench.commands import Command, terminal
 from attnbench.commands.frame import present
-from attnbench.commands.options import require_extra
 from attnbench.reports import history as report
 from attnbench.units import plain
 
@@ -27,9 +27,6 @@ def history(
         implementation (--implementation -i NAME): May be repeated. Default: all.
         workload (GLOB): Ids of workloads, as in *-t512-*.
     """
-    require_extra("ruptures", "history")
-    from attnbench.analysis.history import follow
-
     series, notes = follow(paths or [results], metric, implementations=implementation or (), workload=workload)
     for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import changed
 from attnbench.commands import OUTPUT
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status
