@@ -44,14 +44,14 @@ def gate(
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
     from attnbench.analysis.results import read
-    from attnbench.storage.journal import newest_run
+    from attnbench.storage.journal import find_run
 
     allowed = load(thresholds)
     given = list(runs or ())
     if is_accepted:
         if len(given) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")
-        path = stored.locate(given[0], results) if given else newest_run(results)
+        path = stored.locate(given[0], results) if given else find_run(None, results)
         written = stored.accept(path, results, reason, allowed)
         typer.echo(json.dumps({"baseline": str(written)}) if as_json else f"Baseline: {written}; commit it")
         return
@@ -59,7 +59,7 @@ def gate(
         raise ValueError("--reason is that of a new baseline: give --accept, too")
     if len(given) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(given)} were given: BASE and CANDIDATE")
-    paths = [stored.locate(name, results) for name in given] or [newest_run(results)]
+    paths = [stored.locate(name, results) for name in given] or [find_run(None, results)]
     found = [read(path) for path in paths]
     if len(found) == 1 and found[0].plan.sides is None:
         found.insert(0, read(stored.find(found[0], results)))

@@ -1,6 +1,7 @@
 """`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -51,7 +52,8 @@ def report(
     from attnbench.analysis.results import read
     from attnbench.commands import running
     from attnbench.reports import stock
-    from attnbench.storage.journal import copy_journal, find_run, newest_run
+    from attnbench.storage.files import writing_to
+    from attnbench.storage.journal import find_run, journal_of
 
     if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
@@ -63,13 +65,15 @@ def report(
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
         _salvage((runs or [])[0], results, to, as_json=as_json)
-    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    folders = [find_run(name, results) for name in runs or [None]]
     stored = read(folders[0] if len(folders) == 1 else _joined(folders))
     if kind is not None:
         _write_one(stored, kind, to, as_json=as_json)
     target = to or stored.folder
     if target.resolve() != stored.folder.resolve():
-        copy_journal(stored.folder, target)
+        journal = journal_of(stored.folder)
+        with writing_to(target):
+            shutil.copyfile(journal, target / journal.name)
     with running.finished(stored.folder):
         failed = running.write_reports(stored, target)
     page = target / PAGE

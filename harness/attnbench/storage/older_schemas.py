@@ -3,28 +3,28 @@
 Lines of schema 5 end with two digests in one: of the line, and of the line after the one before it. The second is now
 ignored.
 
-Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe, and
-`sdpa (base)` for an implementation on the base of two sides.
+Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control of the baseline, and `(canary)` for the
+interference probe. Comparisons of two states of the code from that time cannot be read.
 """
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from attnbench.plugins import name_of
 from attnbench.storage.events import Event
-from attnbench.storage.records import BASE, CANDIDATE, Role
+from attnbench.storage.records import Role
 
 FIRST_WITH_ARMS = 4
 HALF_BYTES = 6
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
-_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
+_CONTROL, _PROBE = " (twin)", "(canary)"
 
 
 def is_old(first_line: bytes) -> bool:
-    """Whether a journal with this first line has an older schema."""
+    """Whether a journal with this first line has names for arms."""
     schema = _SCHEMA.match(first_line)
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
 
@@ -34,51 +34,33 @@ def is_digest_right(line: bytes, digest: bytes) -> bool:
     return digest[: 2 * HALF_BYTES] == hashlib.blake2b(line, digest_size=HALF_BYTES).hexdigest().encode()
 
 
-class Upgrade:
-    """Decoder of one older journal; lines of the current schema may follow the old ones."""
+def decoder(first_line: bytes) -> Callable[[bytes], Event]:
+    """A decoder of the lines of an older journal; lines of the current schema may follow the old ones.
 
-    def __init__(self, first_line: bytes) -> None:
-        """Read the meaning of arm names from the plan.
+    It raises msgspec.DecodeError, KeyError, TypeError or AttributeError for a line that is not an event.
 
-        Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
-        """
-        plan = msgspec.json.decode(first_line)["plan"]
-        self.has_sides = plan.get("sides") is not None
-        self.is_apart = self.has_sides and plan["sides"].get("is_apart", False)
-        self.baseline = plan["baseline"]
+    Raises:
+        ValueError: the run compared two states of the code.
+        msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
+    """
+    plan = msgspec.json.decode(first_line)["plan"]
+    baseline: str = plan["baseline"]
+    if plan.get("sides") is not None:
+        raise ValueError("comparisons of two states of the code from before schema 4 cannot be read: repeat it")
 
-    def decode(self, line: bytes) -> Event:
-        """Decode a line.
-
-        Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line is not an event.
-        """
+    def decode(line: bytes) -> Event:
         raw = msgspec.json.decode(line)
-        if raw["type"] == "run_started" and self.has_sides:
-            plan, sides = raw["plan"], raw["plan"]["sides"]
-            sides[BASE]["implementations"], sides[CANDIDATE]["implementations"] = {}, {}
-            for spec in plan["implementations"]:
-                arm = self._arm(name_of(spec))
-                sides[arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
-            plan["implementations"], plan["baseline"] = [], ""
-        elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
-            raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
-        elif "implementation" in raw and "side" not in raw and self.has_sides:
-            raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
+        if raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
+            raw["arms"] = [{"arm": _arm(name, baseline), "samples": taken} for name, taken in raw["arms"].items()]
         event: Event = msgspec.convert(raw, Event)
         return event
 
-    def _arm(self, name: str) -> dict[str, Any]:
-        """The arm of an old name."""
-        if name == _PROBE:
-            return {"role": Role.probe}
-        bare = name.removesuffix(_CONTROL)
-        is_base = bare.endswith(_BASE) if self.has_sides else bare == self.baseline
-        is_control = bare != name and (is_base or self.is_apart)
-        implementation = bare if is_control else name
-        arm: dict[str, Any] = {"role": Role.control if is_control else Role.measured}
-        if not self.has_sides:
-            return arm | {"implementation": implementation}
-        side = BASE if implementation.endswith(_BASE) else CANDIDATE
-        return arm | {"implementation": implementation.removesuffix(_BASE), "side": side}
+    return decode
+
+
+def _arm(name: str, baseline: str) -> dict[str, Any]:
+    """The arm of an old name."""
+    if name == _PROBE:
+        return {"role": Role.probe}
+    is_control = name == f"{baseline}{_CONTROL}"
+    return {"implementation": baseline, "role": Role.control} if is_control else {"implementation": name}

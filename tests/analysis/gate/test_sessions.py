@@ -1,12 +1,12 @@
 """`attnbench gate` on a session of two sides, and commands that are passed such a session by mistake: exit codes."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from attnbench.storage.events import CellChecked, Plan
-from attnbench.storage.journal import copy_journal
 from attnbench.storage.records import CANDIDATE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -38,8 +38,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def session(unchanged: Path, tmp_path: Path) -> Path:
     """Copy the session without a change, as the newest run below tmp_path."""
-    copy_journal(unchanged, tmp_path / "runs" / NAME)
-    return tmp_path / "runs" / NAME
+    return shutil.copytree(unchanged, tmp_path / "runs" / NAME)
 
 
 def test_the_same_code_on_both_sides_passes(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
