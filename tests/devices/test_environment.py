@@ -1,18 +1,9 @@
 """Stored facts about the machine of a run."""
 
-import psutil
 import pytest
 import torch
 
 from attnbench.devices import environment
-
-
-def test_time_that_the_host_took_is_stored_where_the_system_tells():
-    reported = environment.collect().moment.get("stolen by the host since boot")
-    if hasattr(psutil.cpu_times(), "steal"):
-        share, unit = reported.split()
-        assert unit == "%"
-        assert 0.0 <= float(share) <= 100.0
 
 
 @pytest.mark.parametrize("native", [(), ("bfloat16",), ("bfloat16", "float16"), None])

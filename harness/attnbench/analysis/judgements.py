@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import FLOAT32, Record, Status
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade, Record, Status, relative
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -35,6 +35,12 @@ class CheckVerdict(enum.StrEnum):
 WORST_FIRST = (CheckVerdict.wrong, CheckVerdict.approximate, CheckVerdict.imprecise, CheckVerdict.right)
 
 
+def error_share(agreement: Agreement) -> float | None:
+    """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
+    normal = [each for probe, each in agreement.tensors() if probe == "normal" and each.tensor == "output"]
+    return relative(normal[0].error, normal[0].largest) if normal else None
+
+
 def verdict_of(record: Record) -> CheckVerdict:
     """The verdict on the answer of one cell."""
     if record.is_wrong:
@@ -43,7 +49,7 @@ def verdict_of(record: Record) -> CheckVerdict:
         return CheckVerdict.not_judged
     if record.status is Status.approximate:
         return CheckVerdict.approximate
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
+    return CheckVerdict.imprecise if record.agreement.grade is Grade.imprecise else CheckVerdict.right
 
 
 def _hides_all(workload: Workload) -> bool:
@@ -131,7 +137,8 @@ class Judgement:
     @property
     def conventions(self) -> tuple[str, ...]:
         """Accepted differences in convention, each once."""
-        return tuple(dict.fromkeys(text for record in self.compared for text in record.conventions))
+        agreements = [record.agreement for record in self.compared if record.agreement is not None]
+        return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 
     @property
     def notes(self) -> Mapping[str, str]:
@@ -156,7 +163,7 @@ class Judgement:
     @property
     def error(self) -> str:
         """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
-        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
+        shares = [error_share(record.agreement) for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
         cells = f"on {len(shares)} of {len(self.planned)} cells"
         if not finite:

@@ -499,8 +499,6 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
             tensor=name,
             error=None,
             allowed=0.0,
-            yardstick_error=0.0,
-            rounding_band=0.0,
             worst=(),
             expected=0.0,
             actual=None,

@@ -65,7 +65,7 @@ def report(
         if len(runs or ()) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
         _salvage((runs or [])[0], results, to, as_json=as_json)
-    folders = [find_run(name, results) for name in runs or [None]]
+    folders = [find_run(name, results) for name in runs or ()] or [find_run(None, results)]
     stored = read(folders[0] if len(folders) == 1 else _joined(folders))
     if kind is not None:
         _write_one(stored, kind, to, as_json=as_json)

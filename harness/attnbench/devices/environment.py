@@ -1,11 +1,9 @@
 """The environment of a run: processor, versions, threads, settings and flags. No host name, no path."""
 
-import hashlib
 import os
 import platform
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +14,7 @@ import psutil
 import torch
 
 from attnbench.devices import containers, device, names, processor
-from attnbench.storage.records import BOOT, Environment
+from attnbench.storage.records import Environment
 
 SETTINGS = (
     "OMP_NUM_THREADS",
@@ -79,7 +77,6 @@ def collect() -> Environment:
         settings=_set(settings),
         flags=flags,
         clocks=_clocks() | {name: text for each in facts for name, text in each.clocks.items()},
-        moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )
@@ -102,18 +99,6 @@ def _native_dtypes() -> tuple[str, ...] | None:
     if not torch.backends.mkldnn.is_available() or None in asked.values():
         return None
     return tuple(dtype for dtype, is_native in asked.items() if is_native())
-
-
-def _moment() -> dict[str, str]:
-    """The step of the timer, and the processor time that the hypervisor has taken."""
-    moment = {"timer step": f"{device('cpu').clock.resolution_s * 1e9:.0f} ns"}
-    spent: Any = psutil.cpu_times()  # fields differ between systems
-    if hasattr(spent, "steal") and sum(spent):
-        moment["stolen by the host since boot"] = f"{100 * spent.steal / sum(spent):.1f} %"
-    with suppress(OSError):  # random at each start of a system: identifies runs of one machine
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        moment[BOOT] = hashlib.sha256(boot).hexdigest()[:8]
-    return moment
 
 
 def _clocks() -> dict[str, str]:

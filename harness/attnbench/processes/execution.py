@@ -31,7 +31,7 @@ from attnbench.processes.stages import (
 )
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
@@ -47,6 +47,10 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
+
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
+https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults

@@ -25,8 +25,11 @@ from attnbench.storage.records import (
 )
 from attnbench.storage.samples import Samples
 
-CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "ceilings", "measurement of "
+CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "measurement of ceilings", "measurement of "
 """Work that is done once for a cell or a place; a measurement has its metric's name after it."""
+
+Once = tuple[Key | Place | tuple[()], str]
+"""A cell or place, and work that is done once for it."""
 
 
 class ProbeVisit(NamedTuple):
@@ -50,7 +53,7 @@ class State:
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms with their controls, and the probe
-    done: set[tuple[Key | Place | tuple[()], str]] = field(default_factory=set)  # events that happen once for a cell or place
+    done: set[Once] = field(default_factory=set)
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
@@ -179,7 +182,7 @@ class State:
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
-def once(event: Event) -> tuple[Key | Place | tuple[()], str]:
+def once(event: Event) -> Once:
     """The key of an event that happens once in a run: cell or place, and the work; with work "" it may be repeated."""
     match event:
         case events.CellMeasured():

@@ -60,7 +60,7 @@ class Samples(Sequence[Sample]):
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":
         """The samples chosen by a mask or by indices (n,)."""
         part = Samples()
-        part._rows = self.rows[chosen]  # noqa: SLF001 - of the same class
+        part._rows = self.rows[chosen]
         return part
 
     def __len__(self) -> int:
