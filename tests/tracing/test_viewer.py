@@ -82,13 +82,6 @@ def test_a_folder_without_traces_is_reported(tmp_path, monkeypatch, name):
         folders.find(name, tmp_path / "results")
 
 
-def test_names_are_short_where_there_is_one_workload(tmp_path):
-    cell(tmp_path, "first", "fused")
-    assert server.shown_folder(tmp_path) == tmp_path / "first"
-    cell(tmp_path, "second", "fused")
-    assert server.shown_folder(tmp_path) == tmp_path
-
-
 DAMAGE = {
     "cut short": lambda file: file.write_bytes(file.read_bytes()[:-20]),
     "not packed": lambda file: file.write_bytes(b"{}"),

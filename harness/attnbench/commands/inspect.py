@@ -27,14 +27,21 @@ def inspect(
     """Walk a sentence step by step, with every number, and compare an implementation with the oracle."""
     from rich.console import Console
 
-    from attnbench.inspection import page, text
+    from attnbench.inspection import page, text, walkthrough
     from attnbench.inspection.oracle_diff import look
 
     results = look(name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation
     file = page.write(results, folder)
     if as_json:
-        typer.echo(json.dumps(results.json(text.first_difference(results), [file]), indent=2))
+        facts = {
+            "implementation": results.implementation,
+            "differs": results.differs,
+            "first_difference": text.first_difference(results),
+            "diffs": walkthrough.as_json(results.diffs),
+            "files": [str(file)],
+        }
+        typer.echo(json.dumps(facts, indent=2))
     else:
         console = Console()
         text.write(results, console)

@@ -25,7 +25,7 @@ def tensorboard(
     from attnbench.tracing import folders
     from attnbench.tracing.viewer import server
 
-    folder = server.shown_folder(folders.find(run, results))
+    folder = folders.find(run, results)
     stopped = server.stopping()
     address, damaged = server.launch(folder, port)
     for line in damaged:

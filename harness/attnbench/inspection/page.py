@@ -6,7 +6,7 @@ import jinja2
 
 from attnbench import reports
 from attnbench.inspection import text, walkthrough
-from attnbench.inspection.oracle_diff import Inspection, Outcome
+from attnbench.inspection.oracle_diff import Inspection
 from attnbench.storage.files import put, writing_to
 
 PAGE = "inspect.html"
@@ -21,7 +21,7 @@ def write(inspection: Inspection, folder: Path) -> Path:
     loader = jinja2.FileSystemLoader([Path(__file__).parent, Path(reports.__file__).parent])
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = templates.get_template("page.html.jinja").render(
-        inspection=inspection, text=text, descriptions=walkthrough.descriptions, outcomes=tuple(Outcome)
+        inspection=inspection, text=text, descriptions=walkthrough.descriptions
     )
     with writing_to(folder):
         return put(folder / PAGE, page)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff, Outcome
+from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
 from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
 from attnbench.reports import text_lines
 from attnbench.units import MISSING, plain
@@ -113,9 +113,8 @@ def comparison_table(diff: OracleDiff) -> Table:
         values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        place = each.where(diff.walk.words) if each.outcome is not Outcome.agrees else ""
-        where = each.trouble or place or MISSING
-        rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
+        where = (each.trouble or each.where(diff.walk.words)) if not each.agrees else MISSING
+        rows.append((step, "agrees" if each.agrees else "DIFFERS", largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
     return Table(title="", headings=headings, rows=rows, is_prose=True)
 
