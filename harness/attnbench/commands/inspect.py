@@ -27,18 +27,18 @@ def inspect(
     """Walk a sentence step by step, with every number, and compare an implementation with the oracle."""
     from rich.console import Console
 
-    from attnbench.inspection import page, text, walkthrough
+    from attnbench.inspection import text
     from attnbench.inspection.oracle_diff import look
 
     results = look(name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation
-    file = page.write(results, folder)
+    file = text.write_page(results, folder)
     if as_json:
         facts = {
             "implementation": results.implementation,
             "differs": results.differs,
             "first_difference": text.first_difference(results),
-            "diffs": walkthrough.as_json(results.diffs),
+            "steps": {diff.walk.sentence(): text.comparison_table(diff).facts() for diff in results.diffs},
             "files": [str(file)],
         }
         typer.echo(json.dumps(facts, indent=2))

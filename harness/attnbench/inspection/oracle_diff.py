@@ -160,9 +160,9 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a string is the reason why it could not be loaded."""
     workload, inputs = walk.workload, walk.inputs
-    limits, rows = _Limits(workload, inputs), torch.arange(workload.seq_len)
+    limits, rows = limits_of(workload, inputs), torch.arange(workload.seq_len)
     narrow = inputs.map(torch.Tensor.float)
-    right = limits.of(
+    right = limits(
         "output",
         oracle.answer(workload, inputs, rows),  # (B, T, D)
         *(oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS),
@@ -195,25 +195,27 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     if reason:
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
-        comparisons += _weights_and_context(module, limits, inputs, mask)
+        comparisons += _weights_and_context(module, walk, limits, mask)
     return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-class _Limits:
+Limits = Callable[..., Tolerance]
+"""Limits of one step, from its name, the right answer and those of honest forms in float32."""
+
+
+def limits_of(workload: Workload, inputs: Inputs) -> Limits:
     """Limits on the distance of steps of one sentence from float64: the rule of the check, in float32."""
+    bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
+    num_roundings = roundings(workload, "output", bound)
 
-    def __init__(self, workload: Workload, inputs: Inputs) -> None:
-        self.workload = workload
-        bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
-        self.num_roundings = roundings(workload, "output", bound)
+    def limit(name: str, right: Tensor, *honest: Tensor) -> Tolerance:
+        errors = [by_row(each.double() - right, -2) for each in honest]
+        return Tolerance(name, right, errors, axis=-2, dtype=torch.float32, num_roundings=num_roundings)
 
-    def of(self, name: str, right: Tensor, *honest: Tensor) -> Tolerance:
-        """The limits of one step, from the errors of honest forms in float32."""
-        shown = [by_row(each.double() - right, -2) for each in honest]
-        return Tolerance(name, right, shown, axis=-2, dtype=torch.float32, num_roundings=self.num_roundings)
+    return limit
 
 
-def _projections(module: Attention, limits: _Limits, inputs: Inputs, x: Tensor) -> list[Comparison]:
+def _projections(module: Attention, limits: Limits, inputs: Inputs, x: Tensor) -> list[Comparison]:
     """Query, key and value."""
     results = _try(lambda: module.project(x.clone(), x.clone()))
     if not (isinstance(results, tuple | list) and len(results) == len(PROJECTED)):
@@ -221,17 +223,17 @@ def _projections(module: Attention, limits: _Limits, inputs: Inputs, x: Tensor) 
         results = [trouble] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
     honest = oracle.project(x, x, inputs.weights.map(torch.Tensor.float))
-    return list(map(compared, map(limits.of, PROJECTED, right, honest), results))
+    return list(map(compared, map(limits, PROJECTED, right, honest), results))
 
 
-def _weights_and_context(module: Any, limits: _Limits, inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
+def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
     """The module's weights for the oracle's query and key, then its context."""
-    x = inputs.tensors["x"]
+    inputs, x = walk.inputs, walk.inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
-    rows = oracle.row_mask(limits.workload, torch.arange(limits.workload.seq_len), inputs=inputs.tensors)
+    rows = oracle.row_mask(walk.workload, torch.arange(walk.workload.seq_len), inputs=inputs.tensors)
     mask.inputs = {name: tensor.float() for name, tensor in rows.inputs.items()}
     narrow = replace(rows, inputs=mask.inputs)
-    right = limits.of(
+    right = limits(
         "context",
         oracle.attend(query.double(), key.double(), value.double(), rows),
         *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
@@ -244,7 +246,7 @@ def _weights_and_context(module: Any, limits: _Limits, inputs: Inputs, mask: Bou
     if context.trouble:  # context trouble hides the weights too
         return [context]
     weights = _try(lambda: recover_weights(actual, value))
-    right = limits.of(
+    right = limits(
         "weights",
         oracle.weights(query.double(), key.double(), rows),
         *(oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS),

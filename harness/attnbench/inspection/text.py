@@ -1,21 +1,27 @@
-"""The texts of an inspection: tables with words as headings, and the sentences that conclude it.
+"""An inspection as tables with words as headings, and sentences that conclude it.
 
-The terminal shows the comparison with the oracle; the page also shows every step.
+The terminal shows the comparison with the oracle; the page, one file without scripts, also shows every step, its
+weights shaded like a picture.
 """
 
 import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
 import numpy as np
 from rich.console import Console
 
 from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
-from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
+from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough, descriptions
 from attnbench.reports import text_lines
+from attnbench.storage.files import put, writing_to
 from attnbench.units import MISSING, plain
 
+PAGE = "inspect.html"
+TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
 SMALLEST_PLAIN = 1e-3
 METHOD = (
     "float32 compared with float64; a difference counts beyond what honest float32 code shows. Each step is given "
@@ -35,6 +41,10 @@ class Table:
     marked: tuple[int, int] | None = None
     is_prose: bool = False  # words, aligned to the left
     shades: Sequence[Sequence[float]] = ()  # of the cells after the headings, from 0 to 1
+
+    def facts(self) -> list[dict[str, str]]:
+        """The rows as texts by heading, for JSON."""
+        return [dict(zip(self.headings, row, strict=True)) for row in self.rows]
 
     def lines(self, width: int) -> list[str]:
         """The table as lines for a terminal, with the marked cell in brackets."""
@@ -160,3 +170,18 @@ def write(inspection: Inspection, console: Console) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     advice = f"To check it on many inputs and shapes: attnbench check {inspection.spec}"
     console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def write_page(inspection: Inspection, folder: Path) -> Path:
+    """Write inspect.html into the folder; the template escapes all text from outside.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    functions = (step_tables, difference_tables, comparison_table, first_difference, agreement, descriptions)
+    texts = {function.__name__: function for function in functions}
+    page = templates.get_template("page.html.jinja").render(inspection=inspection, method=METHOD, **texts)
+    with writing_to(folder):
+        return put(folder / PAGE, page)
