@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade, Record, Status, relative
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -33,12 +33,6 @@ class CheckVerdict(enum.StrEnum):
 
 
 WORST_FIRST = (CheckVerdict.wrong, CheckVerdict.approximate, CheckVerdict.imprecise, CheckVerdict.right)
-
-
-def error_share(agreement: Agreement) -> float | None:
-    """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
-    normal = [each for probe, each in agreement.tensors() if probe == "normal" and each.tensor == "output"]
-    return relative(normal[0].error, normal[0].largest) if normal else None
 
 
 def verdict_of(record: Record) -> CheckVerdict:
@@ -137,7 +131,7 @@ class Judgement:
     @property
     def conventions(self) -> tuple[str, ...]:
         """Accepted differences in convention, each once."""
-        agreements = [record.agreement for record in self.compared if record.agreement is not None]
+        agreements = filter(None, (record.agreement for record in self.compared))
         return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 
     @property
@@ -163,7 +157,7 @@ class Judgement:
     @property
     def error(self) -> str:
         """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
-        shares = [error_share(record.agreement) for record in self.compared if record.agreement is not None]
+        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
         cells = f"on {len(shares)} of {len(self.planned)} cells"
         if not finite:

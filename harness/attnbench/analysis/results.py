@@ -146,7 +146,6 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
 
 def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
     """One record for each finished cell, in the plan's order."""
-    sides = started.plan.sides
     order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
     for key, status in sorted(state.status.items(), key=lambda item: order[item[0][0]]):
         workload, arm = key
@@ -154,7 +153,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
         measurements = (*_times(state, key), *state.measured[key].values())
         yield Record(
             run=started.run,
-            commit=started.commit if sides is None else getattr(sides, arm.side).commit,
+            commit=started.commit if started.plan.sides is None else getattr(started.plan.sides, arm.side).commit,
             workload=started.plan.workloads[order[workload]],
             implementation=arm.implementation,
             side=arm.side,

@@ -34,14 +34,7 @@ def inspect(
     folder = to or Path("results") / "inspect" / results.implementation
     file = text.write_page(results, folder)
     if as_json:
-        facts = {
-            "implementation": results.implementation,
-            "differs": results.differs,
-            "first_difference": text.first_difference(results),
-            "steps": {diff.walk.sentence(): text.comparison_table(diff).facts() for diff in results.diffs},
-            "files": [str(file)],
-        }
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps(text.facts(results, [file]), indent=2))
     else:
         console = Console()
         text.write(results, console)

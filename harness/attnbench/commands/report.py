@@ -1,7 +1,6 @@
 """`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -52,8 +51,7 @@ def report(
     from attnbench.analysis.results import read
     from attnbench.commands import running
     from attnbench.reports import stock
-    from attnbench.storage.files import writing_to
-    from attnbench.storage.journal import find_run, journal_of
+    from attnbench.storage.journal import copy_run, find_run
 
     if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
@@ -71,9 +69,7 @@ def report(
         _write_one(stored, kind, to, as_json=as_json)
     target = to or stored.folder
     if target.resolve() != stored.folder.resolve():
-        journal = journal_of(stored.folder)
-        with writing_to(target):
-            shutil.copyfile(journal, target / journal.name)
+        copy_run(stored.folder, target)
     with running.finished(stored.folder):
         failed = running.write_reports(stored, target)
     page = target / PAGE

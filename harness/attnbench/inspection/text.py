@@ -42,10 +42,6 @@ class Table:
     is_prose: bool = False  # words, aligned to the left
     shades: Sequence[Sequence[float]] = ()  # of the cells after the headings, from 0 to 1
 
-    def facts(self) -> list[dict[str, str]]:
-        """The rows as texts by heading, for JSON."""
-        return [dict(zip(self.headings, row, strict=True)) for row in self.rows]
-
     def lines(self, width: int) -> list[str]:
         """The table as lines for a terminal, with the marked cell in brackets."""
         rows = [list(row) for row in self.rows]
@@ -151,6 +147,20 @@ def agreement(inspection: Inspection) -> str:
     if not inspection.is_checked:
         return f"{inspection.implementation} was not compared: {inspection.diffs[0].unseen}"
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
+
+
+def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
+    """The comparisons for JSON, as texts."""
+    tables = {diff.walk.sentence(): comparison_table(diff) for diff in inspection.diffs}
+    return {
+        "implementation": inspection.implementation,
+        "differs": inspection.differs,
+        "first_difference": first_difference(inspection),
+        "steps": {
+            name: [dict(zip(table.headings, row, strict=True)) for row in table.rows] for name, table in tables.items()
+        },
+        "files": [str(file) for file in files],
+    }
 
 
 def write(inspection: Inspection, console: Console) -> None:

@@ -28,7 +28,7 @@ import msgspec
 
 from attnbench.storage import older_schemas
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
-from attnbench.storage.files import put
+from attnbench.storage.files import put, writing_to
 from attnbench.storage.fold import State
 
 JOURNAL = "journal.jsonl"
@@ -265,3 +265,14 @@ def find_run(name: str | None, results: Path) -> Path:
     if runs:
         raise ValueError(f"{missing}the newest are {', '.join(folder.name for folder in runs[-5:])}")
     raise ValueError(f"{missing}{results / 'runs'} holds no runs: begin with attnbench run, or name another --results")
+
+
+def copy_run(folder: Path, target: Path) -> None:
+    """Copy a run's journal into another folder, which is created if needed.
+
+    Raises:
+        ValueError: the target cannot be written.
+    """
+    journal = journal_of(folder)
+    with writing_to(target):
+        put(target / journal.name, journal.read_bytes())

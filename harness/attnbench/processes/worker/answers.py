@@ -346,9 +346,7 @@ class Worker:
             agreed = compared.agreement
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
-            outputs = [tensor for _, tensor in agreed.tensors() if tensor.tensor == "output"]
-            is_never_finite = bool(outputs) and all(output.error is None for output in outputs)
-            if request.workload.dtype == "float64" and is_never_finite:
+            if request.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
                 agreed = agreement.diagnose(references, candidate, compared)
