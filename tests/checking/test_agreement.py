@@ -4,7 +4,6 @@ The catalogue of known mistakes is tested in test_mistakes.py; implementations h
 """
 
 import math
-import re
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from attnbench.checking import oracle
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
-from attnbench.checking.probes import PROBES, draw_equal, needle_targets
+from attnbench.checking.probes import PROBES, needle_targets
 from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
@@ -29,45 +28,21 @@ class WrongGradientOfQuery(Textbook):
         return super().attend(query, key, value, mask) + 0.1 * nothing
 
 
-class NotFinite(Textbook):
-    def attend(self, query, key, value, mask):
-        out = super().attend(query, key, value, mask)
-        return out.index_fill(2, torch.tensor([0]), math.nan)
-
-
-class LastQueryWrong(Textbook):
-    def attend(self, query, key, value, mask):
-        out = super().attend(query, key, value, mask)
-        return torch.cat([out[:, :, :-1], out[:, :, -1:] * 1.001], dim=2)
-
-
 def verdict(module, **axes):
     defaults = {"seq_len": 70, "num_heads": 2, "head_dim": 16, "batch_size": 2, "mask": "causal"}
     workload = Workload(**{**defaults, "direction": "forward_backward", **axes})
     return check(references(workload), Implementation(build=module, source="a test"))
 
 
-@pytest.mark.parametrize("module", [WrongGradientOfQuery, NotFinite, LastQueryWrong])
-def test_a_brief_check_finds_a_wrong_answer_too(module):
+def test_a_brief_check_finds_a_wrong_answer_too():
     workload = Workload(seq_len=70, num_heads=2, head_dim=16, direction="forward_backward", mask="causal")
     references = ask_oracle(workload, 0, is_brief=True)
     found = check(references, Implementation(build=Textbook, source="a test"))
     assert found.agrees
     assert [each.probe for each in found.probes] == ["normal"]
     assert not found.rules
-    assert not check(references, Implementation(build=module, source="a test")).agrees
-
-
-class OneRowWrong(Textbook):
-    """One query's output, chosen by the test, has the wrong sign."""
-
-    row = 0
-
-    def attend(self, query, key, value, mask):
-        out = super().attend(query, key, value, mask).clone()
-        if out.shape[2] > 1000:
-            out[:, :, self.row] *= -1
-        return out
+    wrong = check(references, Implementation(build=WrongGradientOfQuery, source="a test"))
+    assert {each.tensor for _, each in wrong.tensors() if not each.agrees} == {"gradient of query"}
 
 
 LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direction": "inference", "mask": "causal"}
@@ -90,14 +65,6 @@ def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
         assert compared.worst[-2] == row
         assert row in wider.rows
         assert 0 < compared.allowed <= wider.tolerance("output")
-
-
-def test_the_check_says_which_row_of_a_long_output_is_wrong():
-    references = ask_oracle(Workload(**LONG), 0)
-    row = next(row for row in range(1029, 0, -1) if not any(row in each.rows for each in references.by_probe.values()))
-    found = check(references, Implementation(build=type("Wrong", (OneRowWrong,), {"row": row}), source="a test"))
-    assert not found.agrees
-    assert re.search(rf"output is wrong on needles inputs: at \[0, \d, {row}, ", found.diagnosis), found.diagnosis
 
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
@@ -170,25 +137,6 @@ def test_usual_idioms_are_right(module, dtype, mask, scope):
         assert 0 < found.error_ratio < 1
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("scope", ["attention", "module"])
-def test_a_wrong_gradient_is_found_where_the_output_is_right(scope):
-    found = verdict(WrongGradientOfQuery, scope=scope)
-    wrong = {tensor.tensor for _, tensor in found.tensors() if not tensor.agrees}
-    assert wrong
-    assert "output" not in wrong
-    assert verdict(WrongGradientOfQuery, scope=scope, direction="inference").agrees  # which has no gradients
-
-
-def test_the_diagnosis_names_tensor_place_and_both_values():
-    found = verdict(NotFinite)
-    assert "output is wrong" in found.diagnosis or "gradient" in found.diagnosis
-    assert "not finite" in found.diagnosis
-    wrong = next(t for _, t in verdict(LastQueryWrong).tensors() if t.tensor == "output" and not t.agrees)
-    assert wrong.actual is not None
-    assert abs(wrong.actual - wrong.expected) == pytest.approx(wrong.error)
-
-
 class WrongShape(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value, mask)[:, :, :-1]
@@ -234,14 +182,6 @@ def test_the_same_numbers_are_drawn_for_every_dtype_and_others_for_another_seed(
 def test_needles_point_at_keys_of_many_kinds():
     targets = needle_targets(Workload(seq_len=300, kv_len=200), generator(0))
     assert {0, 63, 64, 127, 128, 199} <= set(targets.tolist())
-
-
-def test_equal_rows_are_equal_and_their_values_are_not():
-    drawn = draw_equal(Workload(seq_len=5), 0).tensors
-    assert torch.equal(drawn["key"], drawn["key"][:, :, :1].expand_as(drawn["key"]))
-    assert drawn["value"].std() > 0.5
-    with pytest.raises(ValueError, match="alike"):
-        draw_equal(Workload(seq_len=5, scope="module"), 0)
 
 
 def test_an_answer_that_is_one_call_late_is_said_to_be():

@@ -8,11 +8,9 @@ from attnbench.checking import case
 from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import ask, error, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
-from attnbench.processes.messages import Check
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
-from tests.checks import checked
 
 POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
 STRIDES = {  # of a key (2, 2, 6, 8)
@@ -72,15 +70,6 @@ def test_a_copy_lies_as_its_original_and_shares_nothing_with_it(layout):
         fill(tensor, -before)
         assert torch.equal(tensor, -before)
         assert torch.equal(original.tensors[name], before)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cell_of_each_layout_is_judged(layout):
-    sizes = {"batch_size": 2, "seq_len": 9, "num_heads": 2, "head_dim": 8, "value_dim": 8 - (layout == "value_in_key")}
-    point = Workload(**sizes, layout=layout, direction="inference")
-    limits = {"call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0, "is_brief": True}
-    reply = checked(Check(workload=point, arm=Arm(implementation="sdpa"), spec="sdpa", **limits))
-    assert reply.status is Status.ok, reply.message
 
 
 def test_a_layout_that_changes_nothing_is_the_usual_one():

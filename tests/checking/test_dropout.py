@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import reason_against, set_dropout
+from attnbench.checking.case import reason_against
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
@@ -265,11 +265,3 @@ def test_what_is_timed_is_watched_still(wrong, reported, scope):
     assert reported in found if reported else not found
     assert all(torch.equal(tensor, case.tensors[name]) for name, tensor in before.items())
     assert case.module.dropout == 0.2
-
-
-def test_a_layer_drops_in_training_mode_alone():
-    module = Layer(Bench(POINT).inputs.weights).eval()
-    set_dropout(module, 0.3)
-    assert (module.dropout.p, module.dropout.training) == (0.3, True)
-    set_dropout(module, 0.0)
-    assert not module.dropout.training

@@ -153,8 +153,6 @@ def unmasked(_, logs):
 BACKWARD = [
     (with_backward(sums=lambda x: 0 * x), {}, "gradient_row_sums", "is left out"),
     (with_backward(weights=unmasked), {"mask": "causal"}, "gradient_under_another_mask", "the mask is ignored"),
-    (with_backward(grad=lambda x: x.to(torch.float8_e5m2).float()), {}, "gradient_rounded", "float8_e5m2"),
-    (with_backward(made=lambda x, _: (x[0], x[1].flip(1), x[2])), {}, "gradient_order", "of the key has its heads"),
     (with_backward(of_keys=lambda x: x * (ROWS[: x.shape[2]] < 32)), {}, "gradient_tile_lost", "queries 32 to 36"),
     (group_mean, {"num_heads": 4, "num_kv_heads": 2}, "key_gradient_factor", "0.5 times"),
 ]

@@ -245,14 +245,14 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (Remembers, {}, "outputs apart"),
         (ReadsFromTheStart, {}, "layouts"),
         (HidesByAnAddend, {}, "hidden keys"),
-        (InTheQuerysOrder, {}, "shared memory"),
+        (InTheQuerysOrder, {}, "layouts"),
         (ReadsTheWholeCache, {"mask": "none"}, "layouts"),
-        (OneQueryForAll, {}, "expanded"),
-        (by(made=with_the_querys_strides), {}, "expanded"),
-        (by(**OVERWRITES), {}, "second backward pass"),
+        (OneQueryForAll, {}, "layouts"),
+        (by(made=with_the_querys_strides), {}, "layouts"),
+        (by(**OVERWRITES), {}, "gradients apart"),
         (by(**CUTS_OFF), {}, "sizes"),
-        (by(**ONE_FOR_ALL), {}, "incoming gradients"),
-        (by(made=adds_to_the_twin), {}, "shared memory"),
+        (by(**ONE_FOR_ALL), {}, "gradients apart"),
+        (by(made=adds_to_the_twin), {}, "layouts"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
         (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),
@@ -283,16 +283,16 @@ def test_some_broken_rules_are_only_noted(made, rule):
 
 
 def test_masks_that_differ_by_head_are_read_or_refused():
-    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks of heads"]
+    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks in memory"]
     assert (found.holds, found.is_noted) == (False, False)
-    assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="causal")
-    assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
+    assert tried(first_heads_mask, direction="forward", mask="causal")["masks in memory"].holds
+    assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks in memory"].holds
 
 
 @pytest.mark.parametrize(("name", "is_right"), [("mean_for_a_row", False), ("sdpa", True)])
 def test_the_gradient_of_a_row_of_bias_is_a_sum_over_queries(name, is_right):
     found = implementation(name) if is_right else mean_for_a_row
-    assert ("row of bias" in broken(found, mask="relative_buckets(8,20)", direction="forward")) is not is_right
+    assert ("masks in memory" in broken(found, mask="relative_buckets(8,20)", direction="forward")) is not is_right
 
 
 def test_sums_that_overflow_in_float16_are_noted():

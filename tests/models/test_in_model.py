@@ -67,21 +67,6 @@ CONFIGURATIONS = {
         "relative_attention_num_buckets": 8,
         "relative_attention_max_distance": 20,
     },
-    "WhisperConfig": TOKENS
-    | {
-        "vocab_size": 97,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "max_source_positions": 20,
-        "max_target_positions": 16,
-        "num_mel_bins": 8,
-        "decoder_start_token_id": 1,
-    },
     "ViTConfig": {
         "hidden_size": 32,
         "intermediate_size": 48,

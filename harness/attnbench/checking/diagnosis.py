@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import torch
@@ -79,6 +80,15 @@ class Finding:
     step: str = ""
 
 
+def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_backward: bool = False) -> Finding:
+    """The sentence "It looks as if `words`.", `more` sentences, and the first step that differs."""
+    first = f"the backward pass of {step}" if is_backward else step
+    space = "" if words.startswith(",") else " "
+    return Finding(
+        f"It looks as if{space}{words}.{more} First step that differs: {first}.", tuple(dict.fromkeys(names)), step
+    )
+
+
 class Evidence:
     """A candidate's answers to one probe."""
 
@@ -106,14 +116,6 @@ class Evidence:
         """Whether a tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
-    def answers(self, mistake: Mistake, names: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The mistake's answers at these rows in float64, computed in `dtype`: the output, or gradients too."""
-        if names != ["output"]:
-            return self.reference.answers_of(mistake, dtype)
-        with torch.no_grad():
-            inputs = self.reference.drawn.map(lambda tensor: tensor.to(dtype))
-            return {"output": mistake.answer(self.reference.workload, self.rows)(inputs).double()}
-
     def distance(
         self, mistake: Mistake, names: list[str], region: Tensor | None = None, *, is_quick: bool = False
     ) -> float:
@@ -123,8 +125,9 @@ class Evidence:
         With `region` (B, H, R), only those rows of the output are compared. `is_quick` takes exact answers only, and
         gives infinity if the right answers are nearly as near: the mistake changes nothing here.
         """
-        exact_ones, worst, error = self.answers(mistake, names, self.dtype), 0.0, 0.0
-        own_ones = exact_ones if is_quick else self.answers(mistake, names, self.own_dtype)
+        asked = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=names != ["output"])
+        exact_ones, worst, error = asked(self.dtype), 0.0, 0.0
+        own_ones = exact_ones if is_quick else asked(self.own_dtype)
         for name in names:
             shares = [of[name] / self.limits[name] for of in (self.observed, self.expected, exact_ones, own_ones)]
             observed, expected, exact, own = shares if region is None else [each[region] for each in shares]
@@ -146,20 +149,18 @@ def explain(
 
     `on_step` is called before each part of the work.
     """
-
-    def diagnosed(finding: Finding) -> Agreement:
-        return msgspec.structs.replace(wrong, diagnosis=finding.words, mistakes=finding.names, step=finding.step)
-
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
-        return diagnosed(Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ()))
-    evidence, place = gather(implementation, references, seed), describe(wrong)
-    if (finding := _closed_form(evidence)) is None:
-        cut(evidence)
-        finding = _known(evidence, on_step) or _unwritten(evidence) or _stale(evidence)
-        finding = finding or _unknown(implementation, evidence, wrong)
-    return diagnosed(replace(finding, words=f"{finding.words} {place}"))
+        result = Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
+    else:
+        evidence = gather(implementation, references, seed)
+        if (explained := _closed_form(evidence)) is None:
+            cut(evidence)
+            explained = _known(evidence, on_step) or _unwritten(evidence) or _stale(evidence)
+            explained = explained or _unknown(implementation, evidence, wrong)
+        result = replace(explained, words=f"{explained.words} {describe(wrong)}")
+    return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
@@ -256,9 +257,8 @@ def _unwritten(evidence: list[Evidence]) -> Finding | None:
         if 0 < len(old) < length and torch.equal(old, wrong):
             where = _where([old], (length,), these[0].rows if is_output else None, ("row",))
             step = STEPS.get(name.removeprefix("gradient of "), "scores")
-            words = f"It looks as if the {name} was never written{where}: there it holds what memory held."
-            first = step if is_output else f"the backward pass of {step}"
-            return Finding(f"{words} First step that differs: {first}.", (f"{name.replace(' ', '_')}_unwritten",), step)
+            words = f"the {name} was never written{where}: there it holds what memory held"
+            return finding(words, [f"{name.replace(' ', '_')}_unwritten"], step, is_backward=not is_output)
     return None
 
 
@@ -279,11 +279,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
         zero = f"is 0{where}, as if it had never been written" if name == "output" else f"is 0{where}: none reaches it"
         times = f"is {factor:.5g} times what it should be{where}"
         sentences.append(f"the {name} {times if factor else zero}")
-    if not kinds:
-        return None
-    first = step if names == ["output"] else f"the backward pass of {step}"
-    words = f"It looks as if {'; '.join(sentences)}. First step that differs: {first}."
-    return Finding(words, tuple(dict.fromkeys(kinds)), step)
+    return finding("; ".join(sentences), kinds, step, is_backward=names != ["output"]) if kinds else None
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
@@ -338,13 +334,11 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
         return None
     low, high = float(factors.min()), float(factors.max())
     if math.isclose(low, high, rel_tol=1e-3):
-        words = f"It looks as if the heads' outputs are {float(factors.mean()):.5g} times what they should be"
-        return Finding(f"{words}. First step that differs: context.", ("output_factor",), "context")
-    words = (
-        f"It looks as if each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g}, "
-        "before the output projection: by a gate, or by a buffer that is drawn when the module is made."
-    )
-    return Finding(f"{words} First step that differs: context.", ("features_scaled",), "context")
+        words = f"the heads' outputs are {float(factors.mean()):.5g} times what they should be"
+        return finding(words, ["output_factor"], "context")
+    words = f"each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g}, before the "
+    words += "output projection: by a gate, or by a buffer that is drawn when the module is made"
+    return finding(words, ["features_scaled"], "context")
 
 
 def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
@@ -383,13 +377,11 @@ def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
     if not matches:
         return None
     first, *others = matches
-    words = f"It looks as if{where} {first.words}.{declaration(first.name, first.words)}"
+    more = declaration(first.name, first.words)
     if also := dict.fromkeys(each.words for each in others if each.name != first.name):
-        words += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
-    step = f"the backward pass of {first.step}" if first.is_gradient else first.step
-    return Finding(
-        f"{words} First step that differs: {step}.", tuple({each.name: None for each in matches}), first.step
-    )
+        more += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
+    names = (each.name for each in matches)
+    return finding(f"{where} {first.words}".lstrip(), names, first.step, more, is_backward=first.is_gradient)
 
 
 def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
@@ -443,7 +435,8 @@ def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[
     error, shares = each.observed["output"] - each.expected["output"], [(0.0, 0, 0.0)]
     known = [mistake for mistake in mistakes if mistake.is_rounding]
     for place, mistake in enumerate(known):
-        rounded = each.answers(mistake, ["output"], each.own_dtype)["output"] - each.expected["output"]
+        rounded = each.reference.answers_of(mistake, each.own_dtype, rows=each.rows, has_gradients=False)["output"]
+        rounded = rounded - each.expected["output"]
         along, size = float((rounded * error).sum()), float(rounded.square().sum()) or SMALLEST
         shares.append((along**2 / (size * float(error.square().sum())), place, along / size))
     share, place, factor = max(shares)
@@ -498,23 +491,23 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
-    finding = Finding(UNKNOWN)
+    result = Finding(UNKNOWN)
     if failing is None:
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
         words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
-        finding = Finding(words, (), "backward pass")
+        result = Finding(words, (), "backward pass")
     elif failing.workload.scope == "attention" and len(failing.rows) == failing.workload.seq_len:
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
-            finding = describe_weights(implementation, failing, is_random=bool(random))
-    if random and not finding.names and finding.step != "weights":
-        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
-        return Finding(words, tuple(sorted(RANDOM)), "weights")
-    if random and not finding.names:
-        finding = replace(finding, words=f"Something random is active: on equal inputs {random}. {finding.words}")
+            result = describe_weights(implementation, failing, is_random=bool(random))
+    if random and not result.names:
+        if result.step != "weights":
+            words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
+            return Finding(words, tuple(sorted(RANDOM)), "weights")
+        result = replace(result, words=f"Something random is active: on equal inputs {random}. {result.words}")
     if stale is not None:
-        words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {finding.words}"
-        return Finding(words, (STALE_MISTAKE,), finding.step)
-    return finding
+        words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {result.words}"
+        return Finding(words, (STALE_MISTAKE,), result.step)
+    return result
 
 
 def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
@@ -543,14 +536,14 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         if abs(factor - 1) < CLOSE / 2:
             name, how = ("without_rescaling", "as they were, without rescaling")
         share = float(is_lost.double().sum() / (right > SMALL_WEIGHT).sum())
-        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}."
-        return Finding(f"{words} First step that differs: weights.", (f"dropout_{name}",), "weights")
+        words = f"dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}"
+        return finding(words, [f"dropout_{name}"], "weights")
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
     apart, place = differences(actual, right)
     if float(apart.max()) <= allowed:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
-    if workload.sinks == "none" and (finding := _by_weights(actual, results, mask, allowed)):
-        return finding
+    if workload.sinks == "none" and (known := _by_weights(actual, results, mask, allowed)):
+        return known
     batch, head, row, column = place
     actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
     facts = [
@@ -571,8 +564,8 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
     if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
-        words = f"It looks as if {_visible(seen[0, 0])}, where the mask is {mask.rule}."
-        return Finding(f"{words} First step that differs: masked scores.", ("mask_of_its_own",), "masked scores")
+        words = f"{_visible(seen[0, 0])}, where the mask is {mask.rule}"
+        return finding(words, ["mask_of_its_own"], "masked scores")
     is_clear = mask.seen & (actual > 0) & (results["weights"] > 0)
     count = is_clear.sum(dim=-1, keepdim=True).clamp(min=1)
     logs, scores = (each.where(is_clear, 0.0) for each in (actual.log(), masked))
@@ -584,7 +577,7 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     ):
         return None
     words = f"the scores are {factor:.4g} times what they should be, as if the softmax had a temperature"
-    return Finding(f"It looks as if {words}. First step that differs: scores.", ("scores_scaled",), "scores")
+    return finding(words, ["scores_scaled"], "scores")
 
 
 def _visible(seen: Tensor) -> str:

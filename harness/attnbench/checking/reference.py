@@ -6,7 +6,7 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 
 import math
 import mmap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -77,24 +77,21 @@ class Reference:
         drawn: Inputs,
         seed: int,
         *,
-        leniency: float = 1.0,
+        probe: str = "",
         change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
         rows: Tensor | None = None,
         grad_rows: Tensor | None = None,
         mask: Callable[[oracle.RowMask], oracle.RowMask] = lambda mask: mask,
         has_gradients: bool = True,
-        left_out: Collection[str] = (),
-        is_screened: bool = False,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
         """Evaluate the oracle and the textbook forms; `change` and `mask` alter every form and its mask.
 
         They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035).
 
-        `leniency` multiplies tolerances where a few draws say little about an honest error. `rows` are the query rows
-        to compare, chosen at random by default. Gradients are compared if the direction has them and the reference
-        `has_gradients`, except for those `left_out`. The output's gradient at those rows is `grad_rows`, or else
-        drawn. `is_screened` also computes `screen`. `on_step` is called before each part of an answer.
+        `rows` are the query rows to compare, chosen at random by default. Gradients are compared if the direction has
+        them and the reference `has_gradients`. The output's gradient at those rows is `grad_rows`, or else drawn. Some
+        probes compare fewer gradients, or with wider limits. `on_step` is called before each part of an answer.
 
         Raises:
             ValueError: the reference is not finite.
@@ -103,16 +100,17 @@ class Reference:
         dtype, here = TORCH_DTYPES[workload.dtype], device(workload.device).torch_device
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
         draws = generator(workload.seed, 4, seed)
-        *batch, _, width = output_shape(workload)
-        self.workload, self.seed, self.has_gradients = workload, seed, has_gradients
-        same = {"leniency": leniency, "has_gradients": has_gradients, "left_out": left_out, "on_step": on_step}
-        self._at: Callable[..., Reference] = partial(Reference, workload, drawn, seed, **same)  # type: ignore[arg-type]
-        compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
+        self.workload, self.seed, self.has_gradients = workload, seed, has_gradients and probe != "huge"
+        self._at = partial(
+            Reference, workload, drawn, seed, probe=probe, has_gradients=has_gradients, on_step=on_step
+        )  # the same with other rows
+        compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
         self.on_step = on_step
-        self.is_screened = is_screened and len(self.rows) < workload.seq_len
+        self.is_screened = probe == SCREENED and len(self.rows) < workload.seq_len
+        *batch, _, width = output_shape(workload)
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
         self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
         self._compared = compared
@@ -138,6 +136,7 @@ class Reference:
         scales = scales_of(expected)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(workload, self.grad_rows))
+        left_out = OF_SCORES if probe == "large" and is_half(workload) else ()
         expected = {name: each for name, each in expected.items() if scales[name] > 0 and name not in left_out}
 
         def moved(tensor: Tensor) -> Tensor:
@@ -162,7 +161,7 @@ class Reference:
                 dtype=dtype,
                 num_roundings=roundings(workload, name, bound),
                 scale=scales[name],
-                leniency=leniency,
+                leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
             )
             for name, right in self.expected.items()
         }
@@ -206,11 +205,17 @@ class Reference:
         return untouched(tuple(shape)).index_copy_(axis, self.rows, tensor)
 
     def answers_of(
-        self, form: Mistake, dtype: torch.dtype = torch.float64, *, has_gradients: bool = True
+        self,
+        form: Mistake,
+        dtype: torch.dtype = torch.float64,
+        *,
+        rows: Tensor | None = None,
+        has_gradients: bool = True,
     ) -> dict[str, Tensor]:
         """Another form's answers at the rows, and gradients, computed in that dtype and returned in float64."""
         compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
-        inputs, ask = self.drawn.map(lambda tensor: tensor.to(dtype)), form.answer(self.workload, self.rows)
+        ask = form.answer(self.workload, self.rows if rows is None else rows)
+        inputs = self.drawn.map(lambda tensor: tensor.to(dtype))
         found = answers(compared, inputs, self.grad_rows.to(dtype), ask)
         return {name: tensor.double() for name, tensor in found.items()}
 
@@ -268,22 +273,12 @@ def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
     """The reference for one of PROBES; it raises the errors of Reference."""
-    leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
     drawn = PROBES[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         query, key, value = (drawn.tensors[name] for name in QKV)
         turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
         drawn = replace(drawn, tensors=drawn.tensors | dict(zip(QKV, turned, strict=True)))
-    return Reference(
-        workload,
-        drawn,
-        seed,
-        leniency=leniency,
-        has_gradients=probe != "huge",
-        left_out=OF_SCORES if probe == "large" and is_half(workload) else (),
-        is_screened=probe == SCREENED,
-        on_step=on_step,
-    )
+    return Reference(workload, drawn, seed, probe=probe, on_step=on_step)
 
 
 def answers(
@@ -493,19 +488,10 @@ def require_plain(name: str, tensor: object) -> None:
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
     """The error of each tensor; if its reference is constant, only if it is not finite."""
-    compared = tuple(error(name, tensor, reference) for name, tensor in observed.items() if name in reference.expected)
-    return compared + tuple(
-        TensorError(
-            tensor=name,
-            error=None,
-            allowed=0.0,
-            worst=(),
-            expected=0.0,
-            actual=None,
-        )
-        for name, tensor in observed.items()
-        if name not in reference.expected and not tensor.isfinite().all()
-    )
+    lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
+    compared = [error(name, tensor, reference) for name, tensor in observed.items() if name in reference.expected]
+    others = [name for name in observed if name not in reference.expected]
+    return (*compared, *(lost(tensor=name, actual=None) for name in others if not observed[name].isfinite().all()))
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:

@@ -101,8 +101,8 @@ class Candidate:
         if self.workload.layout == "value_in_key":
             self.sources.remove("value")
         seen = oracle.row_mask(self.workload, torch.arange(self.workload.seq_len)).seen[:, 0]  # (B, T, S)
-        # (B, T) queries that may get any answer
-        self.empty = ~seen.any(dim=-1) & (not needs_zeros and workload.sinks == "none")
+        self.sees_nothing = ~seen.any(dim=-1)  # (B, T)
+        self.empty = self.sees_nothing & (not needs_zeros and workload.sinks == "none")  # they may get any answer
         self.seen = seen | self.empty[..., None]
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
@@ -306,8 +306,11 @@ def without_gradients(candidate: Candidate) -> str:
 
 
 @compared
-def handed_in(candidate: Candidate) -> Iterator[Trial]:
-    """The output's gradient is read correctly for any strides: those of a sum, of a mean over the queries, ..."""
+def gradients_apart(candidate: Candidate) -> Iterator[Trial]:
+    """Gradients depend neither on the strides of the incoming one, nor on the others requested, nor on earlier passes.
+
+    In scope `module`, either only weights or only tokens are requested.
+    """
     if (usual := candidate.grad_output) is None:
         return
     narrow = {
@@ -322,13 +325,6 @@ def handed_in(candidate: Candidate) -> Iterator[Trial]:
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
     yield words, partial(candidate.ask, grad=spread), candidate.answer
-
-
-@compared
-def frozen(candidate: Candidate) -> Iterator[Trial]:
-    """Each gradient is the same if no other is requested; in scope `module`, also of only weights or only tokens."""
-    if candidate.grad_output is None:
-        return
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
     for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:
@@ -338,35 +334,9 @@ def frozen(candidate: Candidate) -> Iterator[Trial]:
         needed = {name: each for name, each in candidate.answer.items() if name in names}
         others = [name for name in every if name not in group]
         yield f"where the {what} alone need a gradient, it gives", partial(candidate.ask, frozen=others), needed
-
-
-@compared
-def twice(candidate: Candidate) -> Iterator[Trial]:
-    """A second backward pass of one graph gives the gradients of the first."""
-    if candidate.grad_output is not None:
-        case, output = candidate.changed()
-        first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
-        again = partial(candidate.pulled_back, case, output)
-        yield "a second backward pass of one graph gives", again, first
-
-
-@compared
-def shared(candidate: Candidate) -> Iterator[Trial]:
-    """Operands may share memory: as views of one packed buffer, or as one tensor with summed gradients."""
-    workload, tokens = candidate.workload, candidate.tokens
-    if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
-        return
-    names = [name for name, tensor in tokens.items() if tensor.shape == tokens["key"].shape]
-    for axis in (2, 3):
-        views = memory.packed([tokens[name] for name in names], axis)
-        words = f"inputs that are views of one buffer ({', '.join(names)}, packed at axis {axis}) give"
-        yield words, partial(candidate.ask, dict(zip(names, views, strict=True))), candidate.answer
-    one = tokens["key"].clone()
-    copies = candidate.ask({name: one.clone() for name in names})
-    grads = [name for name in (f"gradient of {each}" for each in names) if name in copies]
-    total = sum((copies[name].double() for name in grads), torch.zeros(()))
-    same = partial(candidate.ask, dict.fromkeys(names, one))
-    yield f"one tensor as {' and '.join(names)} gives", same, copies | dict.fromkeys(grads, total)
+    case, output = candidate.changed()
+    first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
+    yield "a second backward pass of one graph gives", partial(candidate.pulled_back, case, output), first
 
 
 @compared
@@ -423,46 +393,37 @@ def no_scale(candidate: Candidate) -> Iterator[Trial]:
 
 
 @compared
-def mask_forms(candidate: Candidate) -> Iterator[Trial]:
-    """A function reads its mask correctly in any memory layout."""
-    for form in memory.MASK_FORMS if _has_mask(candidate.workload) else ():
+def masks_in_memory(candidate: Candidate) -> Iterator[Trial]:
+    """A function reads a mask or bias correctly in any memory layout, and takes one that differs between heads.
+
+    One that differs between heads may be refused; it is not tried for the causal mask. A learned bias with one row for
+    all queries has the summed gradient of its copies.
+    """
+    workload, rule, of_heads = candidate.workload, candidate.workload.mask_rule, memory.OF_HEADS
+    if workload.scope == "module" or not (rule.hides or rule.changes_scores):
+        return
+    for form in memory.MASK_FORMS:
         if form not in memory.OTHER_MASKS:
             yield f"a mask that is {form} gives", partial(candidate.call, form=form), candidate.output
-
-
-@compared
-def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
-    """A function takes masks that differ between heads, or refuses them; not tried for the causal mask."""
-    workload, form = candidate.workload, memory.OF_HEADS
-    sizes = workload.batch_size, workload.seq_len, workload.kv_len
-    if _has_mask(workload) and workload.mask != "causal" and not workload.mask_rule.has_empty_rows(*sizes):
-        expected = candidate.output.clone()
-        expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        yield f"a mask that is {form} gives", partial(candidate.call, form=form), expected
-
-
-@compared
-def row_of_bias(candidate: Candidate) -> Iterator[Trial]:
-    """A learned bias with one row for all queries has the summed gradient of its copies."""
-    workload = candidate.workload
-    if candidate.grad_output is not None and workload.scope == "attention" and workload.mask_rule.is_learned:
+    if candidate.grad_output is not None and rule.is_learned:
         one = partial(candidate.ask, form=memory.ONE_ROW)
         yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
-
-
-def _has_mask(workload: Workload) -> bool:
-    rule = workload.mask_rule
-    return workload.scope == "attention" and (rule.hides or rule.changes_scores)
+    if workload.mask != "causal" and not candidate.sees_nothing.any():
+        expected = candidate.output.clone()
+        expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
+        yield f"a mask that is {of_heads} gives", partial(candidate.call, form=of_heads), expected
 
 
 @compared
 def layouts(candidate: Candidate) -> Iterator[Trial]:
-    """Tensors in other memory layouts give the same answer: transposed, at an offset, with gaps.
+    """Operands in other memory layouts give the same answer: transposed, at an offset, with gaps, expanded, shared.
 
     After each layout alone, neighbouring tensors have different ones. They keep the alignment that the device needs.
+    Expanded rows, with stride 0, are compared with copies of them; one tensor as several operands gets the sum of their
+    gradients.
     """
+    workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
     alignment_bytes = candidate.case().device.alignment_bytes
-    tokens, names = candidate.tokens, list(memory.LAYOUTS)
     alone = [dict.fromkeys(tokens, name) for name in names]
     mixed = [
         {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
@@ -472,21 +433,26 @@ def layouts(candidate: Candidate) -> Iterator[Trial]:
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], alignment_bytes) for token, name in way.items()}
         yield f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer
-
-
-@compared
-def expanded(candidate: Candidate) -> Iterator[Trial]:
-    """Rows that are one row expanded, with stride 0, give the same result as copies in memory."""
-    for way in EXPANDED:
-        shared = {
-            name: tensor.narrow(way[name], 0, 1).expand_as(tensor)
-            for name, tensor in candidate.tokens.items()
-            if name in way
-        }
-        if shared:
-            copied = candidate.ask({name: tensor.contiguous() for name, tensor in shared.items()})
-            words = ", ".join(f"{name} over {AXES[way[name]]}" for name in shared)
-            yield f"inputs that are expanded ({words}) give", partial(candidate.ask, shared), copied
+    for axes in EXPANDED:
+        along = {name: axis for name, axis in axes.items() if name in tokens}
+        if along:
+            rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in along.items()}
+            copied = candidate.ask({name: tensor.contiguous() for name, tensor in rows.items()})
+            words = ", ".join(f"{name} over {AXES[axis]}" for name, axis in along.items())
+            yield f"inputs that are expanded ({words}) give", partial(candidate.ask, rows), copied
+    if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
+        return
+    alike = [name for name, tensor in tokens.items() if tensor.shape == tokens["key"].shape]
+    for axis in (2, 3):
+        views = memory.packed([tokens[name] for name in alike], axis)
+        words = f"inputs that are views of one buffer ({', '.join(alike)}, packed at axis {axis}) give"
+        yield words, partial(candidate.ask, dict(zip(alike, views, strict=True))), candidate.answer
+    one = tokens["key"].clone()
+    copies = candidate.ask({name: one.clone() for name in alike})
+    grads = [name for name in (f"gradient of {each}" for each in alike) if name in copies]
+    total = sum((copies[name].double() for name in grads), torch.zeros(()))
+    same = partial(candidate.ask, dict.fromkeys(alike, one))
+    yield f"one tensor as {' and '.join(alike)} gives", same, copies | dict.fromkeys(grads, total)
 
 
 def outputs_apart(candidate: Candidate) -> str:
@@ -534,18 +500,25 @@ def backwards_apart(candidate: Candidate) -> str:
     return ""
 
 
+def hidden(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> str:
+    """Changes of a hidden key and its value, each a row (B, G, width) or (B, width), reach no query."""
+    leaks = [
+        words.format(name)
+        for name in candidate.sources
+        for words, change in changes.items()
+        if not candidate.moved_by(name, change) <= candidate.tolerance
+    ]
+    return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
+
+
 def hidden_keys(candidate: Candidate) -> str:
     """The contents of a hidden key and its value, if they and the scores are finite, change nothing.
 
-    The poison shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
+    The factor shifts the mean of all keys, or values, by about one of them: code that subtracts that mean before it
     computes in finite precision loses little. Leaks that need larger scores show on the large inputs.
     """
-    poison = 1.0 + candidate.workload.kv_len
-    for name in candidate.sources:
-        apart = candidate.moved_by(name, lambda row: poison * row)
-        if not apart <= candidate.tolerance:
-            return f"the {name} of key {candidate.hidden_key} moves queries that do not see it by {apart:.3g}"
-    return ""
+    factor = 1.0 + candidate.workload.kv_len
+    return hidden(candidate, {f"{{}} {factor:g} times as large": lambda row: factor * row})
 
 
 def hidden_nan(candidate: Candidate) -> str:
@@ -556,13 +529,7 @@ def hidden_nan(candidate: Candidate) -> str:
         "Inf in the {}": partial(torch.full_like, fill_value=math.inf),
         f"a {{}} {huge:.2g} times as large": lambda row: huge * row,
     }
-    leaks = [
-        words.format(name)
-        for name in candidate.sources
-        for words, change in changes.items()
-        if not candidate.moved_by(name, change) <= candidate.tolerance
-    ]
-    return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
+    return hidden(candidate, changes)
 
 
 def repeatable(candidate: Candidate) -> str:
@@ -600,19 +567,13 @@ RULES: dict[str, Tried] = {
     "without gradients": Tried(without_gradients, USUAL),
     OUTPUTS_APART: Tried(outputs_apart, USUAL),
     "backward passes apart": Tried(backwards_apart, USUAL),
-    "incoming gradients": Tried(handed_in, USUAL, may_refuse=True),
-    "gradients apart": Tried(frozen, ("scope", "way"), may_refuse=True),
-    "second backward pass": Tried(twice, USUAL, may_refuse=True),
-    "shared memory": Tried(shared, OF_OPERANDS, may_refuse=True),
+    "gradients apart": Tried(gradients_apart, USUAL, may_refuse=True),
     "sizes": Tried(sizes, ("scope", "numbers")),
     LARGE_VALUES: Tried(large_values, ("scope", "direction", "dtype")),
     "scale of 0": Tried(no_scale, ("scope", "direction"), may_refuse=True),
     "fewer keys": Tried(fewer_keys, ("scope", "sizes"), may_refuse=True),
-    "masks in memory": Tried(mask_forms, ("scope", "mask"), may_refuse=True),
-    "masks of heads": Tried(masks_of_heads, HIDING, may_refuse=True),
-    "row of bias": Tried(row_of_bias, ("scope", "direction", "mask"), may_refuse=True),
+    "masks in memory": Tried(masks_in_memory, ("scope", "direction", "mask"), may_refuse=True),
     "layouts": Tried(layouts, OF_OPERANDS, may_refuse=True),
-    "expanded": Tried(expanded, OF_OPERANDS, may_refuse=True),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
     HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
     REPEATABLE: Tried(repeatable, HIDING, is_noted=True),

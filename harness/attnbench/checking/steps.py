@@ -5,6 +5,7 @@ head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B,
 Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from attnbench.checking.case import Inputs
 from attnbench.checking.oracle import RowMask, output, project, row_mask
 from attnbench.checking.oracle import heads as heads_of
 from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
+from attnbench.explained import explanations
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
@@ -134,12 +136,22 @@ class Mistake:
         return ask
 
 
-def wrong(name: str, words: str, flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows"."""
+def wrong(name: str, words: str = "", flags: str = "", **changes: Callable[..., Any]) -> Mistake:
+    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows".
+
+    Without `words`, they are those of `attnbench explain`.
+    """
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
     named: dict[str, Any] = dict.fromkeys(flags.split(), True)
-    return Mistake(name=name, step=first, words=words, changes=steps, **named)
+    return Mistake(name=name, step=first, words=words or meaning(name), changes=steps, **named)
+
+
+@functools.cache
+def meaning(name: str) -> str:
+    """The meaning of a mistake's name, to go on a sentence; "" without an explanation."""
+    means = next((each.means for each in explanations() if each.name == name), "")
+    return means[:1].lower() + means[1:].removesuffix(".")
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:

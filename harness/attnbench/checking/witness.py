@@ -17,7 +17,7 @@ from attnbench.checking import oracle
 from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out, output_shape
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.probes import VacuousError
-from attnbench.checking.reference import FormError, Reference, error, output_error, require_form
+from attnbench.checking.reference import SCREENED, FormError, Reference, error, output_error, require_form
 from attnbench.storage.records import Agreement, ProbeResult
 from attnbench.workloads.workload import Workload
 
@@ -90,7 +90,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
             judge_seed,
             rows=rows,
             grad_rows=torch.full((*outer, num_rows, width), grad_value(workload)),
-            is_screened=is_thorough and not is_whole,
+            probe=SCREENED if is_thorough and not is_whole else "",
             on_step=on_step,
         )
         errors = []

@@ -99,7 +99,7 @@ def _print(outcome: "ModelOutcome") -> None:
 
 def _times(outcome: "ModelOutcome") -> list[str]:
     from attnbench.analysis.conclusion import factor
-    from attnbench.units import percent, show
+    from attnbench.units import show
 
     if not outcome.timed:
         return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
@@ -110,9 +110,7 @@ def _times(outcome: "ModelOutcome") -> list[str]:
         for one, ratio in compared
     ]
     times = ", ".join(f"{one.attention} {show(one.seconds, 's')}" for one in outcome.timed)
-    known = [(one.attention, one.attention_share) for one in outcome.timed if one.attention_share is not None]
-    shares = ", ".join(f"{percent(share)} with {name}" for name, share in known)
-    return [*lines, f"A step: {times}." + (f" Forward passes of attention are {shares}." if shares else "")]
+    return [*lines, f"A step: {times}."]
 
 
 def _verdict(judged: "Judged") -> str:

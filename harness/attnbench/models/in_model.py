@@ -356,12 +356,11 @@ def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
         AutoModelForImageClassification,
         AutoModelForMaskedLM,
         AutoModelForSeq2SeqLM,
-        AutoModelForSpeechSeq2Seq,
     )
 
     autos = [AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification, AutoModel]
     if getattr(config, "is_encoder_decoder", False):
-        autos = [AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq]
+        autos = [AutoModelForSeq2SeqLM]
     elif any("MaskedLM" in each for each in config.architectures or []) or (
         getattr(config, "model_type", "") in {"bert", "roberta", "electra"} and not config.is_decoder
     ):
@@ -427,11 +426,6 @@ def _batches(
     if main == "pixel_values":
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return {"whole": ({main: torch.randn(batch_size, config.num_channels, size, size, generator=draws)}, {})}
-    if main == "input_features":
-        frames = 2 * config.max_source_positions
-        sound = torch.randn(batch_size, config.num_mel_bins, frames, generator=draws)
-        short = min(length, config.max_target_positions)
-        return {"whole": ({main: sound, "decoder_input_ids": tokens(short)}, {})}
     given = {"input_ids": tokens(length)}
     if getattr(config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = tokens(length // 2)

@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the whole model with one attention: seconds, ratio to the first attention, and share of attention."""
+    """The step of the whole model with one attention: seconds, and the ratio to the first attention."""
 
     attention: str
     seconds: float
@@ -70,7 +70,6 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     verdict: str = ""
-    attention_share: float | None = None  # of the forward pass of one step
 
 
 class StepsTimed(msgspec.Struct, frozen=True, kw_only=True, tag="steps_timed"):

@@ -1,7 +1,6 @@
 """The time of a whole model's step with different attentions."""
 
 import functools
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -34,45 +33,25 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
     }
     take = functools.partial(_step, model.model, configs.values())
     calls: dict[str, Callable[[], object]] = {}
-    spent: dict[str, list[float]] = {}
     for place, attention in enumerate(attentions):
         name = attention
         if attention not in OWN:
             name = f"{NAME}_{place}"
-            AttentionInterface.register(name, _timed(Candidate(attention), spent.setdefault(attention, [])))
+            AttentionInterface.register(name, Candidate(attention))
             AttentionMaskInterface.register(name, sdpa_mask)
         calls[attention] = functools.partial(take, name, words, model.spec.has_gradients)
     for call in calls.values():
         call()
-    shares = {}
-    for attention, call in calls.items():
-        if attention in spent:
-            spent[attention].clear()
-            start = time.perf_counter()
-            call()
-            shares[attention] = sum(spent[attention]) / (time.perf_counter() - start)
     compared = FunctionComparison(calls, attentions[0], num_blocks=2, seed=model.spec.seed)
     compared.run(budget_s)
     found = []
     for attention in attentions:
         seconds = median_estimate(compared.samples[Arm(implementation=attention)]).point
-        step = StepTime(attention=attention, seconds=seconds, attention_share=shares.get(attention))
+        step = StepTime(attention=attention, seconds=seconds)
         if (judged := compared.judgements.get(attention)) is not None:
             step = replace(step, ratio=judged.ratio, low=judged.low, high=judged.high, verdict=str(judged.verdict))
         found.append(step)
     return found
-
-
-def _timed(attend: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """Wrap the function to append the seconds of each call to `spent`."""
-
-    def call(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - the package's own signature
-        start = time.perf_counter()
-        made = attend(*given, **more)
-        spent.append(time.perf_counter() - start)
-        return made
-
-    return call
 
 
 def _step(

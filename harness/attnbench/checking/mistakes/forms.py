@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ OPERANDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "output": ("context", ()),
 }
 """The step that reads each operand, and the operand's places in its arguments; the step that returns the output."""
+ALL_ROWS = "needs_all_rows"
 AXES = {"batch": "batch rows", "head": "heads", "position": "positions"}
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_TILES = 12
@@ -45,7 +45,6 @@ SMALL = {0.0: "", 1e-30: ", and a tiny number is added to the sum", 1e-6: ", and
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
 """In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
-ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 
 
 def orders(number: int) -> dict[str, list[int]]:
@@ -80,14 +79,13 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
                 if axis != "position" or not words.startswith("grouped"):
                     change = in_order(place, order)
                     changed = before(step, change, *places) if places else after(step, change)
-                    flags = "needs_all_rows" * (operand == "output" and axis == "position")
+                    flags = ALL_ROWS * (operand == "output" and axis == "position")
                     text = f"the {AXES[axis]} of the {operand} are {words}"
                     yield wrong(f"{operand.replace(' ', '_')}_{axis}_order", text, flags, **{step: changed})
     times = of_query // of_key
     if min(times, of_key) > 1:
-        words = "query head h reads key/value head h % G, not h // (H / G): repeat instead of repeat_interleave"
         repeated = lambda _, key, value, __: (key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1))  # noqa: E731
-        yield wrong("kv_heads_interleaved", words, heads=repeated)
+        yield wrong("kv_heads_interleaved", heads=repeated)
     has_bias = any(part.is_additive for part in workload.mask_rule.changes)
     for words, order in orders(of_query).items() if has_bias else ():
         other = with_bias(lambda bias, *_, order=order: bias[:, order])
@@ -114,13 +112,10 @@ def layouts(workload: Workload) -> Iterator[Mistake]:
     """(B, H, T, K) read as (B, T, H, K), or the reverse."""
     if min(workload.num_heads, workload.seq_len) == 1:
         return
-    is_square = workload.seq_len == workload.kv_len
-    if is_square:
-        words = "query, key and value are read as (B, T, H, K), and are (B, H, T, K): attention runs over the heads"
-        yield wrong("heads_for_positions", words, "needs_all_rows", whole=across_heads)
-        words = "query and key have changed places in the scores"
+    if workload.seq_len == workload.kv_len:
+        yield wrong("heads_for_positions", flags=ALL_ROWS, whole=across_heads)
         swapped: Callable[..., Tensor] = lambda query, key, mask: steps.scores(key, query, mask)  # noqa: E731
-        yield wrong("query_key_swapped", words, "needs_all_rows", scores=swapped)
+        yield wrong("query_key_swapped", flags=ALL_ROWS, scores=swapped)
     views: dict[str, dict[str, Any]] = {
         "query, key and value": {"scores": before("scores", viewed, 0), "heads": before("heads", viewed, 1, 2)},
         **{f"the {name}": {OPERANDS[name][0]: before(OPERANDS[name][0], viewed, *OPERANDS[name][1])} for name in QKV},
@@ -128,9 +123,8 @@ def layouts(workload: Workload) -> Iterator[Mistake]:
     }
     for what, changes in views.items():
         words = f"a view or reshape without a transpose makes (B, H, T, K) of (B, T, H, K), in {what}"
-        yield wrong("viewed_not_transposed", words, "needs_all_rows", **changes)
-    words = "heads are merged by a view without a transpose: (B, H, T, V) is read as (B, T, H, V)"
-    yield wrong("merged_without_transpose", words, "needs_all_rows", context=after("context", merged))
+        yield wrong("viewed_not_transposed", words, ALL_ROWS, **changes)
+    yield wrong("merged_without_transpose", flags=ALL_ROWS, context=after("context", merged))
 
 
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -176,26 +170,17 @@ def projections(workload: Workload) -> Iterator[Mistake]:
             words = f"query, key and value are projected with the weights of {names}, in that order"
             change = regrouped(lambda parts, order=order: [parts[place] for place in order])  # type: ignore[misc]
             yield wrong("projections_in_wrong_order", words, projection=change)
-    unbiased = before("projection", lambda weights: weights.biased("out"), 2)
-    yield wrong("no_input_biases", "the biases of the input projections are dropped", projection=unbiased)
-    words = "heads are split in the wrong order: (K, H) instead of (H, K)"
-    yield wrong("split_feature_by_feature", words, projection=regrouped(by_feature))
+    yield wrong("no_input_biases", projection=before("projection", lambda weights: weights.biased("out"), 2))
+    yield wrong("split_feature_by_feature", projection=regrouped(by_feature))
     if heads == groups and width == value:
-        words = "weights packed as all queries, keys, values are read head by head"
-        yield wrong("packed_read_head_by_head", words, projection=regrouped(by_head))
-        words = "weights packed head by head are read as all queries, keys, values"
-        yield wrong("packed_read_in_thirds", words, projection=regrouped(in_thirds))
-    words = "heads are merged feature by feature instead of head by head"
-    by_features = before("output", lambda x: x.transpose(1, 3), 0)  # (B,H,R,V) -> (B,V,R,H)
-    yield wrong("merged_feature_by_feature", words, output=by_features)
-    words = "the output projection's bias is dropped"
-    yield wrong("no_output_bias", words, output=before("output", partial(replace, out_bias=None), 1))
+        yield wrong("packed_read_head_by_head", projection=regrouped(by_head))
+        yield wrong("packed_read_in_thirds", projection=regrouped(in_thirds))
+    yield wrong("merged_feature_by_feature", output=before("output", lambda x: x.transpose(1, 3), 0))  # (B,V,R,H)
+    yield wrong("no_output_bias", output=before("output", partial(replace, out_bias=None), 1))
     if heads * value == workload.embed_dim:
-        words = "the output projection is left out"
-        yield wrong("no_output_projection", words, output=before("output", partial(replace, out=None), 1))
-        words = "the output projection's matrix is transposed"
+        yield wrong("no_output_projection", output=before("output", partial(replace, out=None), 1))
         transposed = before("output", lambda weights: replace(weights, out=weights.out.T), 1)
-        yield wrong("output_projection_transposed", words, output=transposed)
+        yield wrong("output_projection_transposed", output=transposed)
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
@@ -271,29 +256,27 @@ def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> T
 def scales(workload: Workload) -> Iterator[Mistake]:
     """Scores with another scale, of truncated widths, or of rotated operands."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
-    of_embedding = (workload.num_heads * width) ** -0.5
-    rows = [
-        ("no_scale", "the scores are not scaled, by 1/sqrt(K) say", 1.0),
-        ("scale_ignored", "the scale that is given is ignored: the scores are divided by sqrt(K)", 1 / root),
-        ("scaled_by_width", "the scores are divided by K, or twice by sqrt(K), instead of once by sqrt(K)", 1 / width),
-        ("scaled_twice", "the scores are scaled twice", right**2),
-        ("multiplied_by_root", "the scores are divided by the scale, 1/sqrt(K) say, instead of multiplied", 1 / right),
-        ("scaled_by_embedding", "the scores are divided by sqrt(H*K) instead of sqrt(K)", of_embedding),
-        ("scaled_by_value_width", "the scores are divided by the root of the values' width", workload.value_dim**-0.5),
-        ("scale_and_root", "the scores are multiplied by the given scale, and divided by sqrt(K)", right / root),
+    factors = [
+        ("no_scale", 1.0),
+        ("scale_ignored", 1 / root),
+        ("scaled_by_width", 1 / width),
+        ("scaled_twice", right**2),
+        ("multiplied_by_root", 1 / right),
+        ("scaled_by_embedding", (workload.num_heads * width) ** -0.5),
+        ("scaled_by_value_width", workload.value_dim**-0.5),
+        ("scale_and_root", right / root),
+        *(("scaled_by_other_width", other**-0.5) for other in (32, 64, 128)),
     ]
-    for other in (32, 64, 128):
-        words = f"the scores are scaled for heads {other} wide, and they are {width} wide"
-        rows.append(("scaled_by_other_width", words, other**-0.5))
     known = [right]
-    for name, words, scale in rows:
+    for name, scale in factors:
         if not any(math.isclose(scale, other) for other in known):
             known.append(scale)
+            words = f"the scores are scaled for heads {scale**-2:.0f} wide, and they are {width} wide"
+            words = words if name == "scaled_by_other_width" else ""
             yield wrong(name, words, scores=after("scores", partial(torch.mul, other=scale / right)))
     if workload.mask_rule.changes_scores and right != 1:
-        words = "the scores are scaled after the bias is added or the softcap, not before"
         early: Callable[..., Tensor] = lambda query, key, mask: mask.changed(product(query, key.mT)) * right  # noqa: E731
-        yield wrong("changed_before_scale", words, scores=early, masked_scores=lambda x, mask: hide(x, mask.seen))
+        yield wrong("changed_before_scale", scores=early, masked_scores=lambda x, mask: hide(x, mask.seen))
     for first in sorted({2**power for power in range(9)} | {width - 1, workload.value_dim}):
         words = f"only the first {first} of {width} numbers of query and key count"
         if 0 < first < width:
@@ -325,21 +308,30 @@ def exponentials(masked: Tensor) -> Tensor:
     return (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
-def unusual(masked: Tensor, *, floor: float | None = None, most: float = math.inf, more: float = 0.0) -> Tensor:
-    """A softmax without subtracting the maximum (or at least `floor`), of clamped scores, or with a larger sum."""
-    top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
-    powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
-    return powers / (powers.sum(dim=-1, keepdim=True) + more)
-
-
 def usual(masked: Tensor) -> Tensor:
     """The softmax; 0 if a query sees no key."""
     return masked.softmax(dim=-1).nan_to_num(0.0)
 
 
-def of_weights(name: str, words: str, change: Callable[[Tensor], Tensor]) -> Mistake:
-    """A mistake that computes the weights from the masked scores in another way."""
-    return wrong(name, words, weights=lambda masked, _: change(masked))
+SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
+    "no_softmax": lambda x: x.where(x.isfinite(), 0),
+    "not_normalised": exponentials,
+    "one_more_in_the_sum": lambda x: torch.nn.functional.pad(x, (0, 1)).softmax(dim=-1)[..., :-1],
+    "sigmoid_for_softmax": torch.sigmoid,
+    "softmax_twice": lambda x: usual(usual(x).masked_fill(x == -math.inf, -math.inf)),
+    "softmax_of_base_2": lambda x: usual(x * math.log(2)),
+    "query_and_key_ignored": lambda x: usual(x.masked_fill(x.isfinite(), 0.0)),
+}
+"""Other functions from masked scores to weights."""
+
+
+def unusual(
+    masked: Tensor, _: RowMask, *, floor: float | None = None, most: float = math.inf, more: float = 0.0
+) -> Tensor:
+    """A softmax without subtracting the maximum (or at least `floor`), of clamped scores, or with a larger sum."""
+    top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
+    powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
+    return powers / (powers.sum(dim=-1, keepdim=True) + more)
 
 
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
@@ -347,33 +339,21 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
     if workload.sinks != "none":
         return
     for name, dim in (("queries", -2), ("heads", 1), ("batch", 0)):
-        words, flags = f"the softmax runs over the {name} instead of the keys", "needs_all_rows" * (name == "queries")
-        yield wrong(f"softmax_over_{name}", words, flags, weights=partial(softmax_over, dim=dim))
-    words = "there is no softmax: the scores themselves are the weights"
-    yield of_weights("no_softmax", words, lambda x: x.where(x.isfinite(), 0))
-    yield of_weights("not_normalised", "the exponentials are not divided by their sum", exponentials)
-    words = "the softmax's sum has one term too many, as if one more key had score 0"
-    padded = partial(torch.nn.functional.pad, pad=(0, 1))
-    yield of_weights("one_more_in_the_sum", words, lambda x: padded(x).softmax(dim=-1)[..., :-1])
-    yield of_weights("sigmoid_for_softmax", "a sigmoid takes the place of the softmax", torch.sigmoid)
-    again: Callable[[Tensor], Tensor] = lambda x: usual(usual(x).masked_fill(x == -math.inf, -math.inf))  # noqa: E731
-    yield of_weights("softmax_twice", "the softmax is taken twice", again)
-    words = "the softmax has powers of 2 for those of e"
-    yield of_weights("softmax_of_base_2", words, lambda x: usual(x * math.log(2)))
-    words = "query and key play no part: the output is the mean of the values"
-    yield of_weights("query_and_key_ignored", words, lambda x: usual(x.masked_fill(x.isfinite(), 0.0)))
+        yield wrong(f"softmax_over_{name}", flags=ALL_ROWS * (dim == -2), weights=partial(softmax_over, dim=dim))  # noqa: PLR2004
+    for name, change in SOFTMAXES.items():
+        yield wrong(name, weights=lambda masked, _, change=change: change(masked))
     words = "the maximum is not subtracted before the exponential, which overflows where scores are large"
     for more, added in SMALL.items():
-        yield of_weights("no_maximum", words + added, partial(unusual, more=more))
+        yield wrong("no_maximum", words + added, weights=partial(unusual, more=more))
     for most in CLAMPS:
         words = f"scores are clamped, to {most:g} say, before an exponential without maximum"
-        yield of_weights("no_maximum", words, partial(unusual, most=most))
+        yield wrong("no_maximum", words, weights=partial(unusual, most=most))
     for more in (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ():
         words = f"{more:g} is added to the softmax's sum"
-        yield of_weights("eps_in_the_sum", words, partial(unusual, floor=-math.inf, more=more))
+        yield wrong("eps_in_the_sum", words, weights=partial(unusual, floor=-math.inf, more=more))
     for floor in FLOORS:
         words = f"the maximum that is subtracted is {floor:g} at least: where all scores are lower, exponentials vanish"
-        yield of_weights("floor_of_the_maximum", words, partial(unusual, floor=floor, more=TINY))
+        yield wrong("floor_of_the_maximum", words, weights=partial(unusual, floor=floor, more=TINY))
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:
@@ -390,13 +370,10 @@ def fills(workload: Workload) -> Iterator[Mistake]:
         added = lambda x, m, fill=fill: m.changed(x) + (~m.seen * fill).to(x.dtype)  # noqa: E731
         if workload.dtype in WIDE:
             yield wrong(name, f"{fill:g} is added to the scores of hidden keys", masked_scores=added, weights=nothing)
-    words = "the boolean mask is added to the scores as 0 and 1"
-    yield wrong("mask_added_as_number", words, masked_scores=lambda x, m: m.changed(x) + m.seen.to(x.dtype))
-    words = "the scores are multiplied by the mask: hidden keys have score 0"
-    yield wrong("mask_multiplied", words, masked_scores=lambda x, m: m.changed(x) * m.seen.to(x.dtype))
-    words = "the mask is applied after the softmax, so that the weights of the visible keys do not add up to 1"
+    yield wrong("mask_added_as_number", masked_scores=lambda x, m: m.changed(x) + m.seen.to(x.dtype))
+    yield wrong("mask_multiplied", masked_scores=lambda x, m: m.changed(x) * m.seen.to(x.dtype))
     late: Callable[..., Tensor] = lambda x, m: x.softmax(dim=-1).where(m.seen, 0.0)  # noqa: E731
-    yield wrong("mask_after_softmax", words, masked_scores=lambda x, m: m.changed(x), weights=late)
+    yield wrong("mask_after_softmax", masked_scores=lambda x, m: m.changed(x), weights=late)
 
 
 def extensions(workload: Workload) -> Iterator[Mistake]:
@@ -407,31 +384,17 @@ def extensions(workload: Workload) -> Iterator[Mistake]:
         without = with_bias(lambda bias, _, each, part=part: bias * (type(each) is not type(part)))  # type: ignore[misc]
         yield wrong("bias_ignored", words, masked_scores=without)
     if parts:
-        yield wrong("bias_sign_flipped", "the bias has the wrong sign", masked_scores=with_bias(lambda x, *_: -x))
+        yield wrong("bias_sign_flipped", masked_scores=with_bias(lambda x, *_: -x))
     if parts and workload.dtype in WIDE:
-        words = "the biases are rounded to bfloat16 on the way"
-        yield wrong("bfloat16_bias", words, masked_scores=with_bias(lambda bias, *_: coarse(bias)))
-    if kinds := {type(part) for part in parts} & {*ALIBI}:
-        first = 0 if workload.num_heads & (workload.num_heads - 1) == 0 else 1
-        slopes = np.exp2(-8 * np.arange(first, workload.num_heads + first) / workload.num_heads)
-        ratio = torch.from_numpy(slopes / masks.Alibi().per_head(workload.num_heads))[:, None, None]
-        words = ("are counted from head 0: they begin with 1", "are 2^(-8h/H) though H is no power of 2")[first]
-        steep = with_bias(lambda bias, *_: bias * ratio.to(bias))
-        yield wrong("alibi_slopes", f"the slopes of ALiBi {words}", masked_scores=steep)
-        other = next(kind for kind in ALIBI if kind not in kinds)()
-        if workload.seq_len != workload.kv_len:
-            words = f"the distances of ALiBi are counted from the other end, as in {other}"
-            from_end = with_bias(lambda _, mask, __: mask.bias(other))
-            yield wrong("alibi_aligned_at_other_end", words, masked_scores=from_end)
+        yield wrong("bfloat16_bias", masked_scores=with_bias(lambda bias, *_: coarse(bias)))
     if any(isinstance(part, masks.Softcap) for part in workload.mask_rule.changes):
         never = with_change(lambda scores, _, part: scores if isinstance(part, masks.Softcap) else None)
-        yield wrong("softcap_ignored", "the scores are never capped", masked_scores=never)
-        late: Callable[..., Tensor] = lambda scores, mask: mask.changed(hide(scores, mask.seen))  # noqa: E731
-        yield wrong("softcap_after_mask", "the scores are capped after the mask", masked_scores=late)
+        yield wrong("softcap_ignored", masked_scores=never)
+        yield wrong("softcap_after_mask", masked_scores=lambda x, mask: mask.changed(hide(x, mask.seen)))
     if workload.sinks != "none":
-        yield wrong("sinks_ignored", "the sinks are ignored", weights=lambda x, _: usual(x))
+        yield wrong("sinks_ignored", weights=lambda x, _: usual(x))
         scaled: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks * workload.score_scale)  # noqa: E731
-        yield wrong("sink_scaled", "a sink is multiplied by the scale, as scores are", weights=scaled)
+        yield wrong("sink_scaled", weights=scaled)
 
 
 def coarse(tensor: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.case import QKV
-from attnbench.checking.mistakes.forms import WIDE, in_order, orders, tiles_of
+from attnbench.checking.mistakes.forms import tiles_of
 from attnbench.checking.mistakes.wrong_masks import ALIGNMENTS, distinct_masks
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Changes, Mistake, hide, with_bias, with_change, wrong
@@ -24,16 +23,14 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 COMMON_MASKS = {*ALIGNMENTS, "mask_ignored", "padding_ignored", "causal_unasked", "mask_part_ignored"}
-ROUNDED = (torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn)
 Names = tuple[str, ...]
 SUMMED: tuple[Names, ...] = (("key",), ("value",), ("key", "value"))
 """Operands whose gradients are sums over queries, and over the query heads of a group."""
 Attend = Callable[..., Tensor]
 """A form of attention without grouped heads: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V)."""
-Change = Callable[[Tensor], Tensor]
 
 
-def with_gradient(tensor: Tensor, change: Change) -> Tensor:
+def with_gradient(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """The tensor, with `change` applied to its gradient."""
     copy = tensor.view_as(tensor)
     if copy.requires_grad:
@@ -65,23 +62,20 @@ def flash(  # noqa: PLR0913 - operands, and what is changed
     *,
     seen: Callable[[RowMask], Tensor] = lambda mask: mask.seen,
     factor: float = 1.0,
-    is_own: bool = False,
 ) -> Tensor:
     """The form whose gradient is FlashAttention's for other visible keys, with row sums multiplied by a factor.
 
-    The logsumexps of the rows are those of the right forward pass, without a gradient. The row sums are those of the
-    right output or, if `is_own`, of the changed weights.
+    The logsumexps and the row sums are those of the right forward pass, without a gradient.
     """
     scores = mask.changed(steps.scores(query, key, mask))
     total = hide(scores, mask.seen).logsumexp(dim=-1, keepdim=True).detach()
     weights = (hide(scores, seen(mask)) - total.clamp(min=torch.finfo(scores.dtype).min)).exp()
-    output = steps.product(weights, value)
-    summed = output if is_own else right(query, key, value, mask)
-    return output - weights.sum(dim=-1, keepdim=True) * factor * summed.detach()
+    row_sums = factor * right(query, key, value, mask).detach()
+    return steps.product(weights, value) - weights.sum(dim=-1, keepdim=True) * row_sums
 
 
-def row_sums(workload: Workload) -> Iterator[Mistake]:
-    """Wrong or missing row sums of weights times their gradient."""
+def weights(workload: Workload) -> Iterator[Mistake]:
+    """Wrong row sums of weights times their gradient, and weights computed again under another mask or without bias."""
     factors = {
         "is left out": 0.0,
         "is a mean over the keys": 1 / workload.kv_len,
@@ -91,85 +85,52 @@ def row_sums(workload: Workload) -> Iterator[Mistake]:
     for words, factor in factors.items():
         text = f"the row sum of weights times their gradient {words}"
         yield only_backward("gradient_row_sums", text, partial(flash, factor=factor), "weights")
-
-
-def weights(workload: Workload) -> Iterator[Mistake]:
-    """Weights that are computed again under another mask, or without a bias."""
     for each in (each for each in distinct_masks(workload) if each.name in COMMON_MASKS):
-        changes = {"masked scores": each.masked}
-        forms: dict[str, Attend] = {
-            "": partial(flash, seen=each.seen),
-            ", and so are its row sums": partial(flash, seen=each.seen, is_own=True),
-            ", with a softmax of its own": partial(right, changes=changes),
-        }
+        own_softmax = partial(right, changes={"masked scores": each.masked})
+        forms: dict[str, Attend] = {"": partial(flash, seen=each.seen), ", with a softmax of its own": own_softmax}
         for more, form in forms.items():
             yield only_backward("gradient_under_another_mask", each.words + more, form, "weights")
     if workload.mask_rule.changes_scores:
-        plain = {"masked scores": with_bias(lambda bias, *_: 0 * bias)}
-        form = partial(right, changes=plain)
+        plain = partial(right, changes={"masked scores": with_bias(lambda bias, *_: 0 * bias)})
         words = "the scores are computed again without the bias"
-        yield only_backward("gradient_without_bias", words, form, "weights")
+        yield only_backward("gradient_without_bias", words, plain, "weights")
 
 
-def without_graph(  # noqa: PLR0913 - operands, and what is changed
-    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, places: range, names: Names
+def some_queries(  # noqa: PLR0913 - operands, and what is changed
+    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, lost: range, names: Names
 ) -> Tensor:
-    """The right form, except that some queries pass no gradient to key or value."""
+    """The right form, except that the queries of `lost` pass no gradient to these operands."""
     chosen = torch.zeros(query.shape[-2], 1, dtype=torch.bool, device=query.device)
-    chosen[places.start : places.stop] = True
+    chosen[lost.start : lost.stop] = True
     of_key, of_value = (x.detach() if name in names else x for name, x in (("key", key), ("value", value)))
     return right(query, of_key, of_value, mask).where(chosen, right(query, key, value, mask))
 
 
-def lost(workload: Workload) -> Iterator[Mistake]:
-    """Tiles of queries that are missing from the sums for keys or values."""
-    length = workload.seq_len
-    late = [
-        ("all but the first tile", range(places.stop, length)) for _, places in tiles_of(length) if not places.start
-    ]
-    for what, places in (*tiles_of(length), *late):
-        for names in SUMMED:
-            form = partial(without_graph, places=places, names=names)
-            where = f"{what} is left out: queries {places.start} to {places.stop - 1}"
-            words = f"of the sum over the queries of the {' and the '.join(names)} {where}"
-            yield only_backward("gradient_tile_lost", words, form)
+def some_heads(  # noqa: PLR0913 - operands, and what is changed
+    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, kept: Tensor, names: Names
+) -> Tensor:
+    """The right form, except that the gradients of these operands come from the heads `kept` (H, 1, 1) alone."""
+    of_key, of_value = (
+        with_gradient(x, lambda grad: grad * kept.to(grad)) if name in names else x
+        for name, x in (("key", key), ("value", value))
+    )
+    return right(query, of_key, of_value, mask)
 
 
-def changed(name: str, words: str, operands: Names, change: Change) -> Mistake:
-    """A mistake that changes the gradients of these operands, or the incoming one of the output."""
-
-    def form(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-        tensors = {"query": query, "key": key, "value": value}
-        tensors |= {name: with_gradient(tensors[name], change) for name in operands if name in tensors}
-        output = right(tensors["query"], tensors["key"], tensors["value"], mask)
-        return with_gradient(output, change) if "output" in operands else output
-
-    return only_backward(name, f"the gradient of the {' and the '.join(operands)} {words}", form)
-
-
-def changes(workload: Workload) -> Iterator[Mistake]:
-    """Gradients in another order of heads, wrongly summed over a group's query heads, or rounded."""
-    heads, times = workload.num_heads, workload.num_heads // workload.num_kv_heads
-    operands: list[Names] = [(part,) for part in (*QKV, "output")]
-    for (words, order), names in itertools.product(orders(heads).items(), operands):
-        yield changed("gradient_order", f"has its heads {words}", names, in_order(1, order))
-    if times > 1:
-        is_first = (torch.arange(heads) % times == 0)[:, None, None]
-        kinds: dict[str, Change] = {
-            "is that of the first query head of the group alone": lambda x: x * is_first.to(x),
-            "is that of the last query head of the group alone": lambda x: x * is_first.flip(0).to(x),
-        }
-        for (words, change), names in itertools.product(kinds.items(), SUMMED):
-            yield changed("gradient_of_group", words, names, change)
-    for dtype in ROUNDED if workload.dtype in WIDE else ():
-        words = f"is rounded to {str(dtype).removeprefix('torch.')}"
-        for names in (*operands, QKV):
-            yield changed("gradient_rounded", words, names, partial(rounded, dtype=dtype))
-
-
-def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round the tensor to another dtype and back."""
-    return tensor.to(dtype).to(tensor.dtype)
+def sums(workload: Workload) -> Iterator[Mistake]:
+    """Queries, or heads of a group, that are missing from the sums for keys or values."""
+    length, times = workload.seq_len, workload.num_heads // workload.num_kv_heads
+    tiles = [*tiles_of(length)]
+    late = [("all but the first tile", range(lost.stop, length)) for _, lost in tiles if not lost.start]
+    for (what, lost), names in itertools.product((*tiles, *late), SUMMED):
+        where = f"{what} is left out: queries {lost.start} to {lost.stop - 1}"
+        words = f"of the sum over the queries of the {' and the '.join(names)} {where}"
+        yield only_backward("gradient_tile_lost", words, partial(some_queries, lost=lost, names=names))
+    is_first = (torch.arange(workload.num_heads) % times == 0)[:, None, None]
+    kinds = {"first": is_first, "last": is_first.flip(0)} if times > 1 else {}
+    for (place, kept), names in itertools.product(kinds.items(), SUMMED):
+        words = f"the gradient of the {' and the '.join(names)} is that of the {place} query head of the group alone"
+        yield only_backward("gradient_of_group", words, partial(some_heads, kept=kept, names=names))
 
 
 def of_scores(workload: Workload) -> Iterator[Mistake]:
@@ -177,20 +138,18 @@ def of_scores(workload: Workload) -> Iterator[Mistake]:
     rule = workload.mask_rule
     is_shared = all(shape[0] != workload.batch_size for shape in workload.operands.values())
     if rule.is_learned and workload.batch_size > 1 and is_shared:  # otherwise the others' gradients are 0
-        words = "the gradient of the bias is that of the first batch row alone, not the sum over all"
         of_first = with_bias(lambda bias, *_: torch.cat([bias[:1], bias[1:].detach()]))
-        yield wrong("bias_gradient_of_first_row", words, "is_gradient", masked_scores=of_first)
+        yield wrong("bias_gradient_of_first_row", flags="is_gradient", masked_scores=of_first)
     if any(isinstance(part, masks.Softcap) for part in rule.changes):
 
         def straight(scores: Tensor, _: RowMask, part: Mask) -> Tensor | None:
             return scores + (part.transform(scores) - scores).detach() if isinstance(part, masks.Softcap) else None
 
-        words = "the gradient through the softcap lacks its derivative, 1 - tanh^2"
-        yield wrong("softcap_without_derivative", words, "is_gradient", masked_scores=with_change(straight))
+        yield wrong("softcap_without_derivative", flags="is_gradient", masked_scores=with_change(straight))
 
 
 def wrong_gradients(workload: Workload) -> Iterator[Mistake]:
     """Every mistake in only the backward pass."""
     if workload.direction != "inference":
-        for kind in (row_sums, weights, lost, changes, of_scores):
+        for kind in (weights, sums, of_scores):
             yield from kind(workload)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.oracle import RowMask, row_mask
-from attnbench.checking.steps import Mistake, hide, wrong
+from attnbench.checking.steps import Mistake, hide, meaning, wrong
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
@@ -124,21 +124,17 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
     if not rule.hides:
         return
     name = "padding_ignored" if isinstance(rule, masks.Padding) else "mask_ignored"
-    yield WrongMask(name, "the mask is ignored: hidden keys get weight", lambda mask: torch.ones_like(mask.seen))
-    words = "the mask is inverted: visible keys are hidden, hidden ones visible (True means visible)"
-    yield WrongMask("mask_inverted", words, lambda mask: ~mask.seen)
+    yield WrongMask(name, meaning("mask_ignored"), lambda mask: torch.ones_like(mask.seen))
+    kinds: list[tuple[str, Callable[[RowMask], Tensor]]] = [("mask_inverted", lambda mask: ~mask.seen)]
     if is_square:
-        words = "the mask is transposed: queries and keys have changed places"
-        yield WrongMask("mask_transposed", words, lambda mask: mask.seen.mT, "needs_all_rows")
-        words = "the mask hides a query's own key"
-        yield WrongMask("own_key_hidden", words, lambda mask: mask.seen & (mask.keys != mask.queries))
+        kinds.append(("mask_transposed", lambda mask: mask.seen.mT))
+        kinds.append(("own_key_hidden", lambda mask: mask.seen & (mask.keys != mask.queries)))
     if workload.batch_size > 1:
-        words = "the mask of batch row 0 is used for every batch row"
-        yield WrongMask("first_rows_mask_for_all", words, lambda mask: mask.seen[:1].expand_as(mask.seen))
-        words = "each batch row has the mask of the next one"
-        yield WrongMask("mask_of_other_rows", words, lambda mask: mask.seen.roll(-1, 0))
-        words = "the masks of batch rows are given to heads (repeat instead of repeat_interleave)"
-        yield WrongMask("mask_per_head", words, by_head)
+        kinds.append(("first_rows_mask_for_all", lambda mask: mask.seen[:1].expand_as(mask.seen)))
+        kinds.append(("mask_of_other_rows", lambda mask: mask.seen.roll(-1, 0)))
+        kinds.append(("mask_per_head", by_head))
+    for name, seen in kinds:
+        yield WrongMask(name, meaning(name), seen, "needs_all_rows" * (name == "mask_transposed"))
     for step in (step for step in MOVES if abs(step) < workload.kv_len):
         words = f"the mask is shifted: it treats a key as the one {abs(step)} {'before' if step > 0 else 'after'} it"
         yield WrongMask("mask_shifted", words, partial(moved, step=step))
