@@ -138,8 +138,9 @@ def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[
         max_retries=NUM_RETRIES,
         retry_exceptions=True,
     )
-    here, is_open = version("attnbench"), [name for name in shares if finished(folder, name) is None]
-    tasks = {work.remote(msgspec.json.encode(shares[name]), here): name for name in is_open}
+    here = version("attnbench"), str(Path.cwd())
+    is_open = [name for name in shares if finished(folder, name) is None]
+    tasks = {work.remote(msgspec.json.encode(shares[name]), *here): name for name in is_open}
     lost: dict[str, str] = {}
     seen_s = time.monotonic()
     while tasks:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +31,10 @@ THREADS = "OMP_NUM_THREADS"
 """Ray sets it to the number of processors of a task; a plan names its threads."""
 
 
-def measure(share: bytes, attnbench: str) -> tuple[str, bytes]:
-    """Measure a plan in JSON from its beginning, for a driver of this version; return the host's name and the journal.
+def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
+    """Measure a plan in JSON from its beginning; return the host's name and the journal.
+
+    The driver has this version of attnbench, and its working folder: files of the plan lie at the same places here.
 
     Raises:
         ValueError: the share is from another version, or cannot be measured.
@@ -41,9 +43,10 @@ def measure(share: bytes, attnbench: str) -> tuple[str, bytes]:
     host = own_name()
     if attnbench != (here := version("attnbench")):
         raise ValueError(f"{host} has attnbench {here}, and the driver {attnbench}")
-    with bench_slot(), TemporaryDirectory(prefix="attnbench-share-") as folder:
-        execute(msgspec.json.decode(share, type=Plan), Path(folder), lambda _: None)
-        return host, (Path(folder) / JOURNAL).read_bytes()
+    there = chdir(folder) if Path(folder).is_dir() else nullcontext()
+    with bench_slot(), there, TemporaryDirectory(prefix="attnbench-share-") as run:
+        execute(msgspec.json.decode(share, type=Plan), Path(run), lambda _: None)
+        return host, (Path(run) / JOURNAL).read_bytes()
 
 
 def examine() -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench import plugins
 from attnbench.storage import events
 from attnbench.storage.events import Event, Plan
 from attnbench.storage.journal import HOSTS, JOURNAL, write
@@ -34,29 +33,15 @@ def part(plan: Plan, place: int, number: int) -> Plan:
 def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
     """The shares of a plan by name: each takes every n-th workload, so that all take about equally long.
 
-    The shares and their names depend only on the plan. The budget applies to each host. Files of the plan lie at the
-    same paths on every host.
+    The shares and their names depend only on the plan. The budget applies to each host.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
-    specs = {spec: absolute(spec) for spec in plan.implementations}
-    digests = {specs.get(spec, spec): digest for spec, digest in plan.digests.items()}
-    plan = msgspec.structs.replace(plan, implementations=tuple(specs.values()), digests=digests)
     shares = {}
     for place in range(number):
         smaller = part(plan, place, number)
         budget_s = plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts
         shares[f"{place:02}"] = msgspec.structs.replace(smaller, budget_s=budget_s)
     return shares
-
-
-def absolute(spec: str) -> str:
-    """The spec with an absolute path, if it has a path, and the same name."""
-    bare, option = plugins.variant(spec)
-    path, attribute = plugins.split(bare)
-    if path is None:
-        return spec
-    moved = f"{Path(path).absolute()}:{attribute}" + (f"+{option}" if option else "")
-    return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
