@@ -18,7 +18,7 @@ from attnbench.storage.events import (
     VisitFinished,
 )
 from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.records import CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
+from attnbench.storage.records import BASE, CANDIDATE, CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 
 WORKLOAD = Workload(seq_len=8)
@@ -85,10 +85,24 @@ def test_the_baseline_has_a_control_and_a_name_that_ends_alike_is_a_name(tmp_pat
     assert taken == expected(ODD, PROBE, baseline.as_control(), SDPA)
 
 
-def test_two_sides_of_that_time_are_refused(tmp_path: Path) -> None:
-    sides = {"base": {"given": "rev:old"}, "candidate": {"given": "rev:new"}}
-    with pytest.raises(DamagedError, match=r"line 1: .*comparisons of two states of the code from before schema 4"):
-        decoded(tmp_path, started("x (base)=old/x.py:f", "x=new/x.py:f", sides=sides))
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path: Path, *, is_apart: bool) -> None:
+    sides = {"base": {"given": "rev:old"}, "candidate": {"given": "rev:new"}, "is_apart": is_apart}
+    named = [] if is_apart else ["x (twin)=new/x.py:g"]  # a candidate has a control only in processes of its own
+    first, cell, taken = decoded(
+        tmp_path,
+        started("x (base)=old/x.py:f", "x=new/x.py:f", "y=sdpa", *named, baseline="x (base)", sides=sides),
+        checked("x (base)"),
+        visit("x (twin)", "x (base) (twin)", "(canary)", "x (base)"),
+    )
+    assert isinstance(first, RunStarted)
+    assert isinstance(cell, CellChecked)
+    base, new = Arm(implementation="x", side=BASE), Arm(implementation="x", side=CANDIDATE)
+    odd = new.as_control() if is_apart else Arm(implementation="x (twin)", side=CANDIDATE)
+    specs = {base: "old/x.py:f", new: "new/x.py:f", Arm(implementation="y", side=CANDIDATE): "sdpa"}
+    assert first.plan.specs == (specs if is_apart else specs | {odd: "new/x.py:g"})
+    assert (first.plan.implementations, first.plan.baseline, cell.key) == ((), "", (WORKLOAD.id, base))
+    assert taken == expected(odd, base.as_control(), PROBE, base)
 
 
 @pytest.mark.parametrize("schema", [1, 2, 3])
