@@ -36,7 +36,7 @@ def share_of(*specs: str) -> Plan:
     return share
 
 
-def measured(share: Plan, attnbench: str = version("attnbench"), folder: str = "") -> tuple[str, bytes]:
+def measured(share: Plan, attnbench: str = version("attnbench"), folder: str = ".") -> tuple[str, bytes]:
     return measure(msgspec.json.encode(share), attnbench, folder)
 
 
@@ -63,7 +63,8 @@ def test_a_file_of_the_plan_is_found_from_anywhere_and_is_not_changed(tmp_path, 
     share = share_of("mine.py:mine")
     monkeypatch.chdir(tmp_path)
     _, journal = measured(share, folder=str(home))
-    assert b'"implementation":"mine","status":"ok"' in journal
+    (tmp_path / JOURNAL).write_bytes(journal)
+    assert {record.implementation: record.status for record in read(tmp_path).records} == {"mine": "ok", "sdpa": "ok"}
     file.write_text("import os\n")
     with pytest.raises(ValueError, match="has changed since the run began"):
         measured(share, folder=str(home))
