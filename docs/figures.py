@@ -3,7 +3,7 @@
 Command: `python docs/figures.py [RUN ...]`. With names of runs (quick, full, compiled), their tables and pictures are
 first drawn again from their journals. Then the gallery is reduced to the files that are committed.
 
-A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py compares blocks and pages with
+A block lies between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_pages.py compares blocks and pages with
 their sources.
 """
 

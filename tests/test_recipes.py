@@ -86,34 +86,32 @@ def test_every_recipe_fits_the_code(tmp_path: Path) -> None:
     command([forks.python(), "-c", ADDED], tmp_path / "copy")
 
 
-@pytest.fixture(scope="module")
-def terminal(copy: Path) -> str:
-    arguments = ["run", "-v", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
-    return command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine has no verdict
-
-
-@pytest.fixture(scope="module")
-def run(copy: Path, terminal: str) -> Path:
-    (found,) = (copy / "results" / "runs").iterdir()
-    return found
-
-
 GROUPS = ("B=1 H=8 K=8, 1 thread, spread=1", "B=1 H=8 K=8, 1 thread, spread=4")
+BYTES = r"[\d.]+ ([KM]iB|B)"
 
 
 @pytest.mark.long
-def test_the_terminal_has_a_table_for_each_value_of_the_axis_with_the_metric(terminal: str) -> None:
+def test_a_new_axis_a_metric_and_a_report_show_everywhere(copy: Path) -> None:
+    arguments = ["run", "-v", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
+    terminal = command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine decides less
+    (run,) = (copy / "results" / "runs").iterdir()
     for group in GROUPS:
         table = terminal.partition(f"{group}\n")[2].partition("\n\n")[0]
         assert "autograd memory" in table
         rows = [line for line in table.splitlines() if re.match(r"(16|32) +(fused|sdpa) ", line)]
         assert len(rows) == 4
-        assert all(re.search(r"  [\d.]+ [KM]?i?B$", line) for line in rows), table
+        assert all(re.search(rf"  {BYTES}$", line) for line in rows), table
+    _has_rows(pd.read_csv(run / "records.csv"))
+    _has_tables((run / "summary.md").read_text(encoding="utf-8"))
+    _has_panels((run / "report.html").read_text(encoding="utf-8"))
+    assert command([forks.python(), "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
+    assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
+    chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
+    options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
+    command([forks.python(), "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)
 
 
-@pytest.mark.long
-def test_the_csv_has_a_row_for_each_cell_and_a_column_for_each(run: Path) -> None:
-    cells = pd.read_csv(run / "records.csv")
+def _has_rows(cells: pd.DataFrame) -> None:
     assert sorted(cells["spread"]) == [1.0] * 4 + [4.0] * 4
     assert not cells.duplicated(["spread", "seq_len", "implementation"]).any()
     assert (cells["autograd_memory_bytes"] > 0).all()
@@ -122,40 +120,22 @@ def test_the_csv_has_a_row_for_each_cell_and_a_column_for_each(run: Path) -> Non
         assert cell.paired_latency_s == pytest.approx(cell.ratio * baseline[cell.spread, cell.seq_len])
 
 
-@pytest.mark.long
-def test_the_summary_has_both_under_titles_of_their_own(run: Path) -> None:
-    summary = (run / "summary.md").read_text(encoding="utf-8")
+def _has_tables(summary: str) -> None:
     for group in GROUPS:
         (table,) = re.findall(rf"^### [^\n]*{group}\n\n(\|.*?)\n\n", summary, re.MULTILINE | re.DOTALL)
         heading, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         place = heading.index("autograd memory")
-        assert sorted((row[0], row[1]) for row in rows) == [
-            (length, name) for length in ("16", "32") for name in ("fused", "sdpa")
-        ]
-        assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row[place]) for row in rows)
+        cells = [(length, name) for length in ("16", "32") for name in ("fused", "sdpa")]
+        assert sorted((row[0], row[1]) for row in rows) == cells
+        assert all(re.match(rf"{BYTES} \([\d.]+ S\)", row[place]) for row in rows)
     assert "memory that autograd keeps of a forward call" in summary
 
 
-@pytest.mark.long
-def test_the_page_tells_their_rows_apart(run: Path) -> None:
-    page = (run / "report.html").read_text(encoding="utf-8")
+def _has_panels(page: str) -> None:
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     data = json.loads(text)
     place = [column["heading"] for column in data["columns"]].index("autograd memory")
     panels = [f"spread={value} T={length}" for value in (1, 4) for length in (16, 32)]
     found = [(row["panel"], row["implementation"]) for row in data["rows"]]
     assert sorted(found) == sorted(itertools.product(panels, ("fused", "sdpa")))
-    assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row["text"][place]) for row in data["rows"])
-
-
-@pytest.mark.long
-def test_pictures_have_a_panel_for_each_value(copy: Path, run: Path) -> None:
-    assert command([forks.python(), "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
-
-
-@pytest.mark.long
-def test_the_new_report_is_written_and_the_tests_of_reports_pass(copy: Path, run: Path) -> None:
-    assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
-    chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
-    options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
-    command([forks.python(), "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)
+    assert all(re.match(rf"{BYTES} \([\d.]+ S\)", row["text"][place]) for row in data["rows"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.changed import changed
 from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.sides import changed
 from attnbench.explained import explained
 from attnbench.reports import verdict
 from attnbench.storage.records import BASE, CANDIDATE, Status

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from attnbench.devices import device
+from attnbench.storage.records import DeviceState
 
 Call = Callable[[], object]
 
@@ -28,15 +29,16 @@ class CudaGpu:
         self.clock = device(DEVICE).clock
 
     def calls(self) -> dict[str, Call]:
-        """Return matrix products, elementwise work of several kernels, and attention."""
+        """Return matrix products, elementwise work, and attention."""
         found: dict[str, Call] = {}
         for size in (512, 2048, 4096):
             left, right = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16).unbind()
             found[f"matmul {size}"] = partial(torch.matmul, left, right)
-        for length in (512, 4096):
+        for length in (512, 1024, 4096):
             query, key, value = torch.randn(3, 2, 16, length, 128, device=DEVICE, dtype=torch.bfloat16).unbind()
             found[f"attention {length}"] = partial(functional.scaled_dot_product_attention, query, key, value)
         rows = torch.randn(2**13, 2**12, device=DEVICE)
+        found["one kernel"] = lambda: rows + 1.0
         found["three kernels"] = lambda: torch.softmax(rows * 2.0, -1) + 1.0
         return found
 
@@ -84,6 +86,10 @@ class CudaGpu:
     def captured(self, call: Call) -> Call:
         """Capture the call as the device does."""
         return device(DEVICE).captured(lambda: call)
+
+    def state(self) -> DeviceState:
+        """Read the clock of the spins since the last reading, or the driver's, and what slows it down."""
+        return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:
         """Run large matrix products."""

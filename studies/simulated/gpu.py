@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attnbench.devices.queued import QueuedClock
+from attnbench.storage.records import DeviceState
 from studies.simulated.timeline import SimulatedRuntime
 
 Call = Callable[[], object]
@@ -26,7 +27,7 @@ POISONED = "CUDA error: an illegal memory access was encountered"
 class SimulatedGpu(SimulatedRuntime):
     """A GPU on virtual time.
 
-    `drift(now_s)` multiplies the time of every kernel: changing clocks. With `carry`, a kernel right after the
+    `drift(now_s)` multiplies the time of every kernel and spin: changing clocks. With `carry`, a kernel right after the
     interference probe is slower, as after work that takes much power. Each kernel is followed by `gap_s`. Planted
     faults: `flushes=False` makes flushes that empty nothing, `spin_share` below 1 makes spins shorter than the clock
     has measured.
@@ -54,7 +55,7 @@ class SimulatedGpu(SimulatedRuntime):
             "one short kernel": partial(self.kernel, 60e-6),
             "sixteen kernels": self.many(16, 4e-6),
         }
-        self.is_poisoned = False
+        self.is_poisoned, self.slowed_by = False, 0
         self._draws = random.Random(seed)
         self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
         self._seen_s: float | None = None  # in kernels, while a profiler runs
@@ -85,6 +86,14 @@ class SimulatedGpu(SimulatedRuntime):
         if self._seen_s is not None:
             self._seen_s += lasts_s - self.gap_s
         self.launch(lasts_s, stream)
+
+    def spin(self, cycles: int) -> None:
+        """Spin by the present clock."""
+        super().spin(int(cycles * self.drift(max(self.now_s, self.ends_s[0]))))
+
+    def state(self) -> DeviceState:
+        """Return the clock of the spins since the last reading, and `slowed_by`."""
+        return DeviceState(clock_mhz=self.clock.clock_hz() / 1e6, slowed_by=self.slowed_by)
 
     def _slower(self) -> float:
         now_s = max(self.now_s, self.ends_s[0])

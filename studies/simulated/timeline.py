@@ -41,7 +41,7 @@ class SimulatedRuntime(Runtime):
     idle device after some work. Planted fault: `spin_share` below 1 makes every spin shorter than requested.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one fault or one property
         self,
         *,
         launch_s: float = 5e-6,
@@ -49,8 +49,10 @@ class SimulatedRuntime(Runtime):
         num_queued: int = 1024,
         notice_s: float = 0.0,
         spin_share: float = 1.0,
+        can_spin: bool = True,
     ) -> None:
         """Start with nothing queued."""
+        self.can_spin = can_spin
         self.notice_s, self._has_worked = notice_s, False
         self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
         self.now_s = 0.0

@@ -68,8 +68,10 @@ def test_one_process_of_two_visits_decides_nothing(tmp_path: Path) -> None:
         assert found.ratio > 1
 
 
-def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
-    assert comparisons(journals.write(tmp_path, POINTS, ("fused", "einsum"))) == []
+def test_without_a_time_of_the_baseline_the_first_with_a_time_takes_its_place(tmp_path: Path) -> None:
+    run = journals.write(tmp_path, POINTS, ("fused", "einsum"))
+    assert {(found.baseline, found.implementation) for found in comparisons(run)} == {("fused", "einsum")}
+    assert {row["implementation"]: row["is_baseline"] for row in tables.every(run)} == {"fused": True, "einsum": False}
 
 
 def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Change points by simulation, runs by scripted journals, and their reports."""
 
-import dataclasses
 import gzip
 
 import msgspec
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import alike, among_neighbours, changes, follow, gather
+from attnbench.analysis.history import among_neighbours, changes, follow
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
@@ -89,7 +88,8 @@ def stored(tmp_path_factory):
 
 
 def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(stored):
-    series = follow(gather([stored])[0])
+    series, notes = follow([stored])
+    assert notes == []
     assert {(each.cell["workload"], str(arm_of(each.cell))) for each in series} == {
         (point.id, name) for point in POINTS for name in NAMES[1:]
     }
@@ -103,24 +103,22 @@ def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(st
 
 
 def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
-    runs = gather([stored])[0]
     for metric, unit in (("peak_memory", "bytes"), ("latency", "s"), ("error_ratio", "")):
-        series = follow(runs, metric, implementations=("fused",), workload="*-t512-*")
-        (each,) = series
-        assert each.unit == unit
+        (each,), _ = follow([stored], metric, implementations=("fused",), workload="*-t512-*")
+        assert each.cell["unit"] == unit
         assert len(each.points) == len(SLOWDOWNS)
-    assert follow(runs, "peak_memory")[0].changes == ()
+        assert bool(each.changes) is (metric == "latency")
 
 
 def test_a_metric_that_is_not_there_is_reported_with_those_that_are(stored):
     with pytest.raises(ValueError, match=r"metric=nothing.*error_ratio.*latency.*peak_memory.*ratio"):
-        follow(gather([stored])[0], "nothing")
+        follow([stored], "nothing")
 
 
 def test_machines_are_kept_apart(stored, tmp_path):
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="Another CPU")
     journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
-    series = follow(gather([stored, tmp_path])[0])
+    series, _ = follow([stored, tmp_path])
     assert {len(each.points) for each in series} == {1, len(SLOWDOWNS)}
     few = {
         history_report.machine_of(each): history_report.row(each)["changes of level"]
@@ -130,24 +128,17 @@ def test_machines_are_kept_apart(stored, tmp_path):
     assert few == {f"Another CPU, fingerprint {other.fingerprint}": "- (fewer than 6 runs)"}
 
 
-def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
+def test_the_longer_of_two_copies_counts_and_two_runs_of_one_name_both_count(stored, tmp_path):
     first = min((stored / "runs").iterdir())
     copy = tmp_path / "runs" / first.name
     copy.mkdir(parents=True)
     lines = (first / JOURNAL).read_bytes().splitlines(keepends=True)
     (copy / PACKED).write_bytes(gzip.compress(b"".join(lines[: len(lines) // 2])))
+    whole = follow([stored])
     for paths in ([stored, tmp_path], [copy, stored], [stored, copy / PACKED]):
-        runs, notes = gather(paths)
-        assert len(runs) == len(SLOWDOWNS)
-        assert notes == [f"{first.name} is there twice: the longer journal counts"]
-        assert {run.folder for run in runs if run.run == first.name} == {first}
-
-
-def test_two_runs_of_one_name_both_count(stored, tmp_path):
-    first = min((stored / "runs").iterdir())
-    journals.write(tmp_path / "runs" / first.name, POINTS, NAMES, num_visits=1, time="2025-12-01T00:00:00+00:00")
-    runs, notes = gather([stored, tmp_path])
-    assert (len(runs), notes) == (len(SLOWDOWNS) + 1, [])
+        assert follow(paths) == whole
+    journals.write(tmp_path / "2" / first.name, POINTS, NAMES, num_visits=1, time="2025-12-01T00:00:00+00:00")
+    assert {len(each.points) for each in follow([stored, tmp_path / "2"])[0]} == {len(SLOWDOWNS) + 1}
 
 
 def test_the_command_prints_a_table_or_json(stored):
@@ -164,20 +155,23 @@ def test_wrong_use_is_reported(stored, given):
     assert done.exit_code != 0
 
 
-def test_only_ratios_to_the_same_thing_make_a_series(stored):
-    runs = gather([stored])[0]
-    sided, other, cold = (
-        dataclasses.replace(runs[0], has_sides=True),
-        dataclasses.replace(runs[1], baseline="fused"),
-        dataclasses.replace(runs[2], conditions="warm, sustained"),
-    )
-    mixed = [sided, other, cold, *runs[3:]]
-    kept, notes = alike(mixed, "ratio")
-    assert kept == runs[3:]
-    assert [note.startswith("runs left out: 3 ") for note in notes] == [True]
-    assert alike(mixed, "latency")[0] == [sided, other, *runs[3:]]
-    assert alike(runs, "ratio") == (runs, [])
-    assert alike([sided], "ratio")[0] == []
+def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
+    def changed(event, **changes):
+        if isinstance(event, RunStarted):
+            return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, **changes))
+        return event
+
+    for number, other in enumerate(({"baseline": "fused"}, {"pace": "sustained"})):
+        time = f"2025-10-0{number + 1}T10:00:00+00:00"
+        journals.write(tmp_path / str(number), POINTS, NAMES, num_visits=1, time=time)
+        scripts.rewrite(tmp_path / str(number), lambda event, other=other: changed(event, **other))
+    session(tmp_path / "2")
+    series, (note,) = follow([stored, tmp_path])
+    assert {len(each.points) for each in series} == {len(SLOWDOWNS)}
+    assert note.startswith("runs left out: 3 ")
+    (latency,), (note,) = follow([stored, tmp_path], "latency", implementations=("fused",), workload="*-t512-*")
+    assert len(latency.points) == len(SLOWDOWNS) + 1
+    assert note.startswith("runs left out: 1 ")
 
 
 def test_text_from_a_journal_stays_on_its_line():
@@ -218,21 +212,18 @@ def session(folder, *, candidate=""):
     scripts.rewrite(folder, sided)
 
 
-def test_where_only_sessions_of_two_sides_are_stored_it_is_reported_why_and_what_to_do(tmp_path):
+def test_where_only_sessions_of_two_sides_are_stored_the_other_metrics_are_named(tmp_path):
     session(tmp_path / "runs" / "one", candidate=NEW)
-    done = CliRunner().invoke(app, ["history", str(tmp_path)])
-    assert "runs left out: 1 (ratios to another state of the code" in str(done.exception)
-    assert str(done.exception).endswith("give --metric latency")
-    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
     with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
-        follow(gather([tmp_path])[0])
+        follow([tmp_path])
+    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
 
 
 @pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
-    runs, results = gather([tmp_path])[0], read(tmp_path / "runs" / "one")
-    found = {str(arm_of(each.cell)): each.points[0] for each in follow(runs, "latency")}
+    results = read(tmp_path / "runs" / "one")
+    found = {str(arm_of(each.cell)): each.points[0] for each in follow([tmp_path], "latency")[0]}
     assert {name: history_report.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,

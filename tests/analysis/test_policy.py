@@ -14,43 +14,29 @@ from tests import journals
 LENGTHS = (64, 96, 128, 192)
 
 
-def measured(length=128, half=0.01, unsupported=(), **logs):
+def measured(length=128, winner="sdpa", **logs):
     workload = Workload(seq_len=length, direction="inference", num_threads=1)
-    known = {name: (log, half) for name, log in logs.items()}
-    return Measured(workload=workload, num_threads=1, logs=known, unsupported=set(unsupported))
-
-
-def test_the_fastest_wins_if_it_is_faster_than_sdpa_beyond_margin_and_noise():
-    assert measured(bmm=-0.3, fused=-0.5, einsum=0.1).winner(0.02) == "fused"
-    assert measured(bmm=-0.01, half=0.001).winner(0.02) == "sdpa"
-    assert measured(bmm=-0.01, half=0.001).winner(0.002) == "bmm"
-    assert measured(bmm=-0.1, half=0.3).winner(0.02) == "sdpa"
-    assert measured(bmm=-0.5, half=math.inf).winner(0.02) == "sdpa"
-    assert measured(bmm=0.3).winner(0.02) == "sdpa"
-    assert measured().winner(0.02) == "sdpa"
-
-
-def costs(entries):
-    return regret(entries, [entry.winner(0.02) for entry in entries])
+    return Measured(workload=workload, logs=logs, winner=winner)
 
 
 def test_the_regret_is_that_of_the_nearest_other_shape():
-    same = costs([measured(length, bmm=-0.3) for length in LENGTHS])
+    same = regret([measured(length, "bmm", bmm=-0.3) for length in LENGTHS])
     assert same.mean == same.worst == 0
     assert same.sdpa_mean == same.sdpa_worst == pytest.approx(math.expm1(0.3))
-    odd = costs([measured(length, bmm=0.5 if length == 128 else -0.3) for length in LENGTHS])
+    others = [measured(length, "bmm", bmm=-0.3) for length in LENGTHS if length != 128]
+    odd = regret([*others, measured(128, bmm=0.5)])
     assert odd.worst == pytest.approx(math.expm1(0.5))
 
 
 def test_without_a_neighbour_the_regret_is_that_of_sdpa():
-    alone = costs([measured(16, bmm=-0.3), measured(256, bmm=-0.3)])
+    alone = regret([measured(16, "bmm", bmm=-0.3), measured(256, "bmm", bmm=-0.3)])
     assert alone.mean == alone.sdpa_mean == pytest.approx(math.expm1(0.3))
 
 
-@pytest.mark.parametrize(("unsupported", "cost"), [(("bmm",), 0.0), ((), 1.5)])
-def test_a_choice_that_is_not_supported_costs_what_sdpa_does_and_one_that_failed_more(unsupported, cost):
-    last = measured(96, unsupported=unsupported)
-    assert costs([measured(64, bmm=-0.3), last]).worst == pytest.approx(max(cost, math.expm1(0.3)))
+@pytest.mark.parametrize(("logs", "cost"), [({"bmm": 0.0}, 0.0), ({}, 1.5)])
+def test_a_choice_that_is_not_supported_costs_what_sdpa_does_and_one_that_failed_more(logs, cost):
+    found = regret([measured(64, "bmm", bmm=-0.3), measured(96, **logs)])
+    assert found.worst == pytest.approx(max(cost, math.expm1(0.3)))
 
 
 def test_a_policy_is_learned_from_a_run_and_survives_its_file(tmp_path):

@@ -130,13 +130,6 @@ def test_a_time_that_does_not_grow_has_a_warning_only_where_it_would_have_to():
     assert judge(recorded(short, overhead), recorded(LONG, overhead))[2] == [(), ()]
 
 
-def test_the_usual_count_of_a_backward_pass_is_explained_where_it_passes_the_ceiling():
-    workload = Workload(seq_len=1024, direction="backward")
-    statuses, _, (warnings,) = judge(recorded(workload, 1.1 * least_s(workload)))
-    assert statuses == [Status.ok]
-    assert "only by the usual count" in warnings[0]
-
-
 def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
     """The made-up run again, on a machine whose ceilings are below its times' rates."""
     points = journals.workloads(seq_len=(512,))

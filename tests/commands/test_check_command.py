@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands import running
-from attnbench.processes import execution, stages
+from attnbench.processes import execution
 from attnbench.processes.messages import Check, Reply, Work
 from attnbench.processes.planning import build_plan, rejected
 from attnbench.storage.events import Plan
@@ -219,7 +219,7 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
     assert asked(tmp_path / "few", stops=True) == [
         *[("good", 16), ("bad", 16), ("good", 24), ("good", 32), ("good", 8)]
     ]
-    swept = stages._most_informative_first(build_plan(sweep="check", implementations=["sdpa"]).workloads)
+    swept = execution._most_informative_first(build_plan(sweep="check", implementations=["sdpa"]).workloads)
     assert min(swept[0].seq_len, swept[0].kv_len, swept[5].seq_len) >= 16
     said = " ".join(capsys.readouterr().err.split())
     assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
@@ -240,14 +240,14 @@ def test_checks_end_with_a_budget_and_say_what_they_have_not_reached(tmp_path: P
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    number, really = count(), stages.check_cell
+    number, really = count(), execution.check_cell
 
     def interrupted(*given: object, **more: object) -> bool:
         if next(number) == 3:
             raise KeyboardInterrupt
         return really(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stages, "check_cell", interrupted)
+    monkeypatch.setattr(execution, "check_cell", interrupted)
     sizes = [f"--set={axis}" for axis in ("seq_len=16,19,23", "num_heads=2", "head_dim=8", "num_threads=1")]
     done = CliRunner().invoke(app, ["check", "mine.py:mistaken", "fused", *sizes])
     assert done.exit_code == 130

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attnbench.analysis.comparisons import by_side, losses
 from attnbench.analysis.results import read
+from attnbench.analysis.sides import by_side, losses
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution, sides

@@ -16,7 +16,7 @@ from tests import forks, journals
 
 PROGRESS = """
 from attnbench.commands.running import watching
-from attnbench.processes.stages import Progress
+from attnbench.processes.execution import Progress
 
 with watching() as watch:
     counts = {"ok": 103, "unsupported": 7, "timeout": 2}

@@ -78,7 +78,7 @@ def test_a_spent_limit_leaves_the_fewest_rounds_and_loads_that_take_too_long_are
 
 
 def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache(monkeypatch):
-    monkeypatch.setattr(cpu, "cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 2**20)
     made = device("cpu").loads("float16")
     assert {load.dtype for load in made if load.kind == MATMUL} == {"float16", cpu.WIDER["float16"]}
     assert max(load.size for load in made if load.kind == COPY) == 2**21
@@ -89,7 +89,7 @@ def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache(mo
 
 
 def test_loads_compute_what_they_are_named_after(monkeypatch):
-    monkeypatch.setattr(cpu, "cache_bytes", lambda: 2**14)
+    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 2**14)
     for load in device("cpu").loads("float32"):
         result = load.call()
         if load.kind == MATMUL:

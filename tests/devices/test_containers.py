@@ -64,7 +64,7 @@ MEMBERSHIPS_1 = "4:memory:/docker/1\n2:cpu,cpuacct:/docker/1\n0::/\n"
 def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_free(groups, memberships, files, names):
     groups(memberships, **files)
     assert containers.quota() == (2.0, names[0])
-    assert containers.memory() == MemoryLimit(4 * GIB, GIB, names[1])
+    assert containers.memory() == MemoryLimit(4 * GIB, 3 * GIB, names[1])
     assert environment.usable_cores() == 2
     assert device("cpu").free_bytes() == 3 * GIB
     assert containers.total_bytes() == 4 * GIB

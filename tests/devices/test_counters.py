@@ -5,7 +5,7 @@ import sys
 
 from attnbench.devices import read_counters
 
-WORK = "import time\nwhile time.process_time() < 0.5: pass"
+WORK = "import time\nwhile time.process_time() < 0.2: pass"
 
 
 def test_own_time_includes_processes_that_ended_and_those_at_work():
@@ -18,8 +18,8 @@ def test_own_time_includes_processes_that_ended_and_those_at_work():
         child.stdout.readline()
         after = read_counters()
         child.communicate(b"\n")
-    assert between.own_s - before.own_s >= 0.45
-    assert after.own_s - between.own_s >= 0.45
+    assert between.own_s - before.own_s >= 0.15
+    assert after.own_s - between.own_s >= 0.15
     assert after.total_s > before.total_s
     assert min(before.own_s, before.free_bytes) > 0
     assert before.began_s == after.began_s

@@ -10,7 +10,8 @@ import torch
 from attnbench.checking.case import Case, bind, build, draw_normal, place
 from attnbench.contract.bundled import bundled
 from attnbench.contract.loading import from_value
-from attnbench.devices import accelerators, cpu, device
+from attnbench.devices import cpu, device
+from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Heartbeat, Observe, Prepare
@@ -133,7 +134,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "reserved_bytes.all.peak": 256,
     }
     start, calls, taken, reserved = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
-    assert accelerators.allocated(before, after) == Footprint(
+    assert Accelerator.allocated(before, after) == Footprint(
         peak_bytes=190 - start,
         kept_bytes=140 - start,
         num_allocations=10 - calls,

@@ -1,9 +1,11 @@
 """Devices and systems that nobody has run: their functions exist, the first line says what works, nothing is traced."""
 
-import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,18 +22,10 @@ ALLOCATOR = ("current_allocated_memory", "driver_allocated_memory")
 
 @pytest.mark.parametrize(("kind", "module"), [(mps, torch.mps), (xpu, torch.xpu)])
 def test_every_function_that_a_device_calls_is_in_torch(kind, module):
-    files = [Path(kind.__file__), ROOT / "harness" / "attnbench" / "devices" / "accelerators.py"]
-    called = set()
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.module":
-                called.add(node.attr)
-    overridden = {name for name in vars(kind.DEVICE) if name in {"record", "is_crowded", "generators", "select"}}
-    if overridden:  # it calls none of the parts that it replaces
-        called -= {"memory_stats", "reset_peak_memory_stats", "memory_allocated", "get_device_properties"}
-        called -= {"mem_get_info", "set_device", "default_generators", "is_initialized"}
+    methods = [each for each in map(partial(getattr, kind.DEVICE), dir(kind.DEVICE)) if inspect.isfunction(each)]
+    called = set(re.findall(r"self\.module\.(\w+)", "".join(map(inspect.getsource, methods))))
     assert len(called) > 4
-    assert {name for name in called if not hasattr(module, name)} - {"is_available", "device_count"} == set()
+    assert {name for name in called if not hasattr(module, name)} == set()
     assert hasattr(module.Event, "elapsed_time")
 
 
@@ -131,7 +125,7 @@ def test_on_a_mac_the_first_line_says_what_works_and_there_is_no_traceback(argum
         assert "this machine has no device mps" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["check", "sdpa"], ["run"], ["doctor"], ["--help"]])
+@pytest.mark.parametrize("command", [["check", "sdpa"], ["--help"]])
 def test_on_windows_one_line_says_that_nothing_works(command, tmp_path):
     done = run(tmp_path, WINDOWS, *command)
     assert done.returncode == 2

@@ -1,15 +1,17 @@
 """The stages that search for the fastest, on a simulated machine: exclusions, visits and resumption."""
 
 import itertools
+import math
+import random
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import SLOWER, Limits, changes_along, points, recommend
+from attnbench.analysis.recommendation import SLOWER, changes_along, recommend
 from attnbench.analysis.results import Results
-from attnbench.processes import choosing
+from attnbench.processes import execution
 from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.choice import CHOOSING_PROCESSES
@@ -21,7 +23,6 @@ from attnbench.timing.schedule import ANSWERED, SPENT
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
-from tests.processes import crossings
 
 NAMES = ("sdpa", "fused", "bmm", "einsum", "sdpa_math")
 SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 0.72, "einsum": 1.3, "sdpa_math": 4.0}
@@ -122,16 +123,6 @@ def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
     assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
 
 
-def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPEEDS, "einsum", 0.998)
-    results, _ = run(chosen(names=("sdpa", "einsum")), tmp_path)
-    (found,) = recommend(results)
-    assert found.choice == "sdpa"
-    monkeypatch.setitem(SPEEDS, "einsum", 0.9)
-    (other,) = recommend(run(chosen(names=("sdpa", "einsum")), tmp_path / "other")[0])
-    assert other.choice == "einsum"
-
-
 @pytest.mark.parametrize(
     ("names", "budget_s", "reason"), [(("sdpa", "fused"), 40.0, ANSWERED), (("sdpa", "fused", "bmm"), 0.0, SPENT)]
 )
@@ -144,21 +135,38 @@ def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_fi
     assert set(results.num_visits.values()) == {CHOOSING_PROCESSES}
 
 
-def test_limits_exclude_with_the_reason(tmp_path: Path) -> None:
-    results, _ = run(chosen(), tmp_path)
-    (none,) = recommend(results, Limits(memory_bytes=1000))
-    assert none.choice == ""
-    assert none.excluded["fused"].detail == "1.00 MiB, more than the 1000 B allowed"
-    (enough,) = recommend(results, Limits(memory_bytes=2**20))
-    assert enough.choice == "fused"
+PAIR = ("fused", "sdpa")
+LOW, HIGH = 16, 4096
+
+
+def planted(number: int, seed: int) -> tuple[float, virtual.Seconds]:
+    """Draw a random crossover: its length, and two power laws of the length that cross there."""
+    draws = random.Random(f"{seed}/{number}")
+    at = math.exp(draws.uniform(math.log(2 * LOW), math.log(HIGH / 2)))
+    steep = draws.uniform(0.15, 1.0)
+    one = draws.uniform(0.8, 1.6)
+    exponents = (one, one - steep) if draws.random() < 0.5 else (one - steep, one)
+    crossing_s = math.exp(draws.uniform(math.log(50e-6), math.log(2e-3)))
+    return at, lambda workload, name: float(crossing_s * (workload.longest / at) ** exponents[PAIR.index(name)])
+
+
+def searching(seed: int, budget_s: float = 60.0) -> Plan:
+    """Plan a search over all lengths."""
+    selection = build_plan(
+        sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=PAIR, baseline=PAIR[1], seed=seed
+    )
+    return msgspec.structs.replace(plan_to_search(selection, PAIR, low=LOW, high=HIGH), budget_s=budget_s)
+
+
+def intervals(results: Results) -> list[tuple[int, int]]:
+    return [(each.low, each.high) for each in changes_along(results, results.plan.ladders[0], PAIR)]
 
 
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
-    plan = crossings.planned(5)
-    truth = crossings.planted(5, 0)
+    plan, (at, truth) = searching(5), planted(5, 0)
 
     def client() -> virtual.SimulatedClient:
-        return virtual.SimulatedClient(WORLDS["calm"], truth.seconds, seed=5)
+        return virtual.SimulatedClient(WORLDS["calm"], truth, seed=5)
 
     whole = virtual.execute(plan, tmp_path / "whole", client())
     lines = list(events(whole.folder / JOURNAL))
@@ -168,26 +176,21 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         write(folder / JOURNAL, lines[:end])
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
-        (change,) = changes_along(again, plan.ladders[0], crossings.NAMES)
-        assert change.low <= truth.at <= change.high
+        ((low, high),) = intervals(again)
+        assert low <= at <= high
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
-def test_planted_crossovers_lie_inside_their_intervals(world: str) -> None:
-    found = [crossings.search(number, world, seed=7) for number in range(5)]
-    assert sum(each.holds for each in found) >= 4
-    assert all(each.holds for each in found if each.interval)
-
-
-def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
-    plan = crossings.planned(1)
-    client = virtual.SimulatedClient(
-        WORLDS["calm"], lambda workload, name: 1e-6 * workload.longest * (1 + (name == "fused"))
-    )
-    results = virtual.execute(plan, tmp_path / "run", client)
-    assert changes_along(results, plan.ladders[0], crossings.NAMES) == ()
-    assert {each.sign for each in points(results, plan.ladders[0], *crossings.NAMES).values()} == {1}
+def test_planted_crossovers_lie_inside_their_intervals(world: str, tmp_path: Path) -> None:
+    holds = []
+    for number in range(5):
+        at, truth = planted(number, 7)
+        client = virtual.SimulatedClient(WORLDS[world], truth, seed=number, layout=0.002)
+        found = intervals(virtual.execute(searching(7 + number), tmp_path / str(number), client))
+        holds += [low <= at <= high for low, high in found if len(found) == 1]
+    assert len(holds) >= 4
+    assert all(holds)
 
 
 class Failing(virtual.SimulatedClient):
@@ -201,19 +204,18 @@ class Failing(virtual.SimulatedClient):
 
 
 def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:
-    results = virtual.execute(crossings.planned(0), tmp_path / "run", Failing(WORLDS["calm"], seconds))
-    assert results.reason == choosing.SEARCHED
+    results = virtual.execute(searching(0), tmp_path / "run", Failing(WORLDS["calm"], seconds))
+    assert results.reason == execution.SEARCHED
 
 
 def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
-    plan = msgspec.structs.replace(crossings.planned(0), budget_s=20.0)
-    client = virtual.SimulatedClient(WORLDS["calm"], crossings.planted(0, 0).seconds)
-    results = virtual.execute(plan, tmp_path / "run", client)
+    monkeypatch.setattr(execution, "point", lambda *_: Point(sign=0, log=0.0, num_processes=0))
+    client = virtual.SimulatedClient(WORLDS["calm"], planted(0, 0)[1])
+    results = virtual.execute(searching(0, budget_s=20.0), tmp_path / "run", client)
     assert results.reason == SPENT
-    assert 20.0 <= client.clock.now() <= 20.0 + 2 * choosing.POINT_S
+    assert 20.0 <= client.clock.now() <= 32.0
 
 
 def test_a_search_needs_two_and_an_axis_that_grows() -> None:

@@ -18,10 +18,10 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import place_of
-from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, CellMeasured
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing.schedule import DECIDED, NOTHING, SPENT
@@ -29,7 +29,6 @@ from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient
 from studies.simulated.worlds import WORLDS
-from tests import journals
 from tests.checks import checked
 
 SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
@@ -176,24 +175,15 @@ def rude(query, key, value, *, mask=None):
 """
 
 
-@pytest.mark.parametrize("asks", [Check, SampleBlocks, Observe])
-def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, asks):
+@pytest.mark.parametrize("is_check", [True, False])
+def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, is_check):
     (tmp_path / "rude.py").write_text(RUDE)
-    spec = f"{tmp_path / 'rude.py'}:rude"
-    more = {
-        Check: {"arm": FUSED, "spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
-        SampleBlocks: {
-            "arms": ((Arm(implementation="rude"), spec),),
-            "epoch": 0,
-            "number": 0,
-            "num_blocks": 1,
-            "seed": 0,
-        },
-        Observe: {"arm": FUSED, "spec": spec, "metric": "peak_memory"},
-    }
-    request = asks(workload=SMALL, **more[asks])
+    cell = {"workload": SMALL, "arm": FUSED, "spec": f"{tmp_path / 'rude.py'}:rude"}
     runner = Worker(Heartbeat())
-    reply = checked(request, runner) if asks is Check else runner.answer(request)
+    if is_check:
+        reply = checked(Check(**cell, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0), runner)
+    else:
+        reply = runner.answer(Observe(**cell, metric="peak_memory"))
     assert reply.status is Status.error
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() is torch.float32
@@ -212,10 +202,10 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     )
     reply = worker.answer(request)
     assert worker.is_broken is ends
-    with ProcessClient(tmp_path / "log", 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
         client.start()
         line = enveloped(reply, ends=is_broken)
-        monkeypatch.setattr(client.runner, "_read_line", lambda _: line)
+        monkeypatch.setattr(client, "_read_line", lambda _: line)
         assert client.ask(request) == reply
         assert client.is_running is not ends
 
@@ -262,9 +252,9 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
 
 @pytest.mark.usefixtures("forked_workers")
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
-    with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
+    with ProcessClient(Template(tmp_path / "log"), 30.0) as worker:
         worker.start()
-        monkeypatch.setattr(worker.runner, "_read_line", lambda _: enveloped(Done()))
+        monkeypatch.setattr(worker, "_read_line", lambda _: enveloped(Done()))
         prepare = Prepare(workload=SMALL, arm=FUSED, spec="fused", call_limit_s=1.0, memory_limit_bytes=0)
         reply = worker.ask(prepare)
     assert (reply.status, reply.is_lost) == (Status.crashed, True)
@@ -276,14 +266,3 @@ def test_a_journal_has_one_writer_at_a_time(tmp_path):
         Journal(tmp_path)
     with Journal(tmp_path):
         pass
-
-
-def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path):
-    whole = journals.write(tmp_path)
-    assert whole.elapsed_s == 119.0
-    with Journal(tmp_path) as journal:
-        journal.append(WorkerStarted(time="2025-11-02T11:00:00+00:00", environment=journals.ENVIRONMENT))
-    assert read(tmp_path).elapsed_s is None
-    with Journal(tmp_path) as journal:
-        journal.append(RunFinished(time="2025-11-02T11:02:00+00:00", elapsed_s=240.0, reason="enough"))
-    assert (read(tmp_path).elapsed_s, read(tmp_path).reason) == (240.0, "enough")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import losses, untried
+from attnbench.analysis.sides import losses, untried
 from attnbench.commands import ExitCode, running
 from attnbench.processes import execution
 from attnbench.processes.messages import Check, Failed

@@ -14,7 +14,7 @@ from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
-from tests.rank_bytes import THEORY, bytes_sent
+from tests.rank_bytes import bytes_sent
 
 pytestmark = pytest.mark.long  # whole runs, each in processes of its own
 
@@ -100,49 +100,16 @@ def test_no_process_of_a_rank_is_left_over(liars):
     assert left == []
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("measured")
-    directions = ["inference", "forward_backward"]
-    cells, run, done = sweep(folder, THEORY, "causal", directions)
+def test_reports_show_what_ranks_say(tmp_path):
+    cells, run, done = sweep(tmp_path, ["ring"], "causal", ["inference"])
     assert done.returncode in {0, 3}, done.stdout + done.stderr
-    return cells, run
-
-
-def of_ranks(cells):
-    """Return the rows of two ranks, by implementation and direction."""
-    own = cells[(cells["world_size"] == 2) & cells["implementation"].isin(list(THEORY))]
-    return own.set_index(["implementation", "direction"])
-
-
-@pytest.mark.parametrize("kind", ["table", "records.csv"])
-def test_bytes_of_a_sweep_are_those_of_the_theory(measured, kind):
-    cells, run = measured
-    own = of_ranks(cells if kind == "table" else pd.read_csv(run / kind))
-    assert len(own) == 2 * len(THEORY)
-    for (name, direction), row in own.iterrows():
-        workload = Workload(
-            seq_len=16, num_heads=4, num_kv_heads=2, head_dim=8, mask="causal", direction=direction, world_size=2
-        )
-        assert row["bytes_sent_bytes"] == bytes_sent(name, workload) > 0
-        assert 0 < row["slowest_rank_s"] < row["latency_s"] * 1e3
-        assert row["straggling_s"] >= 0
-
-
-def test_one_process_sends_nothing_and_has_no_slowest_rank(measured):
-    cells, _ = measured
-    alone = cells[cells["world_size"] == 1]
-    assert len(alone) >= 2 * len(THEORY)
-    assert alone[["bytes_sent_bytes", "slowest_rank_s", "straggling_s"]].isna().all(axis=None)
-
-
-def test_reports_show_what_ranks_say(measured):
-    cells, run = measured
+    (ring,) = (row for _, row in cells[cells["implementation"] == "ring"].iterrows() if row["world_size"] == 2)
+    workload = Workload(
+        seq_len=16, num_heads=4, num_kv_heads=2, head_dim=8, mask="causal", direction="inference", world_size=2
+    )
+    assert ring["bytes_sent_bytes"] == bytes_sent("ring", workload) > 0
     summary, page = ((run / name).read_text(encoding="utf-8") for name in ("summary.md", "report.html"))
-    heads = [line for line in summary.splitlines() if "bytes sent" in line]
-    assert heads
-    assert all("slowest rank" in line and "straggling" in line for line in heads)
+    assert f"{ring['bytes_sent_bytes'] / 1024:.2f} KiB" in summary
     for heading in ("bytes sent", "slowest rank", "straggling"):
+        assert heading in summary
         assert f'"heading":"{heading}"' in page
-    sent = of_ranks(cells).loc[("ring", "inference"), "bytes_sent_bytes"]
-    assert f"{sent / 1024:.2f} KiB" in summary

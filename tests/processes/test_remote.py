@@ -135,22 +135,6 @@ def test_what_is_changed_in_place_is_seen_to_change():
     assert case.tensors["query"].count_nonzero() > 0
 
 
-def test_an_output_that_a_later_call_overwrites_is_seen_to_change():
-    shared = torch.empty(1, 2, 9, 4)
-
-    def reuses(query, key, value, mask):
-        return shared.copy_(query)
-
-    case = case_of(doing(reuses))
-    with torch.no_grad():
-        first = case.output()
-        kept = first.clone()
-        case.tensors["query"].data.neg_()
-        second = case.output()
-    assert torch.equal(second, -kept)
-    assert torch.equal(first, second)
-
-
 class Doubling(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query):
@@ -172,22 +156,6 @@ def test_an_incoming_gradient_that_is_changed_is_seen_to_change_and_two_backward
         (found,) = torch.autograd.grad(output, [query], given)
         assert (found == 2 * size).all()
         assert (given == 2 * size).all()
-
-
-def test_the_same_tensor_lies_in_the_same_memory_and_another_does_not():
-    seen = []
-
-    def notes(query, key, value, mask):
-        seen.append((query.data_ptr(), id(query)))
-        return query * 1.0
-
-    made = doing(notes)
-    one, other = case_of(made), case_of(made)
-    for case in (one, other, one):
-        with torch.no_grad():
-            case.output()
-    assert seen[0] == seen[2]
-    assert seen[0] != seen[1]
 
 
 def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_uses_it():
@@ -269,13 +237,6 @@ class NotRescaled(Drops):
     keeps = staticmethod(lambda share: 1.0)
 
 
-class AlwaysTheSame(Drops):
-    def attend(self, query, key, value, mask):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return super().attend(query, key, value, mask)
-
-
 class DropsAgain(Drops):
     """Draws the dropped weights anew in the backward pass."""
 
@@ -298,11 +259,9 @@ class DropsAgain(Drops):
 @pytest.mark.parametrize(
     ("module", "broken"),
     [
-        (Drops, ""),
         (DropsWithLayer, ""),
         (Seeds, ""),
         (NotRescaled, "dropout rescales"),
-        (AlwaysTheSame, "dropout drawn anew"),
         (DropsAgain, "dropout gradients"),
     ],
 )

@@ -4,13 +4,14 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.processes import execution, worker_client
+from attnbench.processes import execution
+from attnbench.processes.execution import Session, Timing
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import build_plan
-from attnbench.processes.stages import Session, Timing
-from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
-from attnbench.storage.journal import JOURNAL, Journal, events, write
-from attnbench.storage.records import Arm, Environment, Status
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient
+from attnbench.storage.events import ALLOCATORS, CellChecked, Plan
+from attnbench.storage.journal import JOURNAL, Journal
+from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -55,22 +56,6 @@ def test_a_run_whose_code_has_changed_is_not_gone_on_with(tmp_path):
     assert (folder / JOURNAL).read_bytes() == before
 
 
-def test_a_run_does_not_go_on_in_another_environment(tmp_path):
-    folder = tmp_path / "run"
-    wanted = planned("fused")
-    execution.execute(wanted, folder, lambda _: None, stages=())
-    journal = folder / JOURNAL
-    elsewhere = [
-        msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
-        if isinstance(event, WorkerStarted)
-        else event
-        for event in events(journal)
-    ]
-    write(journal, elsewhere)
-    with pytest.raises(ValueError, match="began in another environment"):
-        execution.execute(wanted, folder, lambda _: None)
-
-
 IMPOSSIBLE = {"budget_s": float("inf"), "call_limit_s": float("nan"), "num_blocks": 0}
 UNKNOWN = {"allocator": "mimalloc", "cache": "hot", "launch": "lazy", "pace": "slow"}
 
@@ -81,7 +66,7 @@ def test_a_plan_that_no_journal_could_hold_is_refused(field, value):
         msgspec.structs.replace(planned("fused"), **{field: value}).__post_init__()
 
 
-class LostClient(worker_client.WorkerClient):
+class LostClient(WorkerClient):
     """A worker that dies before any arm has its turn."""
 
     is_running = True
@@ -104,19 +89,10 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
     assert list(one.state.status.values()) == 2 * [Status.crashed]
 
 
-def test_an_environment_is_distinguished_from_another_by_its_fingerprint():
-    base = Environment(
-        cpu="c", cpu_capability="AVX2", num_physical_cores=1, num_logical_cores=1, memory_bytes=1, system="s",
-        python="3", versions={"torch": "1"}, load=0.5,
-    )  # fmt: skip
-    assert base.fingerprint == msgspec.structs.replace(base, load=3.0).fingerprint
-    assert base.fingerprint != msgspec.structs.replace(base, num_threads=2).fingerprint
-
-
 def test_the_allocator_is_reported_before_the_worker_starts(tmp_path):
     reported = tmp_path / "log"
-    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["retain"]) as worker:
+    with ProcessClient(Template(reported, ALLOCATORS["retain"]), 60.0) as worker:
         environment = worker.start().environment
     assert environment.settings["MALLOC_MMAP_MAX_"] == "0"
-    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["system"]) as worker:
+    with ProcessClient(Template(reported, ALLOCATORS["system"]), 60.0) as worker:
         assert "MALLOC_MMAP_MAX_" not in worker.start().environment.settings

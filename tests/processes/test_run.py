@@ -11,8 +11,8 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
+from attnbench.processes.execution import now
 from attnbench.processes.messages import PRELOADED
-from attnbench.processes.stages import now
 from attnbench.storage.events import (
     ALLOCATORS,
     SCHEMA,

@@ -9,16 +9,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.devices.cpu import Cpu
 from attnbench.devices.waiting import waits_s
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages, runners
-from attnbench.processes.execution import execute
+from attnbench.processes.execution import Timing, execute
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
-from attnbench.processes.stages import Timing
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
@@ -399,16 +397,6 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
     assert reply.called_s == 12.0
 
 
-def test_requests_go_to_the_worker_whose_side_it_is():
-    base, candidate = Scripted(Clock()), Scripted(Clock())
-    both = paired(base, candidate)
-    limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
-    for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
-        both.ask(messages.Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
-    assert [request.spec for request in base.asked] == ["a.py:f"]
-    assert [request.spec for request in candidate.asked] == ["b.py:f"]
-
-
 def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
     def blamed(base=None, candidate=None):
         return paired(Scripted(Clock(), failing=base), Scripted(Clock(), failing=candidate)).ask(COMPARED).arm
@@ -512,6 +500,7 @@ def of(results, name):
 def test_foul_code_costs_nobody_but_itself(mixed):
     for name in ("sdpa", "einsum", "honest"):
         assert [record.status for record in of(mixed, name)] == [Status.ok] * 2, name
+    assert all(min(each.value for each in record.measurements[0].samples) < 0.02 for record in of(mixed, "sdpa"))
     (long,) = (record for record in of(mixed, "keeps") if record.workload.seq_len == 256)  # a short one is as fast
     is_refused = long.status is Status.invalid and "x slower than in its samples" in long.message
     assert is_refused or long.key in mixed.doubts  # doubtful if load explains some of it; never a time to trust
@@ -521,21 +510,6 @@ def test_foul_code_costs_nobody_but_itself(mixed):
     assert {record.status for record in of(mixed, "busy")} == {Status.error}
     assert all("between its calls it goes on using" in record.message for record in of(mixed, "busy"))
     assert sorted(record.status for record in of(mixed, "dies")) == [Status.crashed, Status.ok]
-
-
-@pytest.mark.long
-def test_a_ratio_between_processes_counts_processes(mixed):
-    of_honest = [each for each in comparisons(mixed) if each.implementation == "honest"]
-    assert len(of_honest) == 2
-    epochs = {sample.epoch for record in of(mixed, "honest") for sample in record.measurements[0].samples}
-    assert len(epochs) >= 3
-    assert mixed.plan.alone == ("honest", "keeps", "saboteur", "tires", "busy", "dies")
-
-
-@pytest.mark.long
-def test_a_sleeping_sdpa_is_slow_for_nobody(mixed):
-    for record in of(mixed, "sdpa"):
-        assert min(sample.value for sample in record.measurements[0].samples) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import by_side, comparisons, judgements, losses, whole
+from attnbench.analysis.comparisons import comparisons, judgements, whole
 from attnbench.analysis.results import read
+from attnbench.analysis.sides import by_side, losses
 from attnbench.analysis.table import panels, rows, table
 from attnbench.commands import running
 from attnbench.processes.messages import Failed
@@ -101,21 +102,6 @@ def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
 
 def events(results, kind):
     return [event for event in journal.events(results.folder / JOURNAL) if isinstance(event, kind)]
-
-
-def test_few_sessions_of_the_same_code_alarm_however_much_a_process_decides(tmp_path):
-    alarms = 0
-    for seed in range(5):
-        for is_apart in (False, True):
-            results = session(
-                tmp_path / f"{seed}{is_apart}",
-                seed=seed,
-                is_apart=is_apart,
-                world="busy",
-                budget_s=50.0 if is_apart else 5.0,
-            )
-            alarms += exit_code(results) == 1
-    assert alarms <= 2  # of 10 at 5 %: more come with a chance of 1 in 87
 
 
 def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):

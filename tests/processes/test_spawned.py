@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from attnbench.processes.messages import SPAWN, WORKERS, spawns
-from attnbench.processes.worker_client import ProcessClient
+from attnbench.processes.worker_client import ProcessClient, Template
 
 ROOT = Path(__file__).parents[2]
 MISSING = """
@@ -79,9 +79,9 @@ def test_a_variable_selects_the_way_and_another_system_has_no_choice(monkeypatch
 
 def test_a_closed_client_leaves_no_process_and_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv(WORKERS, SPAWN)
-    with ProcessClient(tmp_path / "log", 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
         client.start()
-        worker, files = psutil.Process(client.runner.process_id), Path(client.template._files.name)
+        worker, files = psutil.Process(client.process_id), Path(client.template._files.name)
         assert files.exists()
     assert not worker.is_running()
     assert not files.exists()

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 
@@ -16,10 +15,10 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Prepare, Start
+from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerProcess
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -39,45 +38,35 @@ def test_a_layout_has_first_blocks_of_its_own(tmp_path):
     assert found[1] == found[3]
 
 
-def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    heartbeat = Heartbeat()
-    assert list(tmp_path.iterdir()) == []
-    code = "from sys import argv; from attnbench.processes.messages import Heartbeat; Heartbeat(int(argv[1])).beat(7)"
-    command = [sys.executable, "-c", code, str(heartbeat.file)]
-    heartbeat.beat(Heartbeat.HARNESS)
-    assert heartbeat.read() == (1, Heartbeat.HARNESS)
-    subprocess.run(command, check=True, pass_fds=[heartbeat.file])
-    assert heartbeat.read() == (2, 7)
-    heartbeat.close()
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_path):
-    """A socket closed with unread bytes is reset, instead of reaching its end."""
+@pytest.fixture
+def forked(tmp_path, forked_workers):
+    """A template, one of its workers, and our end of the worker's line."""
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
         worker = psutil.Process(template.fork(theirs, heartbeat.file))
+    yield template, worker, mine
+    mine.close()
+    template.close()
+
+
+def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(forked):
+    """A socket closed with unread bytes is reset, instead of reaching its end."""
+    _, worker, mine = forked
     mine.sendall(msgspec.json.encode(Start()) + b"\n")
     assert select.select([mine], [], [], 60)[0]
     mine.close()
     assert has_ended(worker)
-    template.close()
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
-    template, heartbeat = Template(tmp_path / "log"), Heartbeat()
-    mine, theirs = socket.socketpair()
-    worker = psutil.Process(template.fork(theirs, heartbeat.file))
-    with (tmp_path / "log").open("ab") as log, theirs:
-        socket.send_fds(template._line, [NUMBER.pack(FORK)], [theirs.fileno(), log.fileno(), heartbeat.file])
+def test_a_template_ends_its_workers_though_its_answer_was_not_read(forked, tmp_path):
+    template, worker, mine = forked
+    with (tmp_path / "log").open("ab") as log:
+        socket.send_fds(template._line, [NUMBER.pack(FORK)], [mine.fileno(), log.fileno(), Heartbeat().file])
     assert select.select([template._line], [], [], 60)[0]
     template._line.close()
     assert has_ended(worker)
     assert template._process.wait(60) == 0
-    mine.close()
 
 
 @pytest.mark.long
@@ -115,16 +104,11 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     mine_next.close()
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_a_line_that_was_cut_off_is_no_request(tmp_path):
-    template, heartbeat = Template(tmp_path / "log"), Heartbeat()
-    mine, theirs = socket.socketpair()
-    with theirs:
-        worker = psutil.Process(template.fork(theirs, heartbeat.file))
+def test_a_line_that_was_cut_off_is_no_request(forked, tmp_path):
+    _, worker, mine = forked
     mine.sendall(msgspec.json.encode(Start())[:5])
     mine.close()
     assert has_ended(worker)
-    template.close()
     assert "Error" not in (tmp_path / "log").read_text()
 
 
@@ -147,7 +131,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 FORGES = """
-line = b'{{"reply": {{"type": "failed", "status": "{}", "message": "forged"}}, "ends": false}}\\n'
+line = b' {{"type": "failed", "status": "{}", "message": "forged"}}\\n'
 for n in range(3, 64):
   with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
 """
@@ -180,7 +164,7 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
     (tmp_path / "bad.py").write_text(f"{IMPORTS}{code}\ndef bad(query, key, value): return query\n")
     arm = Arm(implementation="bad")
     request = Observe(workload=Workload(seq_len=4), arm=arm, spec=f"{tmp_path / 'bad.py'}:bad", metric="peak_memory")
-    with ProcessClient(tmp_path / "log", 3.0 if deed == "hangs" else 60.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 3.0 if deed == "hangs" else 60.0) as client:
         client.start()
         failed = client.ask(request)
         assert isinstance(failed, Failed)
@@ -195,34 +179,18 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
     assert not template.is_running()
 
 
-def test_an_answer_before_its_request_is_none(tmp_path):
-    (tmp_path / "bad.py").write_text(f"{IMPORTS}{FORGES.format('error')}\ndef bad(query, key, value): return query\n")
-    request = Prepare(
-        workload=Workload(seq_len=4), arm=Arm(implementation="bad"), spec=f"{tmp_path / 'bad.py'}:bad",
-        call_limit_s=9.0, memory_limit_bytes=0,
-    )  # fmt: skip
-    with ProcessClient(tmp_path / "log", 60.0) as client:
-        client.start()
-        if (first := client.ask(request)).message != "forged":  # the worker's own answer came in the same moment
-            assert first.message == "the process wrote no valid answer while it was loaded"
-            return
-        assert select.select([client.runner._line], [], [], 60)[0]  # the answer of the worker itself
-        late = client.ask(request)
-        assert (late.status, late.message) == (Status.crashed, "the process wrote no valid answer")
-
-
 def test_a_request_is_not_sent_after_its_answer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        WorkerProcess._send(ours, Start(layout=0))
+        ProcessClient._send(ours, Start(layout=0))
         assert theirs.recv(1024).endswith(b"\n")
         theirs.sendall(b"an answer")
         with pytest.raises(msgspec.DecodeError, match="forged"):
-            WorkerProcess._send(ours, Start(layout=0))
+            ProcessClient._send(ours, Start(layout=0))
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):
-    with ProcessClient(tmp_path / "log", 5.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 5.0) as client:
         client.start()
         template = template_of(client)
         worker = template.children()
@@ -233,7 +201,7 @@ def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(t
 
 
 def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tmp_path, monkeypatch):
-    with ProcessClient(tmp_path / "worker.log", 30.0) as client:
+    with ProcessClient(Template(tmp_path / "log"), 30.0) as client:
         client.start()
         process = client.template._process
         process.kill()

@@ -8,33 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.devices import CROWDED_SHARE
-from attnbench.devices.accelerators import Accelerator, TorchMarks
-from attnbench.devices.queued import QueuedClock, Runtime, Span
+from attnbench.devices.accelerators import Accelerator
+from attnbench.devices.queued import QueuedClock, Span
 from attnbench.devices.recording import Footprint, Recording, record
 
 SPIN_HZ = 1e9
 BUSY_S = 5e-3
 """The device counts as busy on other streams only after this time: on a shared machine the host is often late."""
-
-
-class Queue(TorchMarks, Runtime):
-    """Events and waits of torch, and a spin."""
-
-    def current(self) -> AbstractContextManager[object]:
-        import torch
-
-        index = torch.device(self.device).index
-        return torch.accelerator.device_index(torch.accelerator.current_device_index() if index is None else index)
-
-    def event(self) -> Any:
-        import torch
-
-        return torch.Event("second", enable_timing=True)
-
-    def spin(self, cycles: int) -> None:
-        import torch
-
-        torch.second.spin(cycles / SPIN_HZ)
 
 
 class SecondClock(QueuedClock):
@@ -44,11 +24,25 @@ class SecondClock(QueuedClock):
 
 class Second(Accelerator):
     has_caching_allocator = False
+    can_spin = True
     sides, smallest_copy, largest_copy = (64, 128), 2**14, 2**18
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.clock = SecondClock(Queue(name))
+        self.clock = SecondClock(self)
+
+    def current(self) -> AbstractContextManager[object]:
+        import torch
+
+        return torch.accelerator.device_index(self._index)
+
+    def event(self) -> Any:
+        import torch
+
+        return torch.Event("second", enable_timing=True)
+
+    def spin(self, cycles: int) -> None:
+        self.module.spin(cycles / SPIN_HZ)
 
     def seems_present(self) -> bool:
         return False

@@ -33,8 +33,9 @@ def test_a_damaged_compressed_journal_is_named(tmp_path, content):
 
 
 def whole(folder: Path) -> list[bytes]:
-    """Return the lines of a lifelike journal."""
-    journals.write(folder)
+    """Return the lines of a lifelike journal with cells of all kinds, small, since it is read a hundred times."""
+    points = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+    journals.write(folder, points, ("sdpa", "naive_loop", "torch_mha", "module_list", "sdpa_math"), num_epochs=2)
     return (folder / JOURNAL).read_bytes().splitlines(keepends=True)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from attnbench.devices import waiting
-from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.intervals import visit_numbers
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 from attnbench.timing import blocks
@@ -212,13 +211,6 @@ def test_a_process_computes_without_a_pause_before_its_first_sample(call_s):
     assert blocks.WARM_S <= first_s <= blocks.WARM_S + 2 * max(call_s, 2e-3)
 
 
-def test_calls_that_last_long_need_no_warming():
-    clock, calls = VirtualClock(), Counter()
-    contenders = [counting(clock, calls, "a", 1.0)]
-    visit(contenders, clock, at(num_blocks=1))
-    assert calls["a"] == 3  # the first of the process, the calibration, and the sample
-
-
 def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
     clock = VirtualClock()
     seen = []
@@ -256,14 +248,6 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
     reported = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
     samples = visit([timed("a", call)], clock, at(), reported)
     assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
-
-
-def test_the_processors_clock_moves_on_and_knows_its_step():
-    clock = CpuClock()
-    assert 0 < CpuClock().resolution_s < 1e-3
-    before = clock.now()
-    assert clock.elapsed(lambda: sum(range(100)), 10) > 0
-    assert clock.now() > before
 
 
 def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
@@ -323,14 +307,6 @@ def test_long_calls_take_part_in_fewer_blocks_where_a_visit_would_last_too_long(
     assert counts == {"base": base, "base (control)": base, "short": short, "long": long}
     assert {sample.block for sample in taken[calls[2].arm]} == set(range(long))
     assert sorted(sample.slot for samples in taken.values() for sample in samples if sample.block == 0) == [0, 1, 2, 3]
-
-
-def test_a_long_baseline_has_no_block_to_itself():
-    clock = VirtualClock()
-    calls = calls_of(clock, base=100e-3, short=10e-3)
-    control = blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call)
-    limited = blocks.Visit(epoch=0, number=0, num_blocks=8, seed=0, longest_s=0.65)
-    assert {len(samples) for samples in blocks.visit([*calls, control], clock, limited).values()} == {3}
 
 
 @pytest.mark.parametrize(

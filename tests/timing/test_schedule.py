@@ -3,13 +3,11 @@
 import math
 from collections.abc import Mapping
 
-import pytest
-
-from attnbench.statistics.effects import WHOLE, cell_numbers, effects, judged, over_cells
+from attnbench.statistics.effects import WHOLE
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
 from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample, Verdict
-from attnbench.timing.schedule import Race, Step, visit_seed
+from attnbench.timing.schedule import DECIDED, Race, Step, visit_seed
 from studies.simulated import virtual
 from studies.simulated.virtual import ENVIRONMENT, plan
 
@@ -83,11 +81,12 @@ def test_the_first_passes_hold_every_arm_and_later_ones_what_is_open_with_its_re
     assert verdicts == {"near": Verdict.undecided, "far": Verdict.slower}
 
 
-def test_what_is_decided_ends_the_race() -> None:
-    without = {workload: [arm for arm in arms if arm.implementation != "near"] for workload, arms in LIVE.items()}
-    _, state, race = steps(without)
+def test_without_the_baseline_the_others_are_compared_with_the_first_of_them() -> None:
+    live = {workload: [arm for arm in arms if not ASKED.is_reference(arm)] for workload, arms in LIVE.items()}
+    _, state, race = steps(live)
+    assert race.judged.keys() == {(workload, Arm(implementation="far")) for workload in WORKLOADS}
+    assert race.reason == DECIDED
     assert set(state.num_visits.values()) == {ASKED.num_rounds}
-    assert all(each.verdict is Verdict.slower for each in race.judged.values())
 
 
 def test_processes_stay_balanced_over_comparisons_and_the_least_visited_comes_first() -> None:
@@ -165,24 +164,6 @@ def test_all_cells_stay_open_until_the_whole_of_two_sides_is_decided() -> None:
         Verdict.slower
     }
     assert all(len(arms) == len(live[workload]) for workload, arms in opened.items())
-
-
-def test_the_whole_is_the_mean_over_cells_of_the_processes_that_all_share() -> None:
-    assert over_cells([{0: 0.1, 1: 0.2, 2: 0.3}, {0: 0.3, 2: 0.5}]) == pytest.approx({0: 0.2, 2: 0.4})
-    assert over_cells([]) == {}
-
-
-def test_effects_are_those_of_each_comparison_and_judged_together() -> None:
-    _, state, race = steps(most=12)
-    race.open(state, LIVE)
-    found = {
-        key: own
-        for workload in WORKLOADS
-        for key, own in cell_numbers(ASKED, workload, state.samples[workload], set(), LIVE[workload]).items()
-    }
-    assert set(found) == {(workload, Arm(implementation=name)) for workload in WORKLOADS for name in NAMES[1:]}
-    assert judged(ASKED, effects(ASKED, found)) == race.judged
-    assert {judgement.effect.num_processes for judgement in race.judged.values()} == {4}
 
 
 def test_the_seed_of_a_visit_follows_from_run_workload_and_number() -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from attnbench.checking.probes import PROBES
-from attnbench.processes.stages import MOST_SPARED, SPARED
+from attnbench.processes.execution import MOST_SPARED, SPARED
 from attnbench.workloads import sweep
 from attnbench.workloads.covering import cover, dispensable
 

@@ -7,7 +7,6 @@ import functools
 import math
 import operator
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, effects, judged
+from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
@@ -27,7 +26,6 @@ from attnbench.storage.records import (
     Flag,
     Key,
     Operators,
-    Record,
     Role,
     Status,
     Verdict,
@@ -68,12 +66,34 @@ class Comparison(Judgement):
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """The effect of each cell that has times and a baseline; with two sides, also of all cells together."""
+    """The effect of each cell that has times and a reference; with two sides, also of all cells together."""
     logs: Numbers = {}
     for workload, taken in samples_of(results).items():
-        arms = [arm for arm in taken if arm.role is Role.measured]
-        logs |= cell_numbers(results.plan, workload, taken, (), arms)
+        for arm in taken:
+            other = reference(results, (workload, arm))
+            if arm.role is Role.measured and arm != other and (visits := numbers(taken, arm, other)):
+                logs[workload, arm] = visits
     return effects(results.plan, logs)
+
+
+@lru_cache(maxsize=2)
+def substitutes(results: Results) -> dict[str, Arm]:
+    """The substitute for the baseline on each workload on which it is wrong, unsupported or failed.
+
+    It is the first implementation with a time, in the order of the plan. A session with two sides has none.
+    """
+    plan, replaced = results.plan, dict[str, Arm]()
+    for workload, taken in samples_of(results).items() if plan.sides is None else ():
+        timed = [arm for arm in plan.specs if len(taken.get(arm, ()))]
+        if timed and not any(map(plan.is_reference, timed)):
+            replaced[workload] = timed[0]
+    return replaced
+
+
+def reference(results: Results, key: Key) -> Arm:
+    """The arm that a cell is compared with: the baseline or its substitute; of two sides, the same code on the base."""
+    workload, arm = key
+    return substitutes(results).get(workload) or results.plan.reference(arm)
 
 
 @lru_cache(maxsize=1)
@@ -103,13 +123,24 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
-    """Compare every timed cell, except the baseline itself, with the plan's baseline on the same workload."""
+    """Compare every timed cell, except the references themselves, with the reference of its workload."""
     records = {record.key: record for record in results.records}
     compared = []
     for key, judgement in judgements(results).items():
-        if key != WHOLE:
-            baseline = records[key[0], results.plan.reference(key[1])]
-            compared.append(comparison(judgement, records[key], baseline, _more_s(judgement, results)))
+        if key == WHOLE:
+            continue
+        record, baseline = records[key], records[key[0], reference(results, key)]
+        compared.append(
+            Comparison(
+                **vars(judgement),
+                workload=record.workload,
+                implementation=record.implementation,
+                side=record.side,
+                baseline=baseline.implementation,
+                more_s=_more_s(judgement, results),
+                is_same_kernel=not record.side and runs_the_same(record.operators, baseline.operators),
+            )
+        )
     return compared
 
 
@@ -131,23 +162,10 @@ def paired_times(results: Results) -> dict[Key, float]:
     timed = {record.key: record.samples(LATENCY) for record in results.records}
     median_s = {key: median(Samples.of(samples).value) for key, samples in timed.items() if samples}
     times_s = dict(median_s)
-    for compared in comparisons(results):
-        workload, arm = compared.key
-        times_s[compared.key] = compared.ratio * median_s[workload, results.plan.reference(arm)]
+    for key, effect in session_effects(results).items():
+        if key != WHOLE:
+            times_s[key] = effect.ratio * median_s[key[0], reference(results, key)]
     return times_s
-
-
-def comparison(judged: Judgement, record: Record, baseline: Record, more_s: float | None = None) -> Comparison:
-    """A judgement of a cell, with the cells that it compares."""
-    return Comparison(
-        **vars(judged),
-        workload=record.workload,
-        implementation=record.implementation,
-        side=record.side,
-        baseline=baseline.implementation,
-        more_s=more_s,
-        is_same_kernel=not record.side and runs_the_same(record.operators, baseline.operators),
-    )
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
@@ -162,12 +180,6 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
 def whole(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
-
-
-def by_side(results: Results) -> tuple[list[Record], list[Record]]:
-    """Split the records into the base's and the candidate's; a cell that only one side has is in one list only."""
-    base = [record for record in results.records if record.side == BASE]
-    return base, [record for record in results.records if record.side != BASE]
 
 
 def num_processes(results: Results) -> int:
@@ -247,7 +259,8 @@ def session_doubts(results: Results) -> list[Warned]:
         text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
         lines.append(Warn.discarded_blocks.says(text))
     by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
-    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
+    by_side = [[record for record in results.records if (record.side == BASE) is is_base] for is_base in (True, False)]
+    parts = by_side if results.plan.sides is not None else by_host or (results.records,)
     places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
         text = "The machine changed during this run: times are not comparable."
@@ -283,8 +296,8 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
     if key is None or key == WHOLE:
         cells = [is_doubtful(results, each) for each in session_effects(results) if each != WHOLE]
         return any(cells) if key == WHOLE else bool(cells) and all(cells)
-    workload, arm = key
-    return not cell_doubts(results).keys().isdisjoint({key, (workload, results.plan.reference(arm))})
+    workload, _ = key
+    return not cell_doubts(results).keys().isdisjoint({key, (workload, reference(results, key))})
 
 
 def throttled(results: Results) -> tuple[Warned | None, bool]:
@@ -301,38 +314,3 @@ def throttled(results: Results) -> tuple[Warned | None, bool]:
     counted = f"during {len(during)} of {len(workloads)} comparisons ({nvml.reasons(why)})"
     said = f"The driver throttled the device {counted}: times are those of a slower clock, and who needs more power may"
     return Warn.throttled.says(f"{said} lose more."), not why & ~nvml.POWER_CAP
-
-
-def losses(results: Results) -> list[str]:
-    """Regressions of the candidate besides speed: cells that are lost, wrong or failed, one line each."""
-    sides = results.plan.sides
-    assert sides is not None
-    return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
-
-
-def _by_cell(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
-    return {(record.workload.id, record.implementation): record for record in records}
-
-
-def failed(results: Results) -> list[tuple[Record, str]]:
-    """Cells of the candidate that are lost, wrong or failed, each with a description."""
-    base, candidate = map(_by_cell, by_side(results))
-    failures = []
-    for key, record in candidate.items():
-        before = base[key].status if key in base else None
-        is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
-        if record.is_finding or is_gone:
-            note = "" if before is None else f" (the base: {before})"
-            failures.append((record, f"{record.status}: {key[1]} on {key[0]}{note}: {record.message}"))
-    return failures
-
-
-def untried(results: Results) -> list[str]:
-    """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
-    base, candidate = map(_by_cell, by_side(results))
-    return [
-        f"not tried: {record.arm} on {record.workload.id}: {record.message}"
-        for side, other in ((base, candidate), (candidate, base))
-        for key, record in side.items()
-        if record.is_predicted and key in other and other[key].status is Status.ok
-    ]

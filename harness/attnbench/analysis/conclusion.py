@@ -70,11 +70,6 @@ SPEEDS = {
     Verdict.slower: Mark.slower,
     Verdict.undecided: Mark.undecided,
 }
-RIGHTNESS = {
-    CheckVerdict.right: Mark.right,
-    CheckVerdict.imprecise: Mark.imprecise,
-    CheckVerdict.approximate: Mark.approximate,
-}
 TIMED = {*SPEEDS.values(), Mark.doubtful}
 """Marks of a time."""
 
@@ -91,7 +86,7 @@ def mark(
         return Mark.not_judged
     if speed is not None:
         return Mark.doubtful if is_doubtful else SPEEDS[speed]
-    return RIGHTNESS[correct]
+    return Mark(correct)
 
 
 def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool = False) -> Mark | None:
@@ -134,26 +129,20 @@ def conclude(
 
     `details` adds a text to some names, such as a factor; `more` follows the counts.
     """
-    if not marks:
-        return Conclusion(ending=Ending.inconclusive, words="nothing could be judged" + (f"; {more}" if more else ""))
-    end = ending(list(marks.values()), question)
     parts = []
     for kind in Mark:
         names = [name for name, mark in marks.items() if mark is kind]
         if not names:
             continue
-        text = _counted(len(names), len(marks), kind)
-        if ENDINGS[question].get(kind, Ending.passed) is not Ending.passed or (details and len(marks) <= MOST_NAMED):
+        number, total = len(names), len(marks)
+        every = {1: str(kind), 2: f"both {kind}"}.get(total, f"all {total} {kind}")
+        text = every if number == total else f"{number} of {total} {kind}"
+        if ENDINGS[question].get(kind, Ending.passed) is not Ending.passed or (details and total <= MOST_NAMED):
             texts = [" ".join(filter(None, [name, (details or {}).get(name, "")])) for name in names[:MOST_NAMED]]
-            text += f" ({', '.join(texts)}{f' and {len(names) - MOST_NAMED} more' * (len(names) > MOST_NAMED)})"
+            text += f" ({', '.join(texts)}{f' and {number - MOST_NAMED} more' * (number > MOST_NAMED)})"
         parts.append(text)
-    return Conclusion(ending=end, words=", ".join(parts) + (f"; {more}" if more else ""))
-
-
-def _counted(number: int, total: int, kind: Mark) -> str:
-    if number == total:
-        return {1: str(kind), 2: f"both {kind}"}.get(total, f"all {total} {kind}")
-    return f"{number} of {total} {kind}"
+    words = ", ".join(parts) or "nothing could be judged"
+    return Conclusion(ending=ending([*marks.values()], question), words=words + (f"; {more}" if more else ""))
 
 
 def factor(ratio: float, low: float | None = None, high: float | None = None, than: str = "") -> str:

@@ -1,13 +1,11 @@
 """Growth of memory with length: an exponent, a curve, and the length that reaches a limit.
 
-Memory is a count, not a sample: the same call always needs the same bytes. Only the extrapolation is uncertain, so its
-bounds come from the misfit of the curve at the measured lengths.
+Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,19 +20,13 @@ FEWEST_LENGTHS = 3
 FEWEST_FITTED = 4
 """The longer half of the lengths is fitted, and at least this many if possible: constant parts, and kernels that behave
 differently on short inputs, bend the line at short lengths."""
-EXACT = 1e-9
-"""A smaller relative misfit counts as zero."""
+ROUNDING = 1e-9
+"""Smaller coefficients of a curve, relative to its value at the longest length, are rounding errors."""
+LARGEST_MISFIT = 0.1
+"""A curve that is farther from a measurement, as a share of it, says nothing about other lengths."""
 
 Parts = tuple[float, float, float]
 """Coefficients of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
-
-
-class Reach(NamedTuple):
-    """A length with its bounds, as precise as the fit allows."""
-
-    point: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +34,7 @@ class Fit:
     """The curve of bytes over the fitted lengths."""
 
     lengths: tuple[int, ...]
-    values: tuple[float, ...]
     parts: Parts
-
-    @property
-    def misfit(self) -> float:
-        """The largest relative distance between the curve and a measurement."""
-        return max(abs(self.predict(x) / y - 1) for x, y in zip(self.lengths, self.values, strict=True))
 
     def predict(self, length: float) -> float:
         """Bytes at a length."""
@@ -60,52 +46,42 @@ class Fit:
         _, b, c = self.parts
         return (b * length + 2 * c * length**2) / self.predict(length)
 
-    def reach(self, limit: float) -> Reach | None:
-        """The length that needs `limit` bytes, bounded by the misfit; None if no length does."""
-        off = self.misfit if self.misfit > EXACT else 0.0
-        point = solve(self.parts, limit)
-        low, high = solve(self.parts, limit / (1 + off)), solve(self.parts, limit * (1 + off))
-        return None if point is None else Reach(point, low or 0.0, high or point)
+    def reach(self, limit: float) -> float | None:
+        """The length that needs `limit` bytes; None if no length does, or every length needs more."""
+        a, b, c = self.parts
+        room = limit - a
+        if room <= 0 or (b <= 0 and c <= 0):
+            return None
+        return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # this form of the root avoids cancellation
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """Fit the growth over (length, bytes); None with fewer than three lengths, or if no memory is used."""
-    every = sorted((length, value) for length, value in points if length > 0 and value > 0)
-    if len({length for length, _ in every}) < FEWEST_LENGTHS:
-        return None
-    used = every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :]
-    lengths, values = tuple(x for x, _ in used), tuple(y for _, y in used)
-    return Fit(lengths=lengths, values=values, parts=curve(used))
+    """Fit a + b T + c T^2 with nonnegative coefficients over (length T, bytes) by least squares of relative residuals.
 
+    Attention holds tensors that are constant, linear or quadratic in the length. None with fewer than three lengths, if
+    no memory is used, or if no such curve fits.
 
-def curve(points: Sequence[tuple[int, float]]) -> Parts:
-    """Fit a + b T + c T^2 with nonnegative coefficients by least squares of relative residuals.
-
-    Attention holds tensors that are constant, linear or quadratic in the length. Source: C. L. Lawson and R. J. Hanson,
-    Solving Least Squares Problems, 1974, chapter 23 (non-negative least squares).
+    Source: C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least
+    squares).
     """
     from scipy.optimize import nnls  # here, because it imports too slowly for --help
 
-    x, y = np.array(points, dtype=np.float64).T
+    every = sorted((length, value) for length, value in points if length > 0 and value > 0)
+    if len({length for length, _ in every}) < FEWEST_LENGTHS:
+        return None
+    x, y = np.array(every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :], dtype=np.float64).T
     powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
     solved, _ = nnls(powers * y[-1], np.ones(len(x)))
-    solved[solved < EXACT] = 0.0  # rounding residue must not reach a limit
-    a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(solved))
-    return a, b, c
-
-
-def solve(parts: Parts, limit: float) -> float | None:
-    """The length at which a curve reaches `limit`; None if it never does, or starts above it."""
-    a, b, c = parts
-    room = limit - a
-    if room <= 0 or (b <= 0 and c <= 0):
+    solved[solved < ROUNDING] = 0.0  # rounding residue must not reach a limit
+    if np.abs(powers @ solved * y[-1] - 1).max() > LARGEST_MISFIT:
         return None
-    return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # this form of the root avoids cancellation
+    a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(solved))
+    return Fit(lengths=tuple(map(int, x)), parts=(a, b, c))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """One implementation over the lengths of one panel. `fit` is None below three lengths."""
+    """One implementation over the lengths of one panel."""
 
     panel: Panel
     implementation: str
@@ -114,7 +90,7 @@ class Growth:
     limit_bytes: float = 0.0  # 0: no limit
 
     @property
-    def reach(self) -> Reach | None:
+    def reach(self) -> float | None:
         """The length that reaches the limit."""
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
@@ -123,7 +99,7 @@ class Growth:
         """The exponent where the limit is reached, or else at the longest length."""
         if self.fit is None:
             return None
-        return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach.point)
+        return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach)
 
     @property
     def workload(self) -> Workload:

@@ -12,7 +12,7 @@ Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the fi
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import CELL, MetricColumn, Row, metric_columns, rows, runs_at, table
+from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
 from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Status
 
@@ -44,77 +44,8 @@ SURELY = 3.0
 
 RATIO, ERROR_RATIO = "ratio", "error_ratio"
 SMALLEST = 0.02
-COLUMNS = {
-    RATIO: ("ratio", "ratio_low", "ratio_high"),
-    LATENCY: ("latency_s", "latency_low_s", "latency_high_s"),
-    ERROR_RATIO: ("error_ratio", "", ""),
-}
-"""Columns of values and intervals that can be followed besides metrics."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """The parts of a run that a history needs."""
-
-    folder: Path
-    run: str
-    time: str
-    baseline: str
-    conditions: str
-    has_sides: bool
-    num_visits: int
-    machines: dict[str, str]  # processor by fingerprint
-    metrics: dict[str, MetricColumn]  # times excluded
-    cells: list[Row]  # cells with status ok
-
-
-def stored(results: Results) -> Stored:
-    """Extract the parts of a run that a history needs."""
-    return Stored(
-        folder=results.folder,
-        run=results.run,
-        time=results.started.time,
-        baseline=results.plan.baseline,
-        conditions=results.plan.conditions,
-        has_sides=results.plan.sides is not None,
-        num_visits=sum(results.num_visits.values()),
-        machines={name: environment.cpu for name, environment in results.environments.items()},
-        metrics={column.metric: column for column in metric_columns(results)},
-        cells=[row for row in rows(table(results)) if row["status"] == Status.ok],
-    )
-
-
-def gather(paths: Iterable[Path]) -> tuple[list[Stored], list[str]]:
-    """Read all runs at the paths, sorted by time, with notes on copies; the longest copy counts.
-
-    The paths are run folders, journals, or folders of them. A copy has the name and the time of its run.
-
-    Raises:
-        ValueError: nothing can be read.
-    """
-    runs: dict[tuple[str, str], Stored] = {}
-    notes: list[str] = []
-    for journal in dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)):
-        run = stored(read(journal))
-        known = runs.setdefault((run.time, run.run), run)
-        if known is not run:
-            notes.append(f"{run.run} is there twice: the longer journal counts")
-            runs[run.time, run.run] = max(known, run, key=lambda copy: copy.num_visits)
-    return [run for _, run in sorted(runs.items(), key=lambda item: item[0])], notes
-
-
-def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]:
-    """Keep the runs whose values are comparable to the newest run's, with a note on the others.
-
-    A ratio depends on the baseline of its run, and a time on its conditions, such as cold caches. Ratios of runs that
-    compared two states of the code are left out.
-    """
-    kept = [run for run in runs if metric != RATIO or not run.has_sides]
-    terms = [(run.baseline if metric == RATIO else "", run.conditions) for run in kept]
-    same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
-    number = len(runs) - len(same)
-    reason = "ratios to another state of the code, or another baseline or other conditions than the newest run"
-    return same, [f"runs left out: {number} ({reason})"] * bool(number)
+COLUMNS = {RATIO: "ratio", LATENCY: "latency_s", ERROR_RATIO: "error_ratio"}
+"""Columns that can be followed besides metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +66,10 @@ class Change:
 class Series:
     """A cell's values over time, and the changes of their level.
 
-    Each point is a row of its run's table, with `value` in the series' unit; `low` and `high` are its 95 % interval if
-    it has one.
+    Each point is a row of its run's table with more columns: `value` in `unit`, `machine`, and the run's `baseline` and
+    `conditions`.
     """
 
-    machine: str
-    metric: str
-    unit: str
     points: tuple[Row, ...]
     changes: tuple[Change, ...] = ()
 
@@ -152,58 +80,75 @@ class Series:
 
 
 def follow(
-    runs: Sequence[Stored],
+    paths: Iterable[Path],
     metric: str = RATIO,
     *,
     implementations: Sequence[str] = (),
     workload: str = "*",
     smallest: float = SMALLEST,
-) -> list[Series]:
-    """The series of every cell that has the metric, with relative changes of more than `smallest`.
+) -> tuple[list[Series], list[str]]:
+    """The series of every cell that has the metric, with relative changes of more than `smallest`; and notes.
 
-    Without `implementations` all are included; `workload` is a pattern for ids.
+    The paths are run folders, journals, or folders of them; of two copies of a run, the longer counts. Without
+    `implementations` all are included; `workload` is a pattern for ids. A ratio depends on the baseline of its run, and
+    a time on its conditions, such as cold caches: runs unlike the newest one are left out, with a note.
 
     Raises:
-        ValueError: no cell has the metric; the message lists the available ones.
+        ValueError: nothing can be read, or no cell has the metric; the message lists the available ones.
     """
     names = {plugins.name_of(spec) for spec in implementations}
+    runs: dict[tuple[str, str], tuple[int, list[Row]]] = {}
+    known = set[str]()
+    for journal in dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)):
+        results = read(journal)
+        key, number = (results.started.time, results.run), sum(results.num_visits.values())
+        if key not in runs or runs[key][0] < number:
+            by_metric = _points(results)
+            known |= by_metric.keys()
+            runs[key] = number, by_metric.get(metric, [])
+    followed = [points for _, (_, points) in sorted(runs.items()) if points]
+    alike = [points for points in followed if _terms(points[0], metric) == _terms(followed[-1][0], metric)]
     series: dict[tuple[object, ...], list[Row]] = {}
-    for point in (point for run in runs for point in _points(run, metric)):
+    for point in (point for points in alike for point in points):
         is_chosen = not names or point["implementation"] in names
         if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
             series.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
-    units = {LATENCY: "s"} | {name: column.unit for run in runs for name, column in run.metrics.items()}
     if not series:
-        known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(run, name)) for run in runs))
         raise ValueError(
             f"no stored cell matches metric={metric}, workload={workload} and "
-            f"implementation={','.join(implementations) or 'all'}: metrics that there are: {', '.join(known) or 'none'}"
+            f"implementation={','.join(implementations) or 'all'}: metrics that there are: "
+            f"{', '.join(sorted(known)) or 'none'}"
         )
-    machines = {fingerprint: cpu for run in runs for fingerprint, cpu in run.machines.items()}
+    number = len(runs) - len(alike)
+    reason = "without the metric, or with another baseline or other conditions than the newest"
     return [
-        Series(
-            machine=machines[points[0]["fingerprint"]],
-            metric=metric,
-            unit=units.get(metric, ""),
-            points=tuple(points),
-            changes=tuple(changes([point["value"] for point in points], smallest)),
-        )
+        Series(points=tuple(points), changes=tuple(changes([each["value"] for each in points], smallest)))
         for points in series.values()
-    ]
+    ], [f"runs left out: {number} ({reason})"] * bool(number)
 
 
-def _points(run: Stored, metric: str) -> Iterator[Row]:
-    """Each cell of a run that has the metric, with its value.
+def _terms(point: Row, metric: str) -> tuple[str, str]:
+    """The facts that two runs must share before their values are comparable."""
+    return point["baseline"] if metric == RATIO else "", point["conditions"]
+
+
+def _points(results: Results) -> dict[str, list[Row]]:
+    """The cells of a run that have a value, by metric.
 
     Ratios of two sides are left out: their reference changes.
     """
-    columns = COLUMNS | {name: (column.name, "", "") for name, column in run.metrics.items()}
-    if metric not in columns or (metric == RATIO and run.has_sides):
-        return
-    value, low, high = columns[metric]
-    for cell in run.cells:
-        if cell.get(value) is not None and not (metric == RATIO and cell["is_baseline"]):
-            yield cell | {"value": cell[value], "low": cell.get(low), "high": cell.get(high)}
+    columns = {column.metric: (column.name, column.unit) for column in metric_columns(results)}
+    columns |= {name: (column, "s" if name == LATENCY else "") for name, column in COLUMNS.items()}
+    cpus = {fingerprint: environment.cpu for fingerprint, environment in results.environments.items()}
+    by_metric: dict[str, list[Row]] = {}
+    for cell in rows(table(results)):
+        of_run = {"baseline": results.plan.baseline, "conditions": results.plan.conditions}
+        of_run["machine"] = cpus.get(cell["fingerprint"], "")
+        for metric, (column, unit) in columns.items():
+            is_fixed = metric == RATIO and (cell["is_baseline"] or results.plan.sides is not None)
+            if cell["status"] == Status.ok and cell.get(column) is not None and not is_fixed:
+                by_metric.setdefault(metric, []).append(cell | of_run | {"value": cell[column], "unit": unit})
+    return by_metric
 
 
 def noise(logs: Array) -> float:

@@ -159,12 +159,11 @@ class Judgement:
         """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
         shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
-        cells = f"on {len(shares)} of {len(self.planned)} cells"
-        if not finite:
-            return f"not finite {cells}"
-        lost = f"; not finite on {len(shares) - len(finite)} of them" if len(finite) < len(shares) else ""
-        median, worst = percent(statistics.median(finite)), percent(max(finite))
-        return f"off by {median} of the largest value, at worst {worst}, {cells}{lost}"
+        words = f"on {len(shares)} of {len(self.planned)} cells"
+        if finite:
+            median, worst = percent(statistics.median(finite)), percent(max(finite))
+            words = f"off by {median} of the largest value, at worst {worst}, {words}"
+        return words if len(finite) == len(shares) else f"{words}; not finite on {len(shares) - len(finite)} of them"
 
     @property
     def word(self) -> str:
@@ -191,8 +190,7 @@ class Judgement:
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
         if 0 < compared < self.least:
-            masks = ",".join(dict.fromkeys(each.workload.mask for each in self.compared if each.workload.seq_len > 1))
-            parts.append(f"a verdict needs {self.least} cells, or only what it takes: --set mask={masks}")
+            parts.append(f"a verdict needs {self.least} cells, or only what it takes (--set)")
         return "; ".join(parts)
 
 

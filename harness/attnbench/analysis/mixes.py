@@ -1,6 +1,7 @@
 """Total the attention time of a whole model for each arm, from the cells of a run."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.comparisons import Comparison, comparisons, paired_times
@@ -37,8 +38,8 @@ def totals(results: Results) -> list[Total]:
     arms = dict.fromkeys(record.arm for record in results.records)
     sums = []
     for mix in results.plan.mixes:
-        unsorted = [_total(mix, arm, times_s, compared) for arm in arms]
-        sums += sorted(unsorted, key=lambda total: (total.seconds is None, total.seconds or 0.0))
+        members = [_total(mix, arm, times_s, compared) for arm in arms]
+        sums += sorted(members, key=lambda total: math.inf if total.seconds is None else total.seconds)
     return sums
 
 
@@ -48,19 +49,14 @@ def _total(mix: Mix, arm: Arm, times_s: Mapping[Key, float], compared: Mapping[K
         return Total(mix=mix, arm=arm)
     times = [times_s[key] * count for key, count in zip(keys, mix.counts.values(), strict=True)]
     parts = [compared[key] for key in keys if key in compared]
-    if len(parts) < len(keys):
+    if len(parts) < len(keys) or len({part.baseline for part in parts}) > 1:
         return Total(mix=mix, arm=arm, seconds=sum(times))
     bases = [time / part.ratio for time, part in zip(times, parts, strict=True)]
 
-    def to_base(ratios: list[float]) -> float | None:
-        is_known = len(ratios) == len(bases)
-        return sum(base * ratio for base, ratio in zip(bases, ratios, strict=True)) / sum(bases) if is_known else None
+    def to_base(ratios: Sequence[float | None]) -> float | None:
+        known = [ratio for ratio in ratios if ratio is not None]
+        scaled = sum(base * ratio for base, ratio in zip(bases, known, strict=False))
+        return scaled / sum(bases) if len(known) == len(bases) else None
 
-    return Total(
-        mix=mix,
-        arm=arm,
-        seconds=sum(times),
-        ratio=to_base([part.ratio for part in parts]),
-        low=to_base([part.low for part in parts if part.low is not None]),
-        high=to_base([part.high for part in parts if part.high is not None]),
-    )
+    ends = {name: to_base([getattr(part, name) for part in parts]) for name in ("ratio", "low", "high")}
+    return Total(mix=mix, arm=arm, seconds=sum(times), **ends)

@@ -1,6 +1,6 @@
 """Recommend one implementation for each workload of a run: by how much, how sure, and why others were excluded.
 
-A search for the fastest runs in stages (processes/choosing.py); this module reads the answer from its journal. Among
+A search for the fastest runs in stages (processes/execution.py); this module reads the answer from its journal. Among
 implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one that
 needs least memory.
 """

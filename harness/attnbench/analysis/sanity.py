@@ -52,13 +52,10 @@ FAR_FASTER = 2.0
 
 Warnings = dict[Key, tuple[Warned, ...]]
 
-FEW_SAMPLES = 10
 FAULT_S = 0.25e-6
 """Least cost of a minor page fault."""
-NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
-"""Shares of the time spent on page faults: worth a note, dominant, and the largest credible estimate."""
-
-
+NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
+"""Shares of the time spent on page faults: worth a note, and the largest credible estimate."""
 MOST = 0.5
 """A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
 ELSEWHERE = (
@@ -74,8 +71,6 @@ ON_A_QUEUE = {
         "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
     ),
 }
-
-
 APART, SHORTEST_S = 0.1, 20e-6
 """Largest relative difference between a time and the sum of its kernels; in shorter calls, gaps between kernels weigh
 too much."""
@@ -199,23 +194,14 @@ def _doubts(
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
     lengths = workload.seq_len, workload.kv_len
-    directions = {
-        other.direction: other_s for other, other_s in times.items() if (other.seq_len, other.kv_len) == lengths
-    }
-    forward_s = directions.get("forward")
-    if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        text = f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
-        yield Warn.fast_backward.says(text), True
-    forward_s = forward_s or directions.get("inference")
+    alike = {other.direction: other_s for other, other_s in times.items() if (other.seq_len, other.kv_len) == lengths}
+    forward_s = alike.get("forward", alike.get("inference"))
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield Warn.fast_backward.says(f"its forward pass is {significant(forward_s / time_s, 2)}x slower"), False
+        text = f"its forward pass is {significant(forward_s / time_s, 2)}x slower"
+        yield Warn.fast_backward.says(text), workload.direction == "forward_backward" and "forward" in alike
     if ceilings is None or ceilings.matmul is None:
         return
-    work = time_s * ceilings.matmul.rate
-    least = counts.least_flops(workload)
-    if least <= work < counts.useful_flops(workload):
-        text = "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
-        yield Warn.counted_backward.says(text), False
+    work, least = time_s * ceilings.matmul.rate, counts.least_flops(workload)
     for other, other_s in times.items():
         is_far_longer = other.direction == workload.direction and workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
@@ -234,8 +220,6 @@ def warnings_of(record: Record, time: Estimate | None, *, is_cold: bool = False)
     if time is None or latency is None:
         yield Warn.not_timed.says("agrees, not timed")
         return
-    if time.num_samples < FEW_SAMPLES:
-        yield Warn.few_samples.says(f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only")
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     if record.operators is not None:
         is_bound = _share(record, Flag.host_bound | Flag.host_near) > MOST
@@ -305,11 +289,7 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
     hint = "" if retains else ": --conditions retain"
-    part = f"about {_percent(share)} of the time"
-    if share >= MOST_FAULTS:
-        yield Warn.page_faults.says(f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}")
-    else:
-        yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call ({part}){hint}")
+    yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call (about {_percent(share)} of the time){hint}")
 
 
 def _percent(share: float) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import num_operators, ran
-from attnbench.analysis.comparisons import Comparison, comparisons, paired_times
+from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
@@ -245,7 +245,7 @@ def _cells(results: Results) -> Iterator[Row]:
         workload, agreement, operators = record.workload, record.agreement, record.operators
         samples = record.samples(LATENCY)
         time = median_estimate(samples) if samples else None
-        is_baseline = results.plan.is_reference(record.arm)
+        is_baseline = record.arm == reference(results, record.key)
         cautions = warnings_of(record, time, is_cold=results.plan.cache != "warm")
         yield {
             **_identity(record),

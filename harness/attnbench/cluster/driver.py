@@ -21,8 +21,8 @@ import msgspec
 from attnbench.cluster.host import NAME, examine, measure
 from attnbench.cluster.shares import finished, journal_path, kind_of, merge, split
 from attnbench.devices import device
+from attnbench.processes.execution import now
 from attnbench.processes.sides import current_commit
-from attnbench.processes.stages import now
 from attnbench.storage import events
 from attnbench.storage.events import SCHEMA, Plan
 from attnbench.storage.files import put

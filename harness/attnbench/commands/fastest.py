@@ -79,7 +79,7 @@ def fastest(
     learned = None
     try:
         if policy is not None:
-            learned = policy, learn(measured, smallest_effect=measured.plan.smallest_effect)
+            learned = policy, learn(measured)
             learned[1].save(policy)
     finally:  # even if no policy can be learned, print the measurements
         if as_json:

@@ -52,7 +52,7 @@ def gate(
         if len(given) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")
         path = stored.locate(given[0], results) if given else find_run(None, results)
-        written = stored.accept(path, results, reason, allowed)
+        written = stored.accept(path, results, reason)
         typer.echo(json.dumps({"baseline": str(written)}) if as_json else f"Baseline: {written}; commit it")
         return
     if reason:

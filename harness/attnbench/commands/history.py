@@ -32,19 +32,16 @@ def history(
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     require_extra("ruptures", "history")
-    from attnbench.analysis.history import alike, follow, gather
+    from attnbench.analysis.history import follow
     from attnbench.commands import terminal
     from attnbench.reports import history as report
     from attnbench.units import plain
 
-    gathered, noticed = gather(paths or [results])
-    runs, left_out = alike(gathered, metric)
-    if not runs:
-        raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
-    notes = [*noticed, *left_out]
+    series, notes = follow(
+        paths or [results], metric, implementations=implementation or (), workload=workload, smallest=smallest / 100
+    )
     for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)
-    series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
     if as_json:
         entries = [
             {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}

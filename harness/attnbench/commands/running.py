@@ -18,7 +18,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.stages import Progress, Watch
+from attnbench.processes.execution import Progress, Watch
 from attnbench.processes.worker_client import Template
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run

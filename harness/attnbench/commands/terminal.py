@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
-from attnbench.analysis.changed import changed
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
+from attnbench.analysis.sides import changed
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status

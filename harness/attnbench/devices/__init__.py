@@ -143,16 +143,8 @@ class Device(Protocol):
         """Compute capability of a GPU, such as (9, 0) for Hopper; None if there is no GPU."""
         return None
 
-    def number(self) -> int | None:
-        """Number of devices of this kind; None if every process can use it."""
-        return None
-
-    def use(self, number: int) -> None:
-        """Use the device with this number from now on, in this process."""
-
     def select(self) -> None:
         """Make it the current device of this process: some code, such as Triton's, launches only there."""
-        self.use(int(self.name.partition(":")[2] or 0))
 
     def generators(self) -> Mapping[str, Any]:
         """Torch's global random generators for this device, by a name for messages; empty before its first use."""

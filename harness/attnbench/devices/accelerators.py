@@ -6,50 +6,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from attnbench.devices import CROWDED_SHARE, Device
 from attnbench.devices.loads import Load, products_and_copies
-from attnbench.devices.queued import Marks
+from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # the description of a device needs no torch
     from torch import Tensor
 
 
-class TorchMarks(Marks):
-    """Events of the current stream, as in torch.cuda."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-    def current(self) -> AbstractContextManager[object]:
-        """Make the device the current one inside the context."""
-        import torch
-
-        found: AbstractContextManager[object] = torch.get_device_module(self.device).device(torch.device(self.device))
-        return found
-
-    def event(self) -> Any:  # noqa: ANN401 - its type needs torch
-        """An event with timing."""
-        import torch
-
-        return torch.get_device_module(self.device).Event(enable_timing=True)
-
-    def synchronize(self) -> None:
-        """Wait for all streams of the device."""
-        import torch
-
-        torch.get_device_module(self.device).synchronize(self.device)
-
-    def host_s(self) -> float:
-        """The host's monotonic timer."""
-        return perf_counter()
-
-
-class Accelerator(Device):
-    """The current device of its kind, NAME, or the device NAME:N."""
+class Accelerator(Device, Runtime):
+    """The current device of its kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
 
     is_host = False
     has_caching_allocator = True
@@ -59,6 +28,7 @@ class Accelerator(Device):
 
     def __init__(self, name: str) -> None:
         self.name = self.torch_device = name
+        self.clock = QueuedClock(self)
 
     @property
     def module(self) -> Any:  # noqa: ANN401 - a module
@@ -66,6 +36,14 @@ class Accelerator(Device):
         import torch
 
         return torch.get_device_module(self.name)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Make the device the current one inside the context."""
+        return self.module.device(self.name)  # type: ignore[no-any-return]  # a module has no types
+
+    def event(self) -> Any:  # noqa: ANN401 - its type needs torch
+        """An event with timing."""
+        return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
         """Report a missing driver, or fewer devices than N."""
@@ -79,14 +57,9 @@ class Accelerator(Device):
         """Wait for all streams of the device."""
         self.module.synchronize(self.name)
 
-    def number(self) -> int | None:
-        """Number of devices that torch finds."""
-        number: int = self.module.device_count()
-        return number
-
-    def use(self, number: int) -> None:
-        """Make the device with this number the current one."""
-        self.module.set_device(number)
+    def select(self) -> None:
+        """Make it the current device; without a number it is the first one."""
+        self.module.set_device(int(self.name.partition(":")[2] or 0))
 
     def generators(self) -> Mapping[str, Any]:
         """One generator for each device of this kind."""
@@ -99,14 +72,31 @@ class Accelerator(Device):
         """Make one call under the profiler; memory is as the allocator counts it, with its cache empty beforehand."""
         self.synchronize()
         self.module.empty_cache()
-        self.module.reset_peak_memory_stats(self.name)
-        before, after = self.module.memory_stats(self.name), {}
+        before, after = self.counts(), {}
 
         def finish() -> None:
             self.synchronize()
-            after.update(self.module.memory_stats(self.name))
+            after.update(self.counts())
 
-        return replace(record(call, self.activities, finish), allocated=allocated(before, after))
+        return replace(record(call, self.activities, finish), allocated=self.allocated(before, after))
+
+    def counts(self) -> dict[str, int]:
+        """Counts of the allocator; this resets its peaks."""
+        counts: dict[str, int] = self.module.memory_stats(self.name)
+        self.module.reset_peak_memory_stats(self.name)
+        return counts
+
+    @staticmethod
+    def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
+        """Memory between two readings of the allocator; a reading is empty before the first allocation."""
+        inputs = before.get("allocated_bytes.all.current", 0)
+        return Footprint(
+            peak_bytes=after["allocated_bytes.all.peak"] - inputs,
+            kept_bytes=after["allocated_bytes.all.current"] - inputs,
+            num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
+            allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
+            reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
+        )
 
     @cached_property
     def _beyond_caches(self) -> tuple[Tensor, Tensor]:
@@ -158,19 +148,5 @@ class Accelerator(Device):
         return bool(self.module.memory_allocated(self.name) > CROWDED_SHARE * whole)
 
     def _free_and_whole(self) -> tuple[int, int]:
-        import torch
-
-        found: tuple[int, int] = self.module.mem_get_info(torch.device(self.name))
-        return found
-
-
-def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-    """Memory between two readings of the allocator, with the peaks reset at the first."""
-    inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
-    return Footprint(
-        peak_bytes=after["allocated_bytes.all.peak"] - inputs,
-        kept_bytes=after["allocated_bytes.all.current"] - inputs,
-        num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
-        allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
-        reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
-    )
+        free, whole = self.module.mem_get_info(self.name)
+        return free, whole

@@ -19,16 +19,11 @@ MEMBERSHIPS = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A group's limit and its use in bytes, without pages that the system can drop at once, and the limiting file."""
+    """A group's limit and what it may still take in bytes, and the limiting file."""
 
     limit_bytes: int
-    used_bytes: int
+    free_bytes: int
     file: str
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that the group may still take."""
-        return max(0, self.limit_bytes - self.used_bytes)
 
 
 def affinity() -> int:
@@ -67,8 +62,10 @@ def memory() -> MemoryLimit | None:
             with suppress(OSError, ValueError):
                 limit_bytes, used_bytes = (int((folder / name).read_text()) for name in (limit, used))
                 if limit_bytes < total:  # version 1 has a huge number for no limit
-                    used_bytes -= _statistics(folder / "memory.stat").get(dropped, 0)
-                    limits.append(MemoryLimit(limit_bytes, max(0, used_bytes), limit))
+                    statistics = (folder / "memory.stat").read_text().split()
+                    if dropped in statistics:  # pages that the system can drop at once
+                        used_bytes -= int(statistics[statistics.index(dropped) + 1])
+                    limits.append(MemoryLimit(limit_bytes, max(0, limit_bytes - max(0, used_bytes)), limit))
     return min(limits, key=lambda each: each.free_bytes, default=None)
 
 
@@ -99,8 +96,3 @@ def _folders(controller: str) -> Iterator[Path]:
         inner = Path(path.lstrip("/"))
         for folder in (inner, *inner.parents):
             yield root / folder
-
-
-def _statistics(file: Path) -> dict[str, int]:
-    pairs = (line.split() for line in file.read_text().splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs}

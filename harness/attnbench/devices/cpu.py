@@ -33,8 +33,6 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Side lengths of the matrices whose products show the ceiling."""
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
-BEYOND_CACHE = 2
-"""Size of each of the two buffers of the largest copy, in largest caches, up to LARGEST_COPY bytes."""
 RESERVE_BYTES = 2**27
 """Free memory that a worker leaves to others: what it copies of its template's pages when it writes to them, and files
 for tensors, which no limit of a process counts."""
@@ -42,18 +40,13 @@ SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """Wider dtypes that hold all values of half precision and may be faster, without native instructions."""
-PRECISION = {
-    "high": "high is TF32, which a CPU has not: as highest",
-    "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
-}
 
 
 class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     def __init__(self) -> None:
-        """Measure the smallest step of the timer."""
-        steps = []
+        steps = []  # the smallest one of the timer is its resolution
         for _ in range(100):
             start = perf_counter_ns()
             while (end := perf_counter_ns()) == start:
@@ -87,11 +80,10 @@ class Cpu(Device):
         return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
 
     def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
-        """Notes on half precision without native instructions, and on float32 precisions that differ here."""
+        """A note on half precision without native instructions."""
         native = None if environment is None else environment.native_dtypes
         is_slow = workload.dtype in WIDER and native is not None and workload.dtype not in native
-        notes = f"{workload.dtype} {NOT_NATIVE}" if is_slow else None, PRECISION.get(workload.float32_matmul_precision)
-        return tuple(note for note in notes if note)
+        return (f"{workload.dtype} {NOT_NATIVE}",) if is_slow else ()
 
     def synchronize(self) -> None:
         """Do nothing: the processor has no queue."""
@@ -104,11 +96,12 @@ class Cpu(Device):
     def _beyond_caches(self) -> Tensor:
         import torch
 
-        return torch.empty(2 * cache_bytes(), dtype=torch.uint8)
+        return torch.empty(2 * self.cache_bytes(), dtype=torch.uint8)
 
     def cache_bytes(self) -> int:
         """Bytes of the largest cache, as the system reports it."""
-        return cache_bytes()
+        sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in CACHES.glob("index*/size")]
+        return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
     def flush(self) -> object:
         """Write to a buffer of twice the largest cache's size."""
@@ -141,8 +134,8 @@ class Cpu(Device):
     def loads(self, dtype: str) -> list[Load]:
         """Products in the dtype, and in float32 if that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
-        largest_copy = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes())
-        return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest_copy)
+        largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # of each of its two buffers
+        return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
 
     def free_bytes(self) -> int:
         """Bytes of memory that the system still has available."""
@@ -154,12 +147,6 @@ class Cpu(Device):
 
 
 DEVICE = Cpu
-
-
-def cache_bytes(folder: Path = CACHES) -> int:
-    """Bytes of the processor's largest cache, as the system reports it."""
-    sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in folder.glob("index*/size")]
-    return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
 
 def pages(dtype: str, length: int) -> Tensor:

@@ -10,17 +10,13 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
 from attnbench.devices import CaptureError, Facts, T, nvml
-from attnbench.devices.accelerators import Accelerator, TorchMarks
-from attnbench.devices.queued import QueuedClock, Runtime
+from attnbench.devices.accelerators import Accelerator
 from attnbench.storage.records import DeviceState
-
-if TYPE_CHECKING:  # the description of a device needs no torch
-    import torch
 
 DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/dev/kfd")
 PACKAGES = (
@@ -47,6 +43,10 @@ SETTINGS = (
     "NVTE_*",
     "XFORMERS_*",
 )
+UNTRIED = (
+    "answers are compared with a float64 oracle; times are between events behind a spinning kernel; the names of AMD's "
+    "kernels are not known, and neither are its clocks and power"
+)
 BUSY = "busy or unavailable"
 """Part of CUDA's message if a device lets no further process in."""
 EXCLUSIVE = "{} lets no further process in: if its mode is EXCLUSIVE_PROCESS, nvidia-smi --compute-mode=DEFAULT"
@@ -55,42 +55,23 @@ NUM_WARM_UPS = 3
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
 
 
-class CudaRuntime(TorchMarks, Runtime):
-    """The calls of torch.cuda that the clock needs."""
-
-    def spin(self, cycles: int) -> None:
-        """Queue torch's spinning kernel."""
-        import torch
-
-        torch.cuda._sleep(cycles)  # noqa: SLF001 - torch has no public spinning kernel
-
-
 class Cuda(Accelerator):
     """An Nvidia GPU, or an AMD GPU, which torch calls by the same names."""
 
     alignment_bytes = 16  # width of vector loads; misaligned ones destroy the context
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
-    has_graphs = True
+    has_graphs = can_spin = True
     collectives = "nccl"
+    _is_refused = False  # its driver lets no further process in
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.clock = QueuedClock(CudaRuntime(name))
-        self._is_refused = False  # its driver lets no further process in
+    def spin(self, cycles: int) -> None:
+        """Queue torch's spinning kernel."""
+        self.module._sleep(cycles)  # noqa: SLF001 - torch has no public spinning kernel
 
     @property
     def untried(self) -> str:  # type: ignore[override]  # it depends on the driver
         """A note for AMD GPUs, on which this was never run; empty for others."""
-        if not self._is_amd:
-            return ""
-        return (
-            "answers are compared with a float64 oracle; times are between events behind a spinning kernel; the names "
-            "of AMD's kernels are not known, and neither are its clocks and power"
-        )
-
-    @property
-    def _is_amd(self) -> bool:
-        return AMD_DRIVER.exists() and not DRIVER.exists()
+        return UNTRIED if AMD_DRIVER.exists() and not DRIVER.exists() else ""
 
     def seems_present(self) -> bool:
         """Whether a driver is loaded."""
@@ -100,10 +81,10 @@ class Cuda(Accelerator):
         """Report a missing driver, fewer devices than N, or a device that has refused this process."""
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
-    def use(self, number: int) -> None:
-        """Make the device with this number the current one; the driver may refuse, since that makes a context."""
+    def select(self) -> None:
+        """Make it the current device; the driver may refuse, since that makes a context."""
         try:
-            super().use(number)
+            super().select()
         except RuntimeError as error:
             if BUSY not in str(error):
                 raise
@@ -120,22 +101,25 @@ class Cuda(Accelerator):
         """
         import torch
 
-        accelerator, versions, clocks = "", {}, dict[str, str]()
-        if torch.cuda.is_available():
-            first = torch.device(self.name)
-            numbers = range(1, 1 if ":" in self.name else torch.cuda.device_count())
-            others = (torch.device("cuda", number) for number in numbers)
-            accelerator = "; ".join(dict.fromkeys(map(_description, [first, *others])))
-            if (library := nvml.library()) is not None:
-                clocks = nvml.limits(str(torch.cuda.get_device_properties(first).uuid), library)
+        accelerator, clocks, versions = "", dict[str, str](), dict[str, str]()
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         if torch.version.hip:
             versions = {"rocm": torch.version.hip}
-        if accelerator:
-            versions |= _versions()
-            driver = re.search(r"(\d+\.\d+(?:\.\d+)?)", DRIVER.read_text()) if DRIVER.exists() else None
-            versions |= {"nvidia driver": driver[1]} if driver else {}
+        if torch.cuda.is_available():
+            numbers = range(1, 1 if ":" in self.name else torch.cuda.device_count())
+            kinds = []
+            for place in (self.name, *(f"cuda:{number}" for number in numbers)):
+                found = torch.cuda.get_device_properties(place)
+                capability = f"compute capability {found.major}.{found.minor}"
+                kinds.append(f"{found.name}, {found.total_memory} bytes, {capability}")
+            accelerator = "; ".join(dict.fromkeys(kinds))
+            clocks = nvml.limits(*nvml.find(torch.cuda.get_device_properties(self.name).uuid))
+            for name in PACKAGES:
+                with suppress(PackageNotFoundError):
+                    versions[name] = version(name)
+            if DRIVER.exists() and (driver := re.search(r"(\d+\.\d+(?:\.\d+)?)", DRIVER.read_text())):
+                versions["nvidia driver"] = driver[1]
         return Facts(
             accelerator=accelerator,
             versions=versions,
@@ -149,9 +133,7 @@ class Cuda(Accelerator):
 
         Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt it.
         """
-        import torch
-
-        if self._is_refused or not torch.cuda.is_initialized():
+        if self._is_refused or not self.module.is_initialized():
             return False
         try:
             self.synchronize()
@@ -182,9 +164,7 @@ class Cuda(Accelerator):
     @cached_property
     def _pool(self) -> Any:  # noqa: ANN401 - torch has a type for it
         """The memory of all graphs, which never run at the same time: each alone would keep its own scratch memory."""
-        import torch
-
-        return torch.cuda.graph_pool_handle()
+        return self.module.graph_pool_handle()
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
         """Record on a stream of its own; everything that `make` queues goes there, so that autograd stays on it.
@@ -193,7 +173,7 @@ class Cuda(Accelerator):
         """
         import torch
 
-        with torch.cuda.device(torch.device(self.name)):
+        with self.current():
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
             self.synchronize()
             with torch.cuda.stream(stream):
@@ -216,53 +196,27 @@ class Cuda(Accelerator):
         return replay
 
     @cached_property
-    def _handle(self) -> tuple[Any, Any] | None:
-        """The module pynvml and its handle of this device, or None."""
-        import torch
-
-        library = nvml.library()
-        uuid = torch.cuda.get_device_properties(torch.device(self.name)).uuid
-        handle = None if library is None else nvml.handle(str(uuid), library)
-        return None if handle is None else (library, handle)
+    def _driver(self) -> tuple[Any, Any]:
+        return nvml.find(self.module.get_device_properties(self.name).uuid)
 
     def state(self) -> DeviceState | None:
         """Read the state by NVML, in some ten microseconds; the clock is that of the spins since the last reading."""
-        found = DeviceState() if self._handle is None else nvml.moment(*self._handle)
+        found = nvml.moment(*self._driver)
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)
         return None if found == DeviceState() else found
 
     def cache_bytes(self) -> int:
         """Bytes of the second-level cache."""
-        import torch
-
-        size: int = torch.cuda.get_device_properties(self.name).L2_cache_size
+        size: int = self.module.get_device_properties(self.name).L2_cache_size
         return size
 
     def outside_bytes(self) -> int:
         """Bytes held by the context, kernel code, libraries and other processes."""
-        import torch
-
         self.synchronize()
         free, whole = self._free_and_whole()
-        return whole - free - torch.cuda.memory_reserved(self.name)
+        reserved: int = self.module.memory_reserved(self.name)
+        return whole - free - reserved
 
 
 DEVICE = Cuda
-
-
-def _description(device: torch.device) -> str:
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    capability = f"compute capability {properties.major}.{properties.minor}"
-    return f"{properties.name}, {properties.total_memory} bytes, {capability}"
-
-
-def _versions() -> dict[str, str]:
-    """Versions of the installed kernel packages; imports none."""
-    found = {}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,20 +17,15 @@ import torch
 from attnbench.devices import containers, device, names, processor
 from attnbench.storage.records import Environment
 
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 SETTINGS = (
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND",
-    "GOMP_SPINCOUNT",
-    "KMP_BLOCKTIME",
-    "MKL_NUM_THREADS",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_MAX_CPU_ISA",
+    "OMP_*",
+    "GOMP_*",
+    "KMP_*",
+    "MKL_*",
+    "ONEDNN_*",
     "ATEN_CPU_CAPABILITY",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_*",
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
 )
@@ -45,11 +41,9 @@ def usable_cores() -> int:
 def collect() -> Environment:
     """The environment of this process, with the facts of each device."""
     facts = [device(name).facts() for name in names()]
-    versions = {"torch": str(torch.__version__), "numpy": np.__version__}
-    try:
+    versions = {"torch": str(torch.__version__), "numpy": np.__version__, "attnbench": "not installed"}
+    with suppress(PackageNotFoundError):  # runs from a checkout that is not installed
         versions["attnbench"] = version("attnbench")
-    except PackageNotFoundError:  # runs from a checkout that is not installed
-        versions["attnbench"] = "not installed"
     inside_torch = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
     for name, pattern in inside_torch.items():
         if found := re.search(pattern, torch.__config__.show()):
@@ -76,7 +70,8 @@ def collect() -> Environment:
         num_threads=torch.get_num_threads(),
         settings=_set(settings),
         flags=flags,
-        clocks=_clocks() | {name: text for each in facts for name, text in each.clocks.items()},
+        clocks=({"governor": GOVERNOR.read_text().strip()} if GOVERNOR.exists() else {})
+        | {name: text for each in facts for name, text in each.clocks.items()},
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )
@@ -99,12 +94,3 @@ def _native_dtypes() -> tuple[str, ...] | None:
     if not torch.backends.mkldnn.is_available() or None in asked.values():
         return None
     return tuple(dtype for dtype, is_native in asked.items() if is_native())
-
-
-def _clocks() -> dict[str, str]:
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    clocks = {"governor": governor.read_text().strip()} if governor.exists() else {}
-    frequency: Any = psutil.cpu_freq()  # may be None, in spite of its type
-    if frequency is not None and frequency.max:
-        clocks["max_mhz"] = f"{frequency.max:.0f}"
-    return clocks

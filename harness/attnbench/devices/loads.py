@@ -21,10 +21,8 @@ MIN_SAMPLE_S = 3e-3
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
 COPY_STEP = 8
 SLOW_S = 0.5
-"""A load is left out if its predicted call lasts longer than this; smaller loads reach the same rates.
-
-The limit is generous, because threads that wait for a busy core take 16 ms for even the smallest product.
-"""
+"""A load is left out if its predicted call lasts longer than this; smaller loads reach the same rates. Threads that
+wait for a busy core take 16 ms for even the smallest product."""
 
 
 @dataclass(kw_only=True)
@@ -89,7 +87,7 @@ def products_and_copies(
     """Products of (side, side) matrices in each dtype, and copies of `smallest` to `largest` bytes.
 
     `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values: zeros would need
-    less power, and so less time. `largest_copy` in bytes replaces the limit that follows from the cache.
+    less power, and so less time.
     """
     import torch
 

@@ -6,32 +6,13 @@ They have no float64, so right answers come from the CPU. Source: https://docs.p
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 from attnbench.devices import CROWDED_SHARE, Facts, processor
-from attnbench.devices.accelerators import Accelerator, TorchMarks
-from attnbench.devices.queued import EventClock
-from attnbench.devices.recording import Footprint, Recording, record
-
-CACHE_BYTES = 64 * 2**20
-"""At least the system cache of all chips up to 2025; Metal does not report it."""
-
-
-class MpsMarks(TorchMarks):
-    """Events of torch.mps, all on its only stream."""
-
-    def current(self) -> AbstractContextManager[object]:
-        """Do nothing: there is one device."""
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Wait for all queued work."""
-        import torch
-
-        torch.mps.synchronize()
+from attnbench.devices.accelerators import Accelerator
+from attnbench.devices.recording import Footprint
 
 
 class Mps(Accelerator):
@@ -45,19 +26,13 @@ class Mps(Accelerator):
         "in which the GPU waits for the host; peak memory is that of the allocator's heaps"
     )
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.clock = EventClock(MpsMarks(name))
+    def current(self) -> AbstractContextManager[object]:
+        """Do nothing: there is one device."""
+        return nullcontext()
 
     def seems_present(self) -> bool:
         """Whether this is a Mac with an Apple chip."""
         return (platform.system(), platform.machine()) == ("Darwin", "arm64")
-
-    def missing(self) -> str | None:
-        """Report missing Metal."""
-        import torch
-
-        return None if torch.backends.mps.is_available() else f"this machine has no device {self.name}"
 
     def facts(self) -> Facts:
         """The chip, and variables that affect its speed."""
@@ -77,39 +52,28 @@ class Mps(Accelerator):
             return {}
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name
 
-    def record(self, call: Callable[[], object]) -> Recording:
-        """Make one call under the profiler, which sees only the host; the peak is the growth of the heaps."""
-        self.synchronize()
-        self.module.empty_cache()
-        before, after = self._held_bytes(), list[int]()
-
-        def finish() -> None:
-            self.synchronize()
-            after.extend(self._held_bytes())
-
-        recording = record(call, self.activities, finish)
-        kept_bytes, reserved_bytes = (late - early for late, early in zip(after, before, strict=True))
-        peak_bytes = max(kept_bytes, reserved_bytes)
-        sizes = {"kept_bytes": kept_bytes, "allocated_bytes": kept_bytes, "reserved_bytes": reserved_bytes}
-        return replace(recording, allocated=Footprint(peak_bytes=peak_bytes, num_allocations=0, **sizes))
-
-    def _held_bytes(self) -> tuple[int, int]:
+    def counts(self) -> dict[str, int]:
         """Bytes of tensors, and of the allocator's heaps."""
-        return self.module.current_allocated_memory(), self.module.driver_allocated_memory()
+        return {"tensors": self.module.current_allocated_memory(), "heaps": self.module.driver_allocated_memory()}
+
+    @staticmethod
+    def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
+        """Memory between two readings; the peak is the growth of the heaps."""
+        kept_bytes, reserved_bytes = (after[name] - before[name] for name in ("tensors", "heaps"))
+        sizes = {"kept_bytes": kept_bytes, "allocated_bytes": kept_bytes, "reserved_bytes": reserved_bytes}
+        return Footprint(peak_bytes=max(kept_bytes, reserved_bytes), num_allocations=0, **sizes)
 
     def cache_bytes(self) -> int:
-        """Bytes of the largest cache, assumed."""
-        return CACHE_BYTES
+        """At least the system cache of all chips up to 2025; Metal does not report it."""
+        return 64 * 2**20
 
     def is_crowded(self) -> bool:
         """Whether this process's tensors hold more than a quarter of the memory that Metal recommends."""
-        tensors, _ = self._held_bytes()
-        return bool(tensors > CROWDED_SHARE * self.module.recommended_max_memory())
+        return self.counts()["tensors"] > CROWDED_SHARE * self._free_and_whole()[1]
 
     def _free_and_whole(self) -> tuple[int, int]:
-        _, heaps = self._held_bytes()
         whole: int = self.module.recommended_max_memory()
-        return max(0, whole - heaps), whole
+        return max(0, whole - self.counts()["heaps"]), whole
 
 
 DEVICE = Mps

@@ -5,12 +5,10 @@ Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from attnbench.devices import T
 from attnbench.storage.records import DeviceState
 
 POWER_CAP = 0x4
@@ -25,70 +23,59 @@ CLOCK_EVENTS = {
 }
 """Reasons for a reduced clock, by the bit of NVML's `nvmlClocksEventReasons`. An idle device and clocks set by a user
 are left out: they slow nothing down unintentionally."""
+SM, MEMORY = 1, 2  # NVML's kinds of clocks
 SLOWING = sum(CLOCK_EVENTS)
-"""The union of these bits."""
 
 
-def library() -> Any:  # noqa: ANN401 - a module without types, or None
-    """The initialised module pynvml; None if it is missing or finds no driver."""
+def find(uuid: object) -> tuple[Any, Any]:
+    """The module pynvml and its handle of the GPU, or part of a GPU (MIG), with this UUID; None for a missing one."""
     try:
-        found = import_module("pynvml")
-        found.nvmlInit()
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
     except Exception:  # noqa: BLE001 - an optional module: its error type is unknown before the import
-        return None
-    return found
-
-
-def handle(uuid: str, nvml: Any) -> Any:  # noqa: ANN401 - as `library` gives it
-    """NVML's handle of the GPU with this UUID, or of that part of a GPU (MIG); None if it does not know it."""
+        return None, None
     for kind in ("GPU", "MIG"):
         with suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-    return None
+            return nvml, nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+    return nvml, None
 
 
-def limits(uuid: str, nvml: Any) -> dict[str, str]:  # noqa: ANN401 - as `library` gives it
-    """The limits and modes of the GPU with this UUID, as text by name; those that it lacks are left out."""
-    if (found := handle(uuid, nvml)) is None:
-        return {}
-    asked: dict[str, Callable[[], str]] = {
-        "gpu SM clock limit": lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(found, nvml.NVML_CLOCK_SM)} MHz",
-        "gpu memory clock limit": lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(found, nvml.NVML_CLOCK_MEM)} MHz",
-        "gpu power limit": lambda: f"{nvml.nvmlDeviceGetEnforcedPowerLimit(found) / 1000:.0f} W",
-        "gpu ECC": lambda: "on" if nvml.nvmlDeviceGetEccMode(found)[0] else "off",
-        "gpu MIG": lambda: "on" if nvml.nvmlDeviceGetMigMode(found)[0] else "off",
-    }
-    return {name: text for name, ask in asked.items() if (text := _known(ask, nvml, ""))}
+def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - as `find` gives them
+    """The limits and modes of a GPU, as text by name; those that it lacks are left out."""
+    texts = {}
+    for name, kind in (("SM", SM), ("memory", MEMORY)):
+        if (limit_mhz := _ask(nvml, "MaxClockInfo", handle, kind)) is not None:
+            texts[f"gpu {name} clock limit"] = f"{limit_mhz} MHz"
+    if (limit_mw := _ask(nvml, "EnforcedPowerLimit", handle)) is not None:
+        texts["gpu power limit"] = f"{limit_mw / 1000:.0f} W"
+    for name in ("Ecc", "Mig"):
+        if (modes := _ask(nvml, f"{name}Mode", handle)) is not None:
+            texts[f"gpu {name.upper()}"] = "on" if modes[0] else "off"
+    return texts
 
 
-def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `library` gives it
+def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `find` gives them
     """Current clock, temperature and power; unreadable values are 0."""
+    slowed_by = _ask(nvml, "CurrentClocksEventReasons", handle)
+    if slowed_by is None:  # an older package or driver, by a name that CUDA 14 will remove
+        slowed_by = _ask(nvml, "CurrentClocksThrottleReasons", handle)
     return DeviceState(
-        clock_mhz=_known(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), nvml, 0.0),
-        temperature_c=_known(
-            lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), nvml, 0.0
-        ),
-        power_w=_known(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, nvml, 0.0),
-        slowed_by=_known(lambda: _slowed_by(handle, nvml), nvml, 0),
+        clock_mhz=float(_ask(nvml, "ClockInfo", handle, SM) or 0),
+        temperature_c=float(_ask(nvml, "Temperature", handle, 0) or 0),
+        power_w=(_ask(nvml, "PowerUsage", handle) or 0) / 1000,
+        slowed_by=slowed_by or 0,
     )
 
 
-def _known(ask: Callable[[], T], nvml: Any, default: T) -> T:  # noqa: ANN401 - as above
-    """The answer of the driver; the default if it has none."""
-    try:
-        return ask()
-    except nvml.NVMLError:
-        return default
+def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - as `find` gives them
+    """The driver's answer to nvmlDeviceGet...; None if it has none, or there is no driver or no handle."""
+    if operands[0] is None:
+        return None
+    with suppress(AttributeError, nvml.NVMLError):
+        return getattr(nvml, f"nvmlDeviceGet{name}")(*operands)
+    return None
 
 
 def reasons(slowed_by: int) -> str:
     """Reasons for reduced clocks, in words; "" without any."""
     return ", ".join(dict.fromkeys(words for bit, words in CLOCK_EVENTS.items() if slowed_by & bit))
-
-
-def _slowed_by(handle: Any, nvml: Any) -> int:  # noqa: ANN401 - as above
-    """The reason bits; older packages and drivers use a function name that CUDA 14 will remove."""
-    try:
-        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except (AttributeError, nvml.NVMLError):
-        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))

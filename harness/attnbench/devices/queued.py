@@ -11,10 +11,11 @@ Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -37,8 +38,7 @@ MOST_QUEUED = 256
 kernels."""
 CONFIRMED = 2
 """A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
-LEFT_S = 20e-6
-LEFT_SHARE = 0.25
+LEFT_S, LEFT_SHARE = 20e-6, 0.25
 """The device is busy on other streams if it is idle later than its current stream, by LEFT_S and this share of the
 call. After long calls a driver takes longer to report an idle device (seen on an H200, in calls over 8,192 tokens)."""
 NUM_READINGS = 9
@@ -47,8 +47,10 @@ PRIMER_S = 30e-6
 """A spin in front of the block's, so that the device is busy from the event between them on: the block is a clock."""
 
 
-class Marks(Protocol):
-    """The functions of a device that a clock needs, from torch or a simulated timeline."""
+class Runtime(Protocol):
+    """The functions of a device that the clock needs, from torch or a simulated timeline."""
+
+    can_spin: bool = False  # can be kept busy while calls are queued
 
     def current(self) -> AbstractContextManager[object]:
         """Make the device the current one inside the context."""
@@ -61,10 +63,7 @@ class Marks(Protocol):
 
     def host_s(self) -> float:
         """The host's monotonic timer."""
-
-
-class Runtime(Marks, Protocol):
-    """A device that can be kept busy while calls are queued."""
+        return perf_counter()
 
     def spin(self, cycles: int) -> object:
         """Queue a kernel that lasts this many cycles of the device."""
@@ -90,12 +89,15 @@ class Span:
 
 
 class QueuedClock(Clock):
-    """Device time from the first kernel's start to the last one's end, less the cost of two events."""
+    """Device time from the first kernel's start to the last one's end, less the cost of two events.
 
-    resolution_s = 0.5e-6  # of a CUDA event, as documented
+    On a device that cannot spin it includes pauses in which the device waits for the host, so that a short call seems
+    to take as long as its launches; the flags say so.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6  # of a CUDA event, as documented; assumed
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
         self._cycles, self._spun_s = 0, 0.0  # of blocks since the last reading of the device's clock
 
@@ -106,24 +108,23 @@ class QueuedClock(Clock):
     @cached_property
     def cycles_per_s(self) -> float:
         """Cycles per second of a spinning device."""
-        taken: list[float] = []
-        for _ in range(NUM_READINGS):
-            start, end = self.runtime.event(), self.runtime.event()
-            start.record()
-            self.runtime.spin(CALIBRATING_CYCLES)
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end) * 1e-3)
-        return CALIBRATING_CYCLES / median(taken)
+        return CALIBRATING_CYCLES / self._between_s(inside=CALIBRATING_CYCLES)
 
     @cached_property
     def floor_s(self) -> float:
-        """Seconds between two events with nothing between them, measured once."""
+        """Seconds between two events with nothing between them; 0 on a device that cannot spin."""
+        return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
+
+    def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
+        """The median time between two events, with spins of these cycles before or between them."""
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
-            self.runtime.spin(int(LEAST_SPIN_S * self.cycles_per_s))
+            if before:
+                self.runtime.spin(before)
             start.record()
+            if inside:
+                self.runtime.spin(inside)
             end.record()
             end.synchronize()
             taken.append(start.elapsed_time(end) * 1e-3)
@@ -181,6 +182,8 @@ class QueuedClock(Clock):
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 
     def _is_busy_elsewhere(self, span: Span) -> bool:
+        if not self.runtime.can_spin:
+            return False  # when the driver usually reports an idle device is not known
         return span.left_s > max(2 * self._idle_s + LEFT_S, LEFT_SHARE * span.device_s)
 
     def _known_of(self, call: Callable[[], object]) -> Known:
@@ -193,6 +196,9 @@ class QueuedClock(Clock):
         self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, known: Known
     ) -> Span | None:
         """The calls behind a block that outlasts their launches, if possible; None if fewer calls should be tried."""
+        if not self.runtime.can_spin:
+            span = self._span(call, number, flush, 0.0)
+            return replace(span, is_hidden=span.device_s >= HOST_NEAR * span.issue_s)
         spin_s = LEAST_SPIN_S + HEADROOM * number * known.issue_s
         if known.waits:
             return self._span(call, number, flush, LEAST_SPIN_S)
@@ -218,7 +224,8 @@ class QueuedClock(Clock):
 
     def _span(self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, spin_s: float) -> Span:
         """The calls between two events, behind a spin of `spin_s` seconds if that is above 0."""
-        runtime, floor_s, cycles = self.runtime, self.floor_s, int(spin_s * self.cycles_per_s)
+        runtime, floor_s = self.runtime, self.floor_s
+        cycles = int(spin_s * self.cycles_per_s) if spin_s else 0
         before, start, end = runtime.event(), runtime.event(), runtime.event()
         is_busy = False
         runtime.synchronize()
@@ -245,38 +252,3 @@ class QueuedClock(Clock):
             self._cycles += cycles
             self._spun_s += before.elapsed_time(start) * 1e-3 - floor_s
         return Span(device_s=device_s, issue_s=issue_s, is_hidden=is_hidden, left_s=left_s)
-
-
-class EventClock(Clock):
-    """Time between two events around calls, for a device without a kernel that could hide their launches.
-
-    It includes pauses in which the device waits for the host, so a short call seems to take as long as its launches.
-    """
-
-    resolution_s = 1e-6
-
-    def __init__(self, marks: Marks) -> None:
-        self.marks = marks
-
-    def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Device and host time of the calls. With `flush`, each call has an empty cache and events of its own."""
-        device_s = issue_s = 0.0
-        numbers = [1] * num_calls if flush else [num_calls]
-        with self.marks.current():
-            for number in numbers:
-                start, end = self.marks.event(), self.marks.event()
-                if flush is not None:
-                    flush()
-                self.marks.synchronize()
-                start.record()
-                began_s = self.marks.host_s()
-                for _ in repeat(None, number):
-                    call()
-                issue_s += self.marks.host_s() - began_s
-                end.record()
-                end.synchronize()
-                device_s += max(start.elapsed_time(end) * 1e-3, self.resolution_s)
-        is_hidden = device_s >= HOST_NEAR * issue_s
-        return Reading(
-            elapsed_s=device_s, host_s=issue_s, flags=Flag(0) if is_hidden else Flag.not_hidden | Flag.host_bound
-        )

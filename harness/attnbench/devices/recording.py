@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # as in devices/__init__.py
 
 MEMORY = "[memory]"
 """The profiler's name of an allocation or release."""
-HOST = "CPU"
-"""The profiler's name of the host."""
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
 both have the same ids."""
@@ -110,8 +108,8 @@ def record(
     from torch import Tensor
     from torch.autograd.profiler import profile
 
-    beyond_host = next((name.lower() for name in activities if name != HOST), None)
-    with profile(use_kineto=True, use_cpu=HOST in activities, use_device=beyond_host, profile_memory=True) as seen:
+    beyond_host = next((name.lower() for name in activities if name != "CPU"), None)
+    with profile(use_kineto=True, use_cpu="CPU" in activities, use_device=beyond_host, profile_memory=True) as seen:
         kept = call()
         finish()
     assert seen.kineto_results is not None

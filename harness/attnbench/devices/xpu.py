@@ -4,11 +4,7 @@ Source: https://docs.pytorch.org/docs/stable/xpu.html.
 """
 
 from attnbench.devices import Facts
-from attnbench.devices.accelerators import Accelerator, TorchMarks
-from attnbench.devices.queued import EventClock
-
-CACHE_BYTES = 256 * 2**20
-"""At least the second-level cache of all of Intel's GPUs up to 2025; torch does not report it."""
+from attnbench.devices.accelerators import Accelerator
 
 
 class Xpu(Accelerator):
@@ -21,10 +17,6 @@ class Xpu(Accelerator):
         "include pauses in which it waits for the host"
     )
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.clock = EventClock(TorchMarks(name))
-
     def seems_present(self) -> bool:
         """False: it has to be named, since no file says without torch whether it can compute."""
         return False
@@ -34,8 +26,8 @@ class Xpu(Accelerator):
         return Facts(accelerator=self.module.get_device_name(self.name) if self.module.is_available() else "")
 
     def cache_bytes(self) -> int:
-        """Bytes of the largest cache, assumed."""
-        return CACHE_BYTES
+        """At least the second-level cache of all of Intel's GPUs up to 2025; torch does not report it."""
+        return 256 * 2**20
 
 
 DEVICE = Xpu

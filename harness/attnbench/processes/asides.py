@@ -13,7 +13,7 @@ from attnbench import plugins
 from attnbench.invariance.records import Certificate
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
-from attnbench.processes.worker_client import START_TIMEOUT_S, Template, WorkerProcess
+from attnbench.processes.worker_client import START_TIMEOUT_S, ProcessClient, Template
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
@@ -27,7 +27,7 @@ LONGEST = 1024
 
 
 @contextmanager
-def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[WorkerProcess]:
+def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[ProcessClient]:
     """A worker process that is not started yet; inside the context it can be restarted after a loss.
 
     It is forked from `template`, or from a temporary one.
@@ -36,10 +36,10 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
             template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
-        yield exits.enter_context(closing(WorkerProcess(template, timeout_s)))
+        yield exits.enter_context(closing(ProcessClient(template, timeout_s)))
 
 
-def evaluate(process: WorkerProcess, function: str, result: type[T], **arguments: Any) -> T | messages.Failed:  # noqa: ANN401 - of any function
+def evaluate(process: ProcessClient, function: str, result: type[T], **arguments: Any) -> T | messages.Failed:  # noqa: ANN401 - of any function
     """Call a function of worker/asides.py in a worker, started if necessary; return its result, or why it failed."""
     if not process.is_running:
         process.start()

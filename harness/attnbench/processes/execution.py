@@ -1,41 +1,48 @@
-"""Execute a plan: a session with a journal and a worker runs the stages.
+"""A session, the stages of a run, and the strategies of its one timing loop; `execute` runs a plan.
 
 Every step is on disk as an event before the next one begins, so that a run can be killed at any moment and resumed.
 Each stage works on the session, and skips work that the journal already holds.
 """
 
+import math
 import os
+import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import msgspec
+
+from attnbench import plugins
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.choosing import Search, shortlist
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
-from attnbench.processes.stages import (
-    Session,
-    Timing,
-    Watch,
-    check,
-    measure_ceilings,
-    measure_kept_memory,
-    now,
-    observe,
-    trace,
-)
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
+from attnbench.statistics.crossover import Point, following, point
+from attnbench.statistics.effects import numbers
+from attnbench.statistics.interference import InterferenceGauge
+from attnbench.statistics.intervals import by_process
+from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
-from attnbench.storage.fold import State
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
+from attnbench.storage.fold import CEILINGS, MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import JOURNAL, Journal, fold
-from attnbench.storage.records import BASE, CANDIDATE, LATENCY, Counters
-from attnbench.timing.schedule import Choice, Race, Strategy
+from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.timing.blocks import WARM_S, known
+from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
+from attnbench.tracing import folders
+from attnbench.units import show, significant
+from attnbench.workloads import covering
+from attnbench.workloads.counts import score_matrix_bytes
+from attnbench.workloads.workload import Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
@@ -47,6 +54,552 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 and then sleep, so that they leave the cores to the other worker."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
+CEILINGS_SHARE = 0.05
+CEILINGS_S = 1.0
+"""Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
+budget."""
+VERIFY_EVERY = 4
+"""Answers are verified in a workload's first visit and then in one visit of four, since the right answers cost as much
+as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
+FRESH_S, MOST_BLOCKS = 0.2, 4
+"""Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
+SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
+"""Probes that a check may omit on a workload, and the largest number of them."""
+VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
+FEWEST_TOKENS = 16
+"""Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+SEE_FIRST = "it cannot be loaded: see its first cell"
+UNLOADABLE = messages.Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
+TOO_SLOW = 2.5
+"""Uncertainty of predictions: implementations slower than this multiple of the fastest are not tried."""
+NUM_PREDICTIONS = 2
+"""Predictions of a call that looks slow: one late reading must not exclude an implementation."""
+MOST_PROCESSES = LOOKS[2]
+"""Processes for one value of a search."""
+CALLS_AT_A_VALUE = 60
+"""A value is sampled only if this many calls fit into the remaining time, checks included."""
+SEARCHED = "every search came to its end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Progress of a run, for a watcher."""
+
+    stage: str  # check, observe, ceilings, time or trace
+    cell: str
+    done: float  # completed part of `total` in the stage
+    total: float
+    counts: Mapping[str, int]  # number of cells by status
+    left_s: float | None
+    left_out: str = ""  # why a prediction has just left out the cell
+    wrong: str = ""  # how the cell has just been found wrong
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass
+class Session:
+    """One run in progress. `state` is its progress, which depends only on the journal."""
+
+    plan: Plan
+    journal: Journal
+    client: WorkerClient
+    watch: Watch
+    clock: Callable[[], float] = time.monotonic
+    read_counters: Callable[[], Counters | None] = read_counters
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
+        self.specs: dict[Arm, str] = self.plan.specs
+        self.earlier_s = self.state.spent_s
+        self.unloadable: set[str] = set()  # specs that cannot be loaded
+        self._start = self._stage_start = self.clock()
+        self._shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds spent on the run, earlier processes included."""
+        return self.earlier_s + self.clock() - self._start
+
+    @property
+    def live_cells(self) -> list[tuple[Workload, Arm]]:
+        """Cells that have passed their check, workload by workload."""
+        return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
+
+    def record(self, event: events.Event) -> None:
+        """Write an event to the journal, and apply it to the state."""
+        self.journal.append(event)
+        self.state.apply(event)
+
+    def start_worker(self) -> None:
+        """Start a fresh worker process, with the code and the environment of the run's start.
+
+        Raises:
+            ValueError: it cannot start, or the code or the environment has changed.
+        """
+        for spec, digest in self.plan.digests.items():
+            if plugins.digest(spec) != digest:
+                raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
+        before = self.read_counters()
+        reply = self.client.start(self.state.num_workers)
+        started = events.WorkerStarted(
+            time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
+        )
+        began = self.state.began or started
+        for first, here in ((began.environment, started.environment), (began.base, started.base)):
+            if first is not None and here is not None and first.fingerprint != here.fingerprint:
+                there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
+                raise ValueError(f"the run began in another environment ({there}): start a new run")
+        self.record(started)
+
+    def require_worker(self) -> None:
+        """Start a worker unless one is running."""
+        if not self.client.is_running:
+            self.start_worker()
+
+    def ask(self, request: messages.Work) -> messages.Reply:
+        """Send a request to the worker, starting one if necessary; return the reply.
+
+        If its process ended meanwhile, or memory ran out, the request is repeated once in a fresh process before an arm
+        is held responsible: the cause may be gone.
+        """
+        self.require_worker()
+        reply = self.client.ask(request)
+        if isinstance(reply, messages.Failed) and (reply.is_lost or reply.is_full):
+            if reply.is_full:  # other workers hold memory, too
+                self.client.stop()
+            self.require_worker()
+            if isinstance(request, messages.SampleBlocks):
+                request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
+            reply = self.client.ask(request)
+        return self._sensible(request, reply)
+
+    def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
+        """Attribute the reply to the cell of the request, or return Failed if the journal could not accept it."""
+        if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
+            reply = msgspec.structs.replace(reply, **request.names)
+        accepted = events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished
+        if isinstance(reply, accepted) and (problem := self.state.problem(reply)):
+            return messages.Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
+        return reply
+
+    def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
+        """Fields of a request that name its cell."""
+        return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
+
+    def limited(self, workload: Workload, arm: Arm) -> dict[str, Any]:
+        """Fields of a request that is not tried beyond the plan's limits."""
+        limits = {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
+        return self.request_of(workload, arm) | limits | {"is_rough": True}
+
+    def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
+        """End a cell after its check had passed."""
+        self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
+
+    def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
+        """Call the watcher.
+
+        The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
+        """
+        if self._shown.stage != stage:
+            self._stage_start = self.clock()
+        pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
+        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
+        counts = {str(status): number for status, number in self.state.counts.items() if number}
+        self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
+        self.watch(self._shown)
+
+    def show_cell(self, workload: Workload, arm: Arm, *, left_out: str = "", wrong: str = "") -> None:
+        """Call the watcher: a prediction has left out a cell, or an answer is wrong."""
+        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=left_out, wrong=wrong))
+
+
+def named(workload: Workload, arm: Arm) -> dict[str, Any]:
+    """Fields of an event that name its cell."""
+    return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+
+
+def now() -> str:
+    """The current UTC time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check(session: Session, *, stops_when_wrong: bool = False) -> str:
+    """Check every cell; return why some were left out, or "".
+
+    In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
+    only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
+    wrong, the most informative workloads come first, and checks end with the budget.
+    """
+    plan, status = session.plan, session.state.status
+    workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
+    is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
+    spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
+    wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
+    passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
+    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
+    for number, (workload, arm) in enumerate(cells):
+        if stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s:
+            return f"{len(cells) - number} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
+        if (workload.id, arm) not in status and not (stops_when_wrong and arm in wrong):
+            session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
+            is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+            check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
+        if status.get((workload.id, arm)) is Status.disagrees:
+            wrong.add(arm)
+        elif status.get((workload.id, arm)) is Status.ok:
+            passed.add((arm, _kind(workload)))
+    session.show_progress("check", "", len(cells), len(cells))
+    return ""
+
+
+def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
+    """The probes that a check may omit on each workload, by id: costly workloads rely on cheaper ones."""
+    costly = sorted(workloads, key=lambda each: -each.num_scores * each.head_dim)
+    spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
+    return {each.id: tuple(probes) for each, probes in zip(costly, spared, strict=True)}
+
+
+def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
+    """The axes that define a kind of workload: all but lengths, batch size and seed."""
+    return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
+
+
+def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> None:  # noqa: ANN401 - of Check
+    """Check one cell, and record its status; `more` overrides the fields of the request.
+
+    An implementation that cannot be loaded is tried only once for all its cells.
+    """
+    reply: messages.Reply = UNLOADABLE
+    if session.specs[arm] not in session.unloadable:
+        fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limited(workload, arm), **more}
+        reply = session.ask(messages.Check(**fields))
+    if isinstance(reply, messages.Failed):
+        if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
+            session.show_cell(workload, arm, left_out=reply.message)
+        session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
+        reply = events.CellChecked(
+            **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
+        )
+    assert isinstance(reply, events.CellChecked)
+    session.record(reply)
+    if reply.status is Status.disagrees:
+        session.show_cell(workload, arm, wrong=reply.message)
+
+
+def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
+    """Order workloads by the number of new values of axes that each adds; among equals the cheapest first.
+
+    Those with few keys or queries come last: several mistakes look alike there, or change nothing.
+    """
+    tried: set[tuple[str, object]] = set()
+    rest, ordered = list(workloads), list[Workload]()
+
+    def rank(workload: Workload) -> tuple[bool, int, int]:
+        new = len(set(workload.axes().items()) - tried)
+        says_little = min(workload.kv_len, workload.seq_len) < FEWEST_TOKENS
+        return says_little, -new, workload.num_scores * workload.head_dim
+
+    while rest:
+        ordered.append(min(rest, key=rank))
+        rest.remove(ordered[-1])
+        tried |= set(ordered[-1].axes().items())
+    return ordered
+
+
+Requests = Iterator[tuple[str, messages.CellRequest]]
+"""Requests about cells, each with its purpose in a word."""
+
+
+def ask_about_cells(session: Session, stage: str, requests: Requests, *, is_optional: bool = False) -> None:
+    """Send requests about live cells, and record the replies; with `is_optional` failures are not recorded."""
+    asked = list(requests)
+    for number, (what, request) in enumerate(asked):
+        workload, arm = request.workload, request.arm
+        if session.state.live(workload.id, [arm]):
+            session.show_progress(stage, f"{what} of {arm} on {workload.id}", number, len(asked))
+            reply = session.ask(request)
+            if isinstance(reply, events.CellProfiled | events.CellMeasured):
+                session.record(reply)
+            elif isinstance(reply, messages.Failed) and not is_optional:
+                session.record_failure(workload, arm, reply)
+
+
+def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Requests:
+    """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
+
+    Both are read right after each other, since they share one recorded call if the device allows it.
+    """
+    known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
+    for workload, arm in session.live_cells:
+        key, cell = (workload.id, arm), session.request_of(workload, arm)
+        if with_operators and (key, PROFILE) not in done:
+            yield "operators", messages.Profile(**cell)
+        for metric in metrics:
+            if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
+                yield metric, messages.Observe(**cell, metric=metric)
+
+
+def traces(session: Session, folder: Path) -> Requests:
+    """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
+
+    Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
+    """
+    for workload, arm in session.live_cells:
+        file = folders.trace_file(folder, workload.id, arm.implementation)
+        yield "trace", messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))
+
+
+def kept_memory(session: Session) -> Requests:
+    """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
+
+    One cell suffices: code that keeps memory keeps it everywhere.
+    """
+    cheapest: dict[tuple[Arm, bool], Workload] = {}
+    for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
+        if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
+            cheapest.setdefault((arm, workload.direction == "inference"), workload)
+    for (arm, _), workload in cheapest.items():
+        for metric in KEPT:
+            if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
+                yield metric, messages.Observe(**session.request_of(workload, arm), metric=metric)
+
+
+def measure_ceilings(session: Session) -> None:
+    """Measure the ceilings of each device, dtype and number of threads that will be timed.
+
+    Failures are recorded with their reason, and times are then not compared with ceilings.
+    """
+    live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
+    places = {workload.place: workload for workload in reversed(live)}
+    for number, (place, workload) in enumerate(places.items()):
+        if (place, CEILINGS) in session.state.done:
+            continue
+        device, dtype, num_threads = place
+        session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
+        session.require_worker()
+        start_s = session.clock()
+        limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
+        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
+        if isinstance(reply, messages.Failed):
+            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
+            reply = events.CeilingsMeasured(ceilings=none)
+        assert isinstance(reply, events.CeilingsMeasured)
+        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
+
+
+class Timing:
+    """Times the visits that a strategy selects; `name` is shown as the stage."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
+        fits = plugins.plugs("attnbench.metrics", "METRIC")[LATENCY].fits
+        alive = [each.id for each in self.plan.asked if fits(each) and self.state.live(each.id, session.specs)]
+        self.places = {workload: number for number, workload in enumerate(alive)}
+        is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
+        self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
+
+    def run(self, strategy: Strategy) -> str:
+        """Visit until the strategy ends; return its reason."""
+        workloads = {workload.id: workload for workload in self.plan.workloads}
+
+        def live() -> dict[str, list[Arm]]:
+            return {workload: self.live(workload, self.session.specs) for workload in self.places}
+
+        def visit(step: Step) -> None:
+            if step.is_fresh:
+                self.session.start_worker()
+            self._show_progress(step)
+            self.visit(workloads[step.workload], step.arms)
+
+        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, visit)
+
+    def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
+        """The arms that are live on a workload; for two sides those that are live on both."""
+        live = self.state.live(workload, arms)
+        sides = Counter(map(self.plan.reference, live))
+        return [arm for arm in live if self.plan.sides is None or sides[self.plan.reference(arm)] > 1]
+
+    def _show_progress(self, step: Step) -> None:
+        share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
+        if self.name == "time":
+            visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
+            share = min(visits / (self.plan.num_rounds * len(self.places)), share)
+        number = self.state.num_visits[step.workload] + 1
+        cell = f"{len(step.arms)} on {step.workload}, process {number}"
+        self.session.show_progress(self.name, cell, share, 1.0)
+
+    def _num_blocks(self, workload: Workload) -> int:
+        """The number of blocks of the next visit: more if they are short compared with the cost of a fresh process.
+
+        Used from the second visit on, since it needs the time of a block.
+        """
+        least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
+        if not taken:
+            return least
+        block_s = sum(
+            median(sample.value * sample.num_calls for sample in samples) for samples in taken.values() if samples
+        )
+        fixed_s = FRESH_S / max(1, len(self.places))
+        if any(map(self.plan.is_alone, self.session.specs)):
+            block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
+        else:
+            fixed_s += WARM_S  # untimed calls before the first block
+        return min(MOST_BLOCKS * least, max(least, int(fixed_s / block_s)))
+
+    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
+        """Take one visit with the arms, A/A controls and the interference probe, in a random order.
+
+        An arm that fails is dropped, and the visit repeated without it.
+        """
+        arms = list(arms)
+        while live := self.live(workload.id, arms):
+            self.session.require_worker()  # first, since the request names the epoch
+            number = self.state.num_visits[workload.id]
+            is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
+            seed = visit_seed(self.plan.seed, workload.id, number)
+            taken = [(arm, self.session.specs[arm]) for arm in live]
+            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
+            taken.append((PROBE, ""))
+            random.Random(seed).shuffle(taken)
+            request = messages.SampleBlocks(
+                workload=workload,
+                arms=tuple(taken),
+                epoch=self.state.num_workers - 1,
+                number=number,
+                num_blocks=self._num_blocks(workload),
+                longest_s=self.plan.visit_s,
+                seed=seed,
+                known=known(self.state.samples.get(workload.id, {})),
+                cache=self.plan.cache,
+                launch=self.plan.launch,
+                sustained_s=SUSTAINED_S if self.plan.pace == "sustained" else 0.0,
+                verifies=is_due or number < self.num_verified,
+            )
+            reply = self.session.ask(request)
+            if isinstance(reply, events.VisitFinished):
+                elapsed_s = round(self.session.elapsed_s, 3)
+                self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
+                return
+            assert isinstance(reply, messages.Failed)
+            if reply.arm != PROBE:
+                self.session.record_failure(workload, reply.arm, reply)
+                continue
+            # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
+            message = f"while the harness prepared or read the workload: {reply.message}"
+            for arm in self.state.live(workload.id, self.session.specs):
+                self.session.record_failure(workload, arm, msgspec.structs.replace(reply, message=message))
+            return
+
+
+def shortlist(session: Session) -> None:
+    """For each workload, leave out implementations predicted to be too slow, and those beyond the plan's limit.
+
+    The baseline stays, and so do calls too short to predict. A workload with a status already has its shortlist.
+    """
+    plan = session.plan
+    for number, workload in enumerate(plan.asked):
+        cells = plan.cells(workload)
+        if any((workload.id, arm) in session.state.status for arm in cells):
+            continue
+        session.show_progress("predict", workload.id, number, len(plan.asked))
+        out: dict[Arm, tuple[Status, str]] = {}
+        seconds: dict[Arm, float] = {}
+        slow = dict.fromkeys(cells, "")
+        for _ in range(NUM_PREDICTIONS):
+            for arm in slow:
+                fields = session.limited(workload, arm) | {"is_rough": False}
+                reply = session.ask(messages.Prepare(**fields))
+                if isinstance(reply, messages.Prepared):
+                    seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
+                elif isinstance(reply, messages.Failed) and arm not in seconds:
+                    out[arm] = reply.status, reply.message
+            slow = _too_slow(plan, seconds)
+        out |= {arm: (Status.timeout, why) for arm, why in slow.items()}
+        for arm, (status, message) in out.items():
+            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": arm in slow}
+            session.record(CellChecked(**fields, is_predicted=True))
+
+
+def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
+    """The arms that are not tried, with reasons, among those with a predicted time of a call."""
+    slow: dict[Arm, str] = {}
+    order = sorted(seconds, key=seconds.__getitem__)
+    for place, arm in enumerate(order if plan.shortlist else []):
+        factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
+        if seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist) and not plan.is_reference(arm):
+            times = f"{significant(factor, 2)}x slower than {order[0]}"
+            slow[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
+    return slow
+
+
+class Search:
+    """Strategy that searches each ladder for the values between which the two implementations of a pair change places.
+
+    Each pass is a fresh process that visits one value of each unfinished search. A search stays at a value until the
+    faster implementation is known there, or all its processes are used, and then bisects (statistics/crossover.py).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.plan, self.reason = session, session.plan, ""
+        self.gauge = InterferenceGauge()
+        self._pass: dict[str, dict[Arm, None]] = {}  # visits left for the current process
+        self._workloads = {each.id: each for each in session.plan.workloads}
+
+    def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - the signature of Strategy
+        """The next visit."""
+        is_fresh = not self._pass
+        for ladder in self.plan.ladders if is_fresh else ():
+            for names in ladder.pairs:
+                pair = [Arm(implementation=name) for name in names]
+                if workload := self._place(state, ladder, pair):
+                    self._pass.setdefault(workload, {}).update(dict.fromkeys(pair))
+        if not self._pass or self._is_spent:
+            self.reason = SPENT if self._is_spent else SEARCHED
+            return None
+        workload, arms = self._pass.popitem()
+        return Step(workload=workload, arms=tuple(arms), is_fresh=is_fresh)
+
+    @property
+    def _is_spent(self) -> bool:
+        return self.session.elapsed_s >= self.plan.budget_s
+
+    def _place(self, state: State, ladder: Ladder, pair: Sequence[Arm]) -> str:
+        """The workload that a search visits next; "" at its end."""
+        allowed = list(ladder.values)
+        while len(allowed) > 1 and not self._is_spent:
+            discarded, seen = self.gauge.follow(state.probes), dict[int, Point]()
+            for value in allowed:
+                workload = ladder.by_value[value]
+                logs = numbers(state.samples.get(workload, {}), pair[0], pair[1], discarded.get(workload, ()))
+                if ratios := by_process(logs):
+                    seen[value] = point([*ratios.values()], self.plan.num_searches)
+            open_ones = [
+                each for each, known in seen.items() if not known.sign and known.num_processes < MOST_PROCESSES
+            ]
+            chosen = open_ones[0] if open_ones else following(seen, allowed)
+            if chosen is None:
+                return ""
+            workload = ladder.by_value[chosen]
+            self._check(state, workload, pair)
+            if len(state.live(workload, pair)) == len(pair):
+                return workload
+            # values too large for the remaining time, and unsupported ones, end the ladder
+            allowed = [each for each in allowed if (each < chosen if chosen > allowed[0] else each > chosen)]
+        return ""
+
+    def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
+        """Check all cells without a status."""
+        for arm in arms:
+            if (workload, arm) not in state.status:
+                left_s = max(0.0, self.plan.budget_s - self.session.elapsed_s)
+                limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
+                share = 1.0 - left_s / max(self.plan.budget_s, 1e-9)
+                self.session.show_progress("search", f"{arm} on {workload}", share, 1.0)
+                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
@@ -95,23 +648,23 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
     """Run the stages with these names; return why checks or timing ended early, or ""."""
-    plan, reason = session.plan, ""
+    plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
     if "shortlist" in names:
         shortlist(session)
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
-    if "check" in names and "trace" not in names:
-        measure_kept_memory(session)
+        if "trace" not in names:
+            ask_about_cells(session, "observe", kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
         metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
-        observe(session, metrics, with_operators="operators" in names)
-    if "ceilings" in names and LATENCY in plan.metrics:
+        ask_about_cells(session, "observe", observations(session, metrics, with_operators="operators" in names))
+    if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
-        trace(session, folder)
+        ask_about_cells(session, "trace", traces(session, folder))
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
-        if name in names and LATENCY in plan.metrics:
+        if name in names and is_timed:
             reason = Timing(session, name).run(strategy)
     return reason
 
@@ -146,15 +699,17 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
         settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
     if plan.has_runners:
         settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
+    settings = patience(plan.timeout_s) | settings
+    log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
-        shared = ProcessClient(folder / "worker.log", plan.timeout_s, settings, template=template)
+        shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
         return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
+    home = harness_folder(folder / SIDES_FOLDER / "modules")
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
-        log = folder / ("worker.log" if name == CANDIDATE else "worker_base.log")
-        home = harness_folder(folder / SIDES_FOLDER / "modules")
-        where: dict[str, Any] = {"python": side.python, "home": home, "folders": side_folders(side)}
-        clients[name] = ProcessClient(log, plan.timeout_s, settings, **where)
+        file = log if name == CANDIDATE else folder / "worker_base.log"
+        of_side = Template(file, settings, python=side.python, home=home, folders=side_folders(side))
+        clients[name] = ProcessClient(of_side, plan.timeout_s)
     return Runners(clients, plan.runner, seed=plan.seed)
 
 

@@ -30,6 +30,8 @@ WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """Environment variable for the way in which workers are started, and its only value."""
 FOLDERS = "ATTNBENCH_FOLDERS"
 """Environment variable of workers: folders that are searched for modules before the installed ones."""
+FILES = "ATTNBENCH_FILES"
+"""Environment variable of workers: the folder of files for tensors, where files without names are missing."""
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules, joined by commas, to import if possible."""
 FORK = 0
@@ -84,10 +86,7 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitedRequest(CellRequest, frozen=True, kw_only=True):
-    """A request about a cell that is not tried beyond these limits.
-
-    With `is_rough` measuring stops once a call is certainly within the limits.
-    """
+    """A request about a cell that is not tried beyond these limits; if `is_rough`, a rough prediction is enough."""
 
     call_limit_s: float
     memory_limit_bytes: int
@@ -281,12 +280,6 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
         )
 
 
-Consulted = Prepare | Call | Backward
-"""Requests of the judge to a candidate's process."""
-Work = CellRequest | MeasureCeilings | SampleBlocks
-"""Requests about a workload to a started worker."""
-
-
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     """The worker's environment; with two workers, the candidate's and the base's."""
 
@@ -321,47 +314,45 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
             raise ValueError("a failure has no status ok")
 
 
+def raised(error: Exception) -> dict[str, Any]:
+    """Fields of Failed: the exception that the candidate raised."""
+    return {"raised": type(error).__name__, "said": (str(error).splitlines() or [""])[0]}
+
+
+Consulted = Prepare | Call | Backward
+"""Requests of the judge to a candidate's process."""
 Answer = Prepared | Tensors | Failed
 """Replies to the judge."""
+Work = CellRequest | MeasureCeilings | SampleBlocks
+"""Requests about a workload to a started worker."""
 Request = Start | Evaluate | Work | Answer
 Reply = msgspec.Struct
 """A reply; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
-
-
 ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Start: (Started,),
+    Evaluate: (Evaluated,),
     Prepare: (Prepared,),
     Check: (CellChecked, Prepare, Call, Backward),
-    Call: (Tensors,),
-    Backward: (Tensors,),
+    **dict.fromkeys((Prepared, Tensors, Failed), (CellChecked, Call, Backward)),
+    **dict.fromkeys((Call, Backward), (Tensors,)),
     Observe: (CellMeasured,),
     Profile: (CellProfiled,),
-    PrepareWitness: (Done,),
-    Witness: (Done,),
     HandIn: (HandedIn,),
-    JudgeOutput: (Done,),
-    Trace: (Done,),
-    Evaluate: (Evaluated,),
+    **dict.fromkeys((PrepareWitness, Witness, JudgeOutput, Trace), (Done,)),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
-    **dict.fromkeys((Prepared, Tensors, Failed), (CellChecked, Call, Backward)),
 }
 """Replies to each request besides Failed; any other reply counts as a crash."""
-
-
 REQUESTS: Any = Union[tuple(ANSWERS)]  # noqa: UP007 - of a tuple
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply as sent, and whether the worker is unusable: its device fails, or its state was changed."""
-
-    reply: msgspec.Raw
-    ends: bool = False
+ENDS, GOES_ON = b"!", b" "
+"""First byte of a line: whether the worker is unusable, because its device fails, or its state was changed."""
 
 
 def enveloped(reply: Reply, *, ends: bool = False) -> bytes:
     """The line that a worker sends."""
-    return msgspec.json.encode(Envelope(reply=msgspec.Raw(msgspec.json.encode(reply)), ends=ends)) + b"\n"
+    return (ENDS if ends else GOES_ON) + msgspec.json.encode(reply) + b"\n"
 
 
 def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
@@ -370,13 +361,8 @@ def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
     Raises:
         msgspec.DecodeError: the line is not an answer to this request.
     """
-    envelope = msgspec.json.decode(line, type=Envelope)
     allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
-    return msgspec.json.decode(envelope.reply, type=allowed), envelope.ends
-
-
-FILES = "ATTNBENCH_FILES"
-"""Environment variable of workers: the folder of files for tensors, where files without names are missing."""
+    return msgspec.json.decode(line[1:], type=allowed), line.startswith(ENDS)
 
 
 class Heartbeat:

@@ -50,9 +50,9 @@ WITNESS_BYTES = 2**28
 """Largest size of inputs and outputs of a witness sample, unless two calls need more."""
 DRAWS = random.SystemRandom()
 """Random numbers for witness samples, unpredictable for code under test."""
-HIDDEN, FAR = 1.25, 2.0
+HIDDEN, FAR = 1.25, 10.0
 """A call that takes this many times as long on the coordinator's clock as in its samples refutes the samples. On a
-machine that is busy with other work only the larger factor does, after subtracting the time lost to that work."""
+machine that is busy with other work only the larger factor does; the smaller one makes the time doubtful."""
 QUIET_SHARE = 0.05
 """On a quiet machine trusted processes wait for a processor during at most this share of their requests: waking each
 other costs some percent on an idle machine, and each busy neighbour tens of percent."""
@@ -71,11 +71,34 @@ class Part(NamedTuple):
         return [(arm, spec) for arm, spec in self.arms if arm.role is Role.measured]
 
 
+class _FailedError(Exception):
+    """A request failed; its argument is the reply."""
+
+
+def validated(part: Part, request: messages.SampleBlocks, reply: messages.Reply) -> VisitFinished:
+    """The reply of a runner, which for an untrusted one must have the requested arms, with positive times.
+
+    Any failure in its process is attributed to the implementation that it holds.
+
+    Raises:
+        _FailedError: it has failed.
+    """
+    arms = [arm for arm, _ in part.arms]
+    if isinstance(reply, messages.Failed):
+        is_known = part.owner is None or (reply.arm in arms and reply.arm != PROBE)
+        raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
+    assert isinstance(reply, VisitFinished)
+    samples = [sample for taken in reply.arms for sample in taken.samples]
+    is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
+    if part.owner is not None and not (is_whole and all(each.value > 0 and each.num_calls > 0 for each in samples)):
+        message = "its process answers what was not asked, or that a call takes 0 s"
+        raise _FailedError(messages.Failed(arm=part.owner, status=Status.invalid, message=message))
+    return reply
+
+
 def take_turns(
-    request: messages.SampleBlocks,
-    parts: list[Part],
-    ask: Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed],
-) -> VisitFinished | messages.Failed:
+    request: messages.SampleBlocks, parts: list[Part], ask: Callable[[Part, messages.SampleBlocks], messages.Reply]
+) -> VisitFinished:
     """Take the blocks of a visit: in each block the runners take their parts one after the other, in a random order.
 
     Every request begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block
@@ -84,6 +107,9 @@ def take_turns(
     The slower of the interference probes counts, and slots are numbered across runners. All work besides sampling
     happens outside of the blocks, so that their parts stay close: runners prepare first, and verify their answers at
     the end.
+
+    Raises:
+        _FailedError: a runner has failed.
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
@@ -94,17 +120,15 @@ def take_turns(
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
-    last = msgspec.structs.replace(cool, verifies=True) if request.verifies else cool
+    last = msgspec.structs.replace(cool, verifies=request.verifies)
     for step in [ready, *request.num_blocks * [block], last]:
         taken: dict[Arm, Sample] = {}
         num_before = 0
         for part in draws.sample(parts, len(parts)):
-            seed, known_seconds = draws.getrandbits(53), tuple(seconds.items())
-            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=seed, known=known_seconds))
-            if part.owner is not None:
-                reply = blamed(part.owner, part, step, reply)
-            if isinstance(reply, messages.Failed):
-                return reply
+            verifies = step.verifies and part.owner is None  # the judge verifies, not the process with the code
+            fields = {"arms": part.arms, "seed": draws.getrandbits(53), "known": tuple(seconds.items())}
+            asked = msgspec.structs.replace(step, verifies=verifies, **fields)
+            reply = validated(part, asked, ask(part, asked))
             called_s += reply.called_s
             states += reply.states
             for each in reply.arms if step.num_blocks else ():
@@ -120,39 +144,11 @@ def take_turns(
     return request.finished(samples, called_s, states)
 
 
-def blamed(
-    owner: Arm, part: Part, step: messages.SampleBlocks, reply: VisitFinished | messages.Failed
-) -> VisitFinished | messages.Failed:
-    """Validate the reply of an untrusted runner: the requested arms, with positive times; otherwise Failed.
-
-    Any failure in its process is attributed to the implementation that it holds.
-    """
-    requested = [arm for arm, _ in part.arms]
-    if isinstance(reply, messages.Failed):
-        is_known = reply.arm in requested and reply.arm != PROBE
-        return reply if is_known else msgspec.structs.replace(reply, arm=owner)
-    samples = [sample for taken in reply.arms for sample in taken.samples]
-    is_asked = [taken.arm for taken in reply.arms] == requested
-    is_whole = len(samples) == step.num_blocks * len(requested)
-    if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
-        message = "its process answers what was not asked, or that a call takes 0 s"
-        return messages.Failed(arm=owner, status=Status.invalid, message=message)
-    return reply
-
-
-class _FailedError(Exception):
-    """A request failed; its argument is the reply."""
-
-
 def _require(reply: messages.Reply, owner: Arm | None = None) -> messages.Reply:
     """The reply, unless it is a failure, which is attributed to the owner of an untrusted runner."""
     if isinstance(reply, messages.Failed):
         raise _FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
     return reply
-
-
-Factors = tuple[float, float]
-"""The time of a witnessed call over a claimed one: as read, and without time that other work explains."""
 
 
 @dataclass
@@ -163,49 +159,24 @@ class Load:
     lost_s: float = 0.0
 
     @property
-    def share(self) -> float:
-        """Share of the time in which these processes, or the coordinator, wait for a processor."""
-        return min(1.0, self.lost_s / self.spent_s) if self.spent_s else 0.0
-
-    @property
     def is_busy(self) -> bool:
-        """Whether the share exceeds that of a quiet machine."""
-        return self.share > QUIET_SHARE
-
-    def explained(self, spent_s: float, lost_s: float) -> float:
-        """Seconds of a request that other work explains; 0 on a quiet machine."""
-        return min(spent_s, max(lost_s, self.share * spent_s)) if self.is_busy else 0.0
+        """Whether these processes, or the coordinator, wait for a processor more than on a quiet machine."""
+        return self.lost_s > QUIET_SHARE * self.spent_s
 
 
 @dataclass
 class Evidence:
-    """The witness samples of a cell, one for each visit, compared with the times that its runner claims."""
+    """The witness samples of a cell, one for each visit: the time of a call over the one that its runner claims."""
 
-    factors: list[Factors] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
     was_busy: bool = False
 
-    def improve(self, factors: Factors) -> None:
-        """Use another witness sample of the last visit if it is better: disturbances do not last."""
-        last = self.factors[-1]
-        self.factors[-1] = min(last[0], factors[0]), min(last[1], factors[1])
-
-    @property
-    def doubtful(self) -> float | None:
-        """The factor by which samples may misrepresent the time of a call; None if they may be right."""
-        return self._beyond([as_read for as_read, _ in self.factors], HIDDEN)
-
-    @property
-    def wrong(self) -> float | None:
-        """The factor by which samples are wrong even if other work explains lost time; None if they may be right."""
-        return self._beyond([unexplained for _, unexplained in self.factors], FAR if self.was_busy else HIDDEN)
-
-    @staticmethod
-    def _beyond(factors: Sequence[float], bar: float) -> float | None:
+    def beyond(self, bar: float) -> float | None:
         """The first quartile if it is beyond the bar: skipped work raises most values, and disturbances only few."""
-        if len(factors) < FEWEST_WITNESSES:
+        if len(self.factors) < FEWEST_WITNESSES:
             return None
-        factor = sorted(factors)[len(factors) // 4]
-        return factor if factor > bar + 1 / len(factors) else None  # a few may all be disturbed
+        factor = sorted(self.factors)[len(self.factors) // 4]
+        return factor if factor > bar + 1 / len(self.factors) else None  # a few may all be disturbed
 
 
 def in_words(factor: float, claimed_s: float) -> str:
@@ -288,22 +259,13 @@ class Runners(WorkerClient):
         if len(parts) == 1:
             return parts[0].client.ask(request)
         load = Load()
-
-        def sample(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
-            if part.owner is not None:  # the judge verifies, not the process with the code
-                step = msgspec.structs.replace(step, verifies=False)
-            reply, _ = self._read(part, step, load)
-            assert isinstance(reply, VisitFinished | messages.Failed)
-            return reply
-
-        reply = take_turns(request, parts, sample)
-        if isinstance(reply, messages.Failed):  # a control may be unknown outside
-            is_known = reply.arm in dict(request.arms)
-            return reply if is_known else msgspec.structs.replace(reply, arm=reply.arm.as_measured())
         try:
-            return msgspec.structs.replace(reply, doubts=self._doubts(request.workload, parts, reply, load))
+            visit = take_turns(request, parts, lambda part, step: self._read(part, step, load)[0])
+            return msgspec.structs.replace(visit, doubts=self._doubts(request.workload, parts, visit, load))
         except _FailedError as error:
-            return cast("messages.Failed", error.args[0])
+            failed: messages.Failed = error.args[0]
+            is_known = failed.arm in dict(request.arms)  # a control may be unknown outside
+            return failed if is_known else msgspec.structs.replace(failed, arm=failed.arm.as_measured())
 
     def _parts(self, request: messages.SampleBlocks) -> list[Part]:
         """The arms of each runner; each has the probe, and a control of each arm unless it has controls already."""
@@ -320,67 +282,47 @@ class Runners(WorkerClient):
             parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner))
         return parts
 
-    def _read(self, part: Part, request: messages.Work, load: Load) -> tuple[messages.Reply, tuple[float, float]]:
-        """Send a request; return the reply, its seconds on this clock, and those lost to other work."""
+    def _read(self, part: Part, request: messages.Work, load: Load) -> tuple[messages.Reply, float]:
+        """Send a request; return the reply, and its seconds on this clock."""
         lost_s, start_s = part.client.delayed_s, self.now()
         reply = part.client.ask(request)
         spent_s = self.now() - start_s
-        lost_s = max(0.0, part.client.delayed_s - lost_s)  # an ended thread takes its count along
         if part.owner is None:
             load.spent_s += spent_s
-            load.lost_s += lost_s
-        return reply, (spent_s, lost_s)
+            load.lost_s += max(0.0, part.client.delayed_s - lost_s)  # an ended thread takes its count along
+        return reply, spent_s
 
     def _doubts(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> dict[str, str]:
         """Compare both clocks for each untrusted arm; return reasons to distrust its times, by implementation."""
-        foreign = [part for part in parts if part.owner is not None]
-        disturbed = 1.0, 1.0  # effect of other work on any witness; unknown without a trusted one
-        for part in parts if foreign else ():
+        cells = [(part, cell) for part in parts if part.owner is not None for cell in part.measured]
+        disturbed = 1.0  # effect of other work on any witness; unknown without a trusted one
+        for part in parts if cells else ():
             if part.owner is None and part.measured:
-                usual = self._witness(workload, part, part.measured[0], visit, load)
-                disturbed = max(1.0, usual[0]), max(1.0, usual[1])
+                disturbed = max(1.0, self._witness(workload, part, part.measured[0], visit, load))
         doubts: dict[str, str] = {}
-        for part in foreign:
-            for cell in part.measured:
-                if doubt := self._doubt(workload, part, cell, visit, load, disturbed):
-                    doubts[cell[0].implementation] = doubt
+        for part, cell in cells:
+            factor = self._witness(workload, part, cell, visit, load) / disturbed
+            if not device(workload.device).is_host:
+                continue
+            arm, claimed_s = cell[0], _claimed_s(visit, cell[0])
+            evidence = self.evidence.setdefault((workload.id, arm), Evidence())
+            evidence.was_busy |= load.is_busy
+            evidence.factors.append(factor)
+            for _ in range(NUM_LOOKS - 1):  # another look may be better: disturbances do not last
+                if evidence.beyond(HIDDEN) is not None:
+                    again = self._witness(workload, part, cell, visit, load) / disturbed
+                    evidence.factors[-1] = min(evidence.factors[-1], again)
+            if (doubtful := evidence.beyond(HIDDEN)) is None:
+                continue
+            doubts[arm.implementation] = in_words(doubtful, claimed_s)
+            if evidence.beyond(FAR if evidence.was_busy else HIDDEN) is not None:
+                raise _FailedError(messages.Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
         return doubts
-
-    def _doubt(  # noqa: PLR0913, PLR0917 - a cell in its visit
-        self,
-        workload: Workload,
-        part: Part,
-        cell: tuple[Arm, str],
-        visit: VisitFinished,
-        load: Load,
-        disturbed: Factors,
-    ) -> str:
-        """Why the samples of a cell are doubtful, or ""."""
-
-        def witness() -> Factors:
-            factors = self._witness(workload, part, cell, visit, load)
-            return factors[0] / disturbed[0], factors[1] / disturbed[1]
-
-        factors = witness()
-        if not device(workload.device).is_host:
-            return ""
-        evidence = self.evidence.setdefault((workload.id, cell[0]), Evidence())
-        evidence.was_busy |= load.is_busy
-        evidence.factors.append(factors)
-        for _ in range(NUM_LOOKS - 1):
-            if evidence.doubtful is None:
-                return ""
-            evidence.improve(witness())
-        claimed_s = _claimed_s(visit, cell[0])
-        if (factor := evidence.wrong) is not None:
-            message = in_words(factor, claimed_s)
-            raise _FailedError(messages.Failed(arm=cell[0], status=Status.invalid, message=message))
-        return "" if (factor := evidence.doubtful) is None else in_words(factor, claimed_s)
 
     def _witness(
         self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished, load: Load
-    ) -> Factors:
-        """Take a cell's witness sample; foreign code is judged."""
+    ) -> float:
+        """Take a cell's witness sample, and judge foreign code; return the time of a call over the claimed one."""
         arm, spec = measured
         cell: dict[str, Any] = {"workload": workload, "arm": arm, "spec": spec}
         runner, is_foreign = part.client, part.owner is not None
@@ -392,12 +334,12 @@ class Runners(WorkerClient):
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
         prepare = messages.PrepareWitness(**cell, num_before=before, num_calls=number, seed=seed)
         _require(runner.ask(prepare), part.owner)
-        brackets, size = [], math.ceil(number / NUM_BRACKETS)
+        call_s, size = list[float](), math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
             last = min(first + size, number)
-            reply, reading = self._read(part, messages.Witness(**cell, first=first, last=last), load)
+            reply, spent_s = self._read(part, messages.Witness(**cell, first=first, last=last), load)
             _require(reply, part.owner)
-            brackets.append((*reading, last - first))
+            call_s.append((spent_s - WAKING_S) / (last - first))
         chosen = tuple(DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1))
         handed = _require(runner.ask(messages.HandIn(**cell, numbers=chosen)), part.owner)
         assert isinstance(handed, messages.HandedIn)
@@ -405,12 +347,7 @@ class Runners(WorkerClient):
             judge, row_seed = cast("ProcessClient", self.clients[SHARED]), DRAWS.getrandbits(53)
             to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, numbers=chosen, row_seed=row_seed)
             _require(judge.judged(to_judge))
-        paging_s = call_bytes * PAGING_S_PER_BYTE
-        as_read = statistics.median((spent_s - WAKING_S) / calls for spent_s, _, calls in brackets)
-        unexplained = statistics.median(
-            (spent_s - load.explained(spent_s, lost_s) - WAKING_S) / calls for spent_s, lost_s, calls in brackets
-        )
-        return (as_read - paging_s) / claimed_s, (unexplained - paging_s) / claimed_s
+        return (statistics.median(call_s) - call_bytes * PAGING_S_PER_BYTE) / claimed_s
 
     def stop(self) -> None:
         """Stop all workers at once."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -42,17 +42,6 @@ ENGLISH = {"LC_ALL": "C"}
 """Keeps git's messages untranslated."""
 
 
-class SideSpec(NamedTuple):
-    """An implementation on one side: its spec, and why it is missing there, or ""."""
-
-    spec: str
-    missing: str
-
-
-Pair = tuple[SideSpec, SideSpec]
-"""An implementation on the base's side and on the candidate's."""
-
-
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> Plan:
@@ -78,28 +67,24 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
     if not any(are_files) and not named:
         raise ValueError("say what is compared with --implementation FILE.py:NAME")
     base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
+    lost, new = dict[str, str](), dict[str, str]()  # why an implementation is missing on a side, by name
     if all(are_files):  # under the name of the second
         plugins.check_specs([f"base={texts[0]}", f"candidate={texts[1]}"])
-        pairs = {plugins.name_of(texts[1]): (SideSpec(texts[0], ""), SideSpec(texts[1], ""))}
+        on_base, on_candidate = ({plugins.name_of(texts[1]): text} for text in texts)
     else:
         check_out(Sides(base=base, candidate=candidate))
-        pairs = _pairs(named, base, candidate)
-    if gone := [pair[1].missing for pair in pairs.values() if all(each.missing for each in pair)]:
+        on_base, on_candidate = _on_side(named, base, new), _on_side(named, candidate, lost)
+    if gone := [why for name, why in lost.items() if name in new]:
         raise ValueError(f"on neither side: {gone[0]}")
-    old = {name: pair[0].spec for name, pair in pairs.items() if not pair[0].missing}
-    new = {name: pair[1].spec for name, pair in pairs.items() if not pair[1].missing}
-    specs = [*old.values(), *new.values()]
+    specs = [*on_base.values(), *on_candidate.values()]
     files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
-    roots = [Path(side.root) for side in (base, candidate) if side.root]
     compared = Sides(
-        base=msgspec.structs.replace(base, implementations=old),
-        candidate=msgspec.structs.replace(candidate, implementations=new),
+        base=msgspec.structs.replace(base, implementations=on_base),
+        candidate=msgspec.structs.replace(candidate, implementations=on_candidate),
         # One process cannot hold two interpreters, nor files that import others of their side.
-        is_apart=is_apart
-        or base.python != candidate.python
-        or not all(is_self_contained(file, roots) for file in files),
-        lost={name: pair[1].missing for name, pair in pairs.items() if pair[1].missing},
-        new={name: pair[0].missing for name, pair in pairs.items() if pair[0].missing},
+        is_apart=is_apart or base.python != candidate.python or not all(map(is_self_contained, files)),
+        lost=lost,
+        new=new,
     )
     usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
     shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
@@ -143,42 +128,41 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     return one == other
 
 
-def _pairs(named: Sequence[str], *sides: Side) -> dict[str, Pair]:
-    """Each named implementation on both sides, by name."""
-    pairs: dict[str, Pair] = {}
+def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
+    """The spec of each named implementation on one side, by name; the reasons of others go into `missing`.
+
+    A typed path is below the side's root; in a repository it was typed relative to the current folder.
+    """
+    specs: dict[str, str] = {}
     for spec in dict.fromkeys(named):
         name = plugins.name_of(spec)
-        if name in pairs:
+        if name in specs or name in missing:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
-        base, candidate = (_on_side(spec, side) for side in sides)
-        pairs[name] = (base, candidate)
-    return pairs
+        path, attribute = plugins.split(spec)
+        if side.root:
+            if path is None:
+                path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", ""
+            path = Path(side.root) / _inside(path, side)
+            attribute = attribute or plugins.plug_in(path)
+        here = attribute if path is None else f"{path}:{attribute}"
+        try:
+            plugins.check_specs([f"x={here}"])
+            specs[name] = here
+        except ValueError as error:
+            missing[name] = str(error).replace(f"{side.root}/", "") if side.root else str(error)
+    return specs
 
 
-def _on_side(spec: str, side: Side) -> SideSpec:
-    """An implementation on one side; a typed path is below the side's root.
-
-    In a repository, the path was typed relative to the current folder.
-    """
-    path, attribute = plugins.split(spec)
-    if side.root:
-        if path is None:
-            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", ""
-        is_revision = side.given.startswith(REVISION)
-        if is_revision or path.is_absolute():
-            top = repository_root() if is_revision else Path(side.root).resolve()
-            try:
-                path = path.resolve().relative_to(top.resolve())
-            except ValueError:
-                raise ValueError(f"{path} lies outside of {side.given}: give a file inside {top}") from None
-        path = Path(side.root) / path
-        attribute = attribute or plugins.plug_in(path)
-    here = attribute if path is None else f"{path}:{attribute}"
+def _inside(path: Path, side: Side) -> Path:
+    """A typed path relative to the side's root."""
+    is_revision = side.given.startswith(REVISION)
+    if not is_revision and not path.is_absolute():
+        return path
+    top = repository_root() if is_revision else Path(side.root).resolve()
     try:
-        plugins.check_specs([f"x={here}"])
-    except ValueError as error:
-        return SideSpec(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
-    return SideSpec(here, "")
+        return path.resolve().relative_to(top.resolve())
+    except ValueError:
+        raise ValueError(f"{path} lies outside of {side.given}: give a file inside {top}") from None
 
 
 def check_out(sides: Sides) -> None:
@@ -214,8 +198,8 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
         remove_checkouts(folder)
 
 
-def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether the file imports no module that may belong to a side with one of `roots`, and registers nothing.
+def is_self_contained(path: Path) -> bool:
+    """Whether the file imports only Python's own modules, torch, numpy and this package, and registers nothing.
 
     Two states of such a file can live in one process without interfering.
 
@@ -223,18 +207,14 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
         ValueError: it is not readable as Python.
     """
     text = path.read_text(encoding="utf-8")
-    if any(word in text for word in SHARED):
-        return False
     names: set[str] = set()  # first parts of all imports in the file; "" for one that is relative
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add("" if node.level else (node.module or "").split(".")[0])
-    names -= sys.stdlib_module_names | {PACKAGE, "torch", "numpy"}
-    folders = [path.parent, *(place for root in roots for place in _places(path, root))]
-    places = [folder / name for folder in folders for name in names]
-    return "" not in names and not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
+    is_local = names <= sys.stdlib_module_names | {PACKAGE, "torch", "numpy"}
+    return is_local and not any(word in text for word in SHARED)
 
 
 def side_folders(side: Side) -> list[Path]:

@@ -3,7 +3,6 @@
 Without torch. A worker that crashes or hangs costs only its current request; the next request starts a fresh one.
 """
 
-import copy
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 import psutil
@@ -52,14 +51,19 @@ def module_path(*folders: Path) -> str:
 
 
 class WorkerClient(Protocol):
-    """The interface of a session to a worker process, a pair of them, or a simulated one.
-
-    Use it as a context manager, which stops the worker at the end.
-    """
+    """The interface of a session to a worker process, several of them, or a simulated one. Leaving it stops all."""
 
     @property
     def is_running(self) -> bool:
         """Whether a worker is running."""
+
+    @property
+    def delayed_s(self) -> float:
+        """Seconds for which worker and coordinator have waited for a processor; 0 if the system does not count them.
+
+        Every waiting thread counts, so that the value is never below the cost of other work.
+        """
+        return 0.0
 
     def start(self, layout: int = 0) -> messages.Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
@@ -74,14 +78,6 @@ class WorkerClient(Protocol):
         If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
         that it was trying.
         """
-
-    @property
-    def delayed_s(self) -> float:
-        """Seconds for which worker and coordinator have waited for a processor; 0 if the system does not count them.
-
-        Every waiting thread counts, so that the value is never below the cost of other work.
-        """
-        return 0.0
 
     def stop(self) -> object:
         """Stop the worker at once."""
@@ -116,6 +112,7 @@ class Template:
         self._line: socket.socket | None = None
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._has_forked = False
+        self.judge: ProcessClient | None = None  # started at the first check
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
         """Start a worker that listens to `line`; return its process id.
@@ -145,6 +142,9 @@ class Template:
 
     def close(self) -> None:
         """End the template and all its workers."""
+        judge, self.judge = self.judge, None
+        if judge is not None:
+            judge.close()
         if self._process is None:
             return
         assert self._line is not None
@@ -216,16 +216,23 @@ class Template:
         return int(messages.NUMBER.unpack(answer)[0])
 
 
-class WorkerProcess:
-    """A process that handles requests, one at a time; each start replaces it."""
+class ProcessClient(WorkerClient):
+    """A runner: a process that holds implementations, and answers one request at a time; each start replaces it.
 
-    def __init__(self, template: Template, timeout_s: float) -> None:
-        self.template, self.timeout_s = template, timeout_s
+    Its template's judge loads none: it knows the answers, and compares. `timeout_s` limits a step without a heartbeat.
+    """
+
+    def __init__(self, template: Template, timeout_s: float, *, is_sibling: bool = False) -> None:
+        self.template, self.timeout_s, self.is_sibling = template, timeout_s, is_sibling
         self.is_spent = False  # unusable: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
         self._log_start = 0
         self._worker = 0  # its process id
+
+    def sibling(self) -> "ProcessClient":
+        """Another runner with the same judge. Exit it before this one, which closes the template."""
+        return ProcessClient(self.template, self.timeout_s, is_sibling=True)
 
     @property
     def process_id(self) -> int:
@@ -236,6 +243,11 @@ class WorkerProcess:
     def is_running(self) -> bool:
         """Whether the process is running."""
         return self._line is not None
+
+    @property
+    def delayed_s(self) -> float:
+        """See WorkerClient."""
+        return waits_s(self.process_id) + waits_s(os.getpid())
 
     def start(self, layout: int = 0) -> messages.Started:
         """Start a fresh process, with another memory layout for each number, and return its environment.
@@ -257,18 +269,42 @@ class WorkerProcess:
                     reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
                     continue
             self._line = ours
-            reply = self._exchange(messages.Start(layout=layout), START_TIMEOUT_S)
+            reply = self.exchange(messages.Start(layout=layout), START_TIMEOUT_S)
             if isinstance(reply, messages.Started):
                 return reply
         assert isinstance(reply, messages.Failed)
         last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.Evaluate | messages.Answer) -> messages.Reply:
-        """Send a request; return the reply, Failed if there is none."""
-        return self._exchange(request, self.timeout_s)
+    def ask(self, request: messages.Work | messages.Evaluate) -> messages.Reply:
+        """See WorkerClient."""
+        reply = self.judged(request) if isinstance(request, messages.Check) else self.exchange(request)
+        if self.is_spent:
+            self.stop()
+        return reply
 
-    def _exchange(self, request: messages.Request, timeout_s: float) -> messages.Reply:
+    def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
+        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
+
+        This runner prepares the cell of a check, and makes each call of the implementation that the judge needs.
+        """
+        judge = self.template.judge = self.template.judge or self.sibling()
+        if not judge.is_running:
+            judge.start()
+        reply = judge.exchange(request)
+        while isinstance(reply, messages.Consulted):
+            answer = self.exchange(reply)
+            assert isinstance(answer, messages.Answer)
+            reply = judge.exchange(answer)
+        if judge.is_spent:  # its own device fails, regardless of the judged implementation
+            judge.stop()
+        if isinstance(reply, messages.Failed) and not judge.is_running:
+            return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
+        return reply
+
+    def exchange(self, request: messages.Request, timeout_s: float = 0.0) -> messages.Reply:
+        """Send a request to this process; return its reply, Failed if there is none."""
+        timeout_s = timeout_s or self.timeout_s
         if self._line is None:
             return messages.Failed(status=Status.crashed, message="the process has ended", is_lost=True)
         self._heartbeat.beat(messages.Heartbeat.HARNESS)
@@ -364,85 +400,16 @@ class WorkerProcess:
         return None
 
     def close(self) -> None:
-        """Stop, and release the heartbeat."""
+        """Stop, and release the heartbeat; the template goes on."""
         self.stop()
         self._heartbeat.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if not self.is_sibling:
+            self.template.close()
 
 
 def patience(timeout_s: float) -> dict[str, str]:
     """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
     return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
-
-
-class ProcessClient(WorkerClient):
-    """A runner, which holds implementations, and a judge, which loads none: it knows the answers, and compares."""
-
-    def __init__(
-        self,
-        log: Path,
-        timeout_s: float,
-        settings: Mapping[str, str] | None = None,
-        *,
-        template: Template | None = None,
-        **where: Any,  # noqa: ANN401 - of Template
-    ) -> None:
-        """`timeout_s` limits a step without a heartbeat; without a `template`, the other arguments create one."""
-        self.template = template or Template(log, patience(timeout_s) | {**(settings or {})}, **where)
-        self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
-        self.is_sibling = False
-
-    def sibling(self) -> "ProcessClient":
-        """Another client with a runner of its own and the same judge. Exit it before this one."""
-        client = copy.copy(self)
-        client.runner = WorkerProcess(self.template, self.runner.timeout_s)
-        client.is_sibling = True
-        return client
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the runner is running; the judge is started on demand."""
-        return self.runner.is_running
-
-    def start(self, layout: int = 0) -> messages.Started:
-        """See WorkerClient."""
-        return self.runner.start(layout)
-
-    def ask(self, request: messages.Work) -> messages.Reply:
-        """See WorkerClient."""
-        reply = self.judged(request) if isinstance(request, messages.Check) else self.runner.ask(request)
-        if self.runner.is_spent:
-            self.runner.stop()
-        return reply
-
-    def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
-        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
-
-        The runner prepares the cell of a check, and makes each call of the implementation that the judge needs.
-        """
-        if not self.judge.is_running:
-            self.judge.start()
-        reply = self.judge.ask(request)
-        while isinstance(reply, messages.Consulted):
-            answer = self.runner.ask(reply)
-            assert isinstance(answer, messages.Answer)
-            reply = self.judge.ask(answer)
-        if self.judge.is_spent:  # its own device fails, regardless of the judged implementation
-            self.judge.stop()
-        if isinstance(reply, messages.Failed) and not self.judge.is_running:
-            return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
-        return reply
-
-    @property
-    def delayed_s(self) -> float:
-        """Seconds for which the runner and this process have waited for a processor."""
-        return waits_s(self.runner.process_id) + waits_s(os.getpid())
-
-    def stop(self) -> None:
-        """Stop the runner at once."""
-        self.runner.stop()
-
-    def __exit__(self, *_: object) -> None:
-        self.runner.close()
-        if not self.is_sibling:
-            self.judge.close()
-            self.template.close()

@@ -37,10 +37,10 @@ def not_over_ranks(workload: Workload) -> str | None:
         return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
     if not hasattr(os, "memfd_create"):
         return "ranks share memory in a way that only Linux has"
-    found = device(workload.device).number()
-    if found is not None and found < workload.world_size:
-        return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"
-    return None
+    if device(workload.device).is_host:
+        return None
+    last = device(f"{workload.device.partition(':')[0]}:{workload.world_size - 1}")
+    return None if last.missing() is None else f"each rank needs a device of its own: {last.missing()}"
 
 
 class _OverRanks(torch.autograd.Function):

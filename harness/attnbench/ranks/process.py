@@ -65,7 +65,8 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
     """Join the group and answer requests until there are no more."""
     rank, world_size = place
     torch.set_num_threads(1)
-    devices.device(device).use(rank)
+    here = devices.device(device)
+    devices.device(device if here.is_host else f"{device.partition(':')[0]}:{rank}").select()
     dist.init_process_group(
         devices.device(device).collectives,
         store=FileStore(str(Path(folder, "store")), world_size),

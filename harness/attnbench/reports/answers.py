@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import Comparison, paired_times
+from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, grouped
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Arm, Record
+from attnbench.storage.records import Record
 from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
@@ -143,14 +143,12 @@ def shapes(results: Results) -> list[Shape]:
     shown = [record for record in results.records if record.implementation not in hidden]
     by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
     labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
-    replaced = cells.substitutes(results)
-    by_key = {each.key: each for each in cells.compared(results)}
+    by_key = {each.key: each for each in comparisons(results)}
     unsorted = []
     for (name, implementation), records in by_shape.items():
         workload = records[0].workload
-        first = replaced[name][0] if name in replaced else None
-        by_arm = {record.arm: _cell(results, record, by_key.get(record.key), first) for record in records}
-        base = next((arm for arm in by_arm if arm == (first or results.plan.reference(arm))), None)
+        by_arm = {record.arm: _cell(results, record, by_key.get(record.key)) for record in records}
+        base = next((arm for arm in by_arm if arm == reference(results, (name, arm))), None)
         others = [cell for arm, cell in by_arm.items() if arm != base]
         unsorted.append(
             Shape(
@@ -165,13 +163,8 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
-def _cell(results: Results, record: Record, compared: Comparison | None, first: Arm | None) -> Cell:
-    """A cell; `first` is the substitute of the baseline on its workload, if there is one."""
-    times_s, seconds = paired_times(results), None
-    if mark_of(record) not in {Mark.wrong, Mark.failed}:
-        seconds = times_s.get(record.key)
-    if first is not None and compared is not None:
-        seconds = compared.ratio * times_s[record.workload.id, first]
+def _cell(results: Results, record: Record, compared: Comparison | None) -> Cell:
+    seconds = paired_times(results).get(record.key) if mark_of(record) not in {Mark.wrong, Mark.failed} else None
     return Cell(record=record, seconds=seconds, comparison=compared)
 
 

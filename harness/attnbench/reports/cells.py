@@ -6,7 +6,7 @@ Titles are derived from the axes of workloads, so that new axes appear automatic
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,11 @@ from attnbench.analysis.table import (
     metric_columns,
     rows,
     table,
-    verdict_columns,
 )
 from attnbench.reports import grouped
-from attnbench.statistics.effects import Numbers, effects, judged, numbers
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
-from attnbench.storage.records import BASE, Arm, Status, Verdict
+from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
 from attnbench.workloads.workload import Workload, following
 
@@ -136,17 +134,12 @@ def shown_rows(results: Results) -> list[Row]:
     Groups are in the order of the plan; inside a group rows are sorted by length, then by ratio, not by time: cells
     that were decided early saw the machine in another state.
     """
-    replaced, times_s, names = substitutes(results), pairs.paired_times(results), titles(results)
-    by_key = {each.key: each for each in compared(results)}
+    replaced, names = pairs.substitutes(results), titles(results)
     found = rows(shown(results))
     for row in found:
-        workload, arm = row["workload"], arm_of(row)
-        row["title"] = names[workload]
-        if workload in replaced:
-            first, judgement = replaced[workload][0], by_key.get((workload, arm))
-            row.update(is_baseline=arm == first, ratio=1.0 if arm == first else None, than=str(first))
-            if judgement is not None:
-                row.update(verdict_columns(judgement), paired_latency_s=judgement.ratio * times_s[workload, first])
+        row["title"] = names[row["workload"]]
+        if row["workload"] in replaced:
+            row["than"] = str(replaced[row["workload"]])
     members = grouped(found, lambda row: tuple(row[axis] for axis in GROUP_AXES)).values()
     assert len(members) == len({row["title"] for row in found}), "two groups of workloads have one title"
     return [row for group in members for row in sorted(group, key=_by_length_and_ratio)]
@@ -159,34 +152,6 @@ def _by_length_and_ratio(row: Row) -> tuple[float, ...]:
 def groups(results: Results) -> dict[str, list[Row]]:
     """Rows of cells by the title of their group."""
     return grouped(shown_rows(results), lambda row: str(row["title"]))
-
-
-def compared(results: Results) -> list[pairs.Comparison]:
-    """All comparisons of a run, with the baseline or with its substitute."""
-    return [*pairs.comparisons(results), *(each for _, others in substitutes(results).values() for each in others)]
-
-
-@lru_cache(maxsize=1)
-def substitutes(results: Results) -> dict[str, tuple[Arm, list[pairs.Comparison]]]:
-    """Comparisons on the workloads without a time of the baseline, because it is wrong, unsupported or failed.
-
-    By workload: the first implementation with a time, in the order of the plan, which takes the place of the baseline;
-    and the others compared with it. A session with two sides has none.
-    """
-    found, logs = dict[str, tuple[Arm, list[pairs.Comparison]]](), Numbers()
-    for workload, taken in pairs.samples_of(results).items() if results.plan.sides is None else ():
-        timed = [arm for arm in results.plan.specs if len(taken.get(arm, ()))]
-        if timed and not any(map(results.plan.is_reference, timed)):
-            found[workload] = timed[0], []
-            logs |= {(workload, arm): visits for arm in timed[1:] if (visits := numbers(taken, arm, timed[0]))}
-    known = judged(results.plan, pairs.session_effects(results) | effects(results.plan, logs)) if logs else {}
-    records = {record.key: record for record in results.records}
-    for workload, arm in logs:
-        first, others = found[workload]
-        is_doubtful = any(pairs.is_doubtful(results, (workload, each)) for each in (arm, first))
-        judgement = replace(known[workload, arm], is_doubtful=is_doubtful)
-        others.append(pairs.comparison(judgement, records[workload, arm], records[workload, first]))
-    return found
 
 
 def title(axes: Axes, leave_out: Collection[str] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attnbench.analysis.growth import Growth
+from attnbench.analysis.growth import FEWEST_LENGTHS, Growth
 from attnbench.analysis.table import rows
 from attnbench.reports import cells, grouped
 from attnbench.units import plain, show
@@ -13,15 +13,17 @@ def sentence(growth: Growth) -> str:
     fit, letter, reach = growth.fit, growth.panel.letter, growth.reach
     name, limit = plain(growth.implementation), show(growth.limit_bytes, "bytes")
     if fit is None:
-        return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
+        why = (
+            "its memory fits no curve" if len(growth.points) >= FEWEST_LENGTHS else "growth needs three lengths or more"
+        )
+        return f"{name}: {why}; {len(growth.points)} could be measured"
     fitted = f"fitted over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
     text = f"memory grows with {letter}^{growth.exponent:.2f}"
     if growth.limit_bytes <= 0:
         return f"{name}: {text}, {fitted}"
     if reach is None:
         return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
-    between = "" if reach.high - reach.low < 1 else f" ({number(reach.low)} to {number(reach.high)})"
-    return f"{name}: {limit} are reached at {letter}={number(reach.point)}{between}; there {text}, {fitted}"
+    return f"{name}: {limit} are reached at {letter}={number(reach)}; there {text}, {fitted}"
 
 
 def number(value: float) -> str:
@@ -49,7 +51,5 @@ def facts(growth: Growth) -> dict[str, object]:
         "exponent": growth.exponent,
         "curve_bytes": fit and list(fit.parts),
         "limit_bytes": growth.limit_bytes or None,
-        "reached_at": reach and reach.point,
-        "reached_at_low": reach and reach.low,
-        "reached_at_high": reach and reach.high,
+        "reached_at": reach,
     }

@@ -30,15 +30,15 @@ def row(series: Series) -> dict[str, str]:
     return {
         "implementation": plain(str(arm_of(series.cell)), limit=24),
         "runs": str(len(series.points)),
-        "first": show(series.points[0]["value"], series.unit),
-        "last": show(series.points[-1]["value"], series.unit),
+        "first": show(series.cell["value"], series.cell["unit"]),
+        "last": show(series.points[-1]["value"], series.cell["unit"]),
         "changes of level": "; ".join(change(series, level) for level in series.changes) or few,
     }
 
 
 def machine_of(series: Series) -> str:
     """The machine of a series."""
-    return f"{plain(series.machine)}, fingerprint {series.cell['fingerprint']}"
+    return f"{plain(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:

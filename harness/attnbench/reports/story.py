@@ -15,6 +15,7 @@ from attnbench.analysis.comparisons import contention, doubts, session_doubts, t
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
+from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.reports import Picture, Report, answers, cells, endings, grouped, recommended
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
@@ -161,7 +162,7 @@ def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
     base, candidate = (
         next((record.environment for record in records if record.environment is not None), None)
-        for records in verdicts.by_side(results)
+        for records in by_side(results)
     )
     if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
         return []
@@ -251,7 +252,7 @@ def troubles(results: Results) -> list[Warned]:
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
     if results.plan.sides is not None:
-        lines += [*unlike(results), *(Warn.untried.says(plain(line)) for line in verdicts.untried(results))]
+        lines += [*unlike(results), *(Warn.untried.says(plain(line)) for line in untried(results))]
     return [*doubts(results), *([] if noisy is None else [noisy]), *lines]
 
 
@@ -261,7 +262,7 @@ def findings(results: Results) -> list[str]:
     If two states of the code are compared, they are the candidate's losses.
     """
     if results.plan.sides is not None:
-        return [plain(line) for line in verdicts.losses(results)]
+        return [plain(line) for line in losses(results)]
     titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
@@ -326,7 +327,7 @@ def hosts(results: Results) -> str:
 
 def decided(results: Results) -> str:
     """The number of decided comparisons."""
-    judged = cells.compared(results)
+    judged = verdicts.comparisons(results)
     num_decided = sum(each.verdict is not Verdict.undecided for each in judged)
     return f"{num_decided} of {len(judged)} comparisons decided" if judged else "nothing was compared"
 

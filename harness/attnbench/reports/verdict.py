@@ -13,15 +13,14 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.changed import changed
-from attnbench.analysis.comparisons import doubts, num_processes, paired_times, whole
+from attnbench.analysis.comparisons import comparisons, doubts, num_processes, paired_times, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
+from attnbench.analysis.sides import changed
 from attnbench.reports import answers, recommended, story
-from attnbench.reports.cells import compared
 from attnbench.statistics.intervals import median, median_estimate
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, LATENCY, Status, Verdict
@@ -269,7 +268,7 @@ def _speed(judged: Judged, baseline: str) -> Speed:
 
 
 def _cells(results: Results) -> Iterator[Cell]:
-    seconds, by_key = paired_times(results), {each.key: each for each in compared(results)}
+    seconds, by_key = paired_times(results), {each.key: each for each in comparisons(results)}
     for record in results.records:
         latency, agreement = record.measurement(LATENCY), record.agreement
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None

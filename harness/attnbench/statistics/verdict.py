@@ -57,7 +57,6 @@ class Reason(enum.StrEnum):
     one_process = "one process decides nothing below 3 %, by which processes differ"
     imprecise = "interval too wide"
     threshold = "threshold below what would show"
-    machine_state = "the machine was in another state"
     doubtful = "other work disturbed the machine"
 
 

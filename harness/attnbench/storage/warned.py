@@ -28,11 +28,9 @@ class Warn(enum.StrEnum):
     # Of a cell: its time is suspicious, or has a cause to know.
     above_ceiling = "above_ceiling"
     fast_backward = "fast_backward"
-    counted_backward = "counted_backward"
     free_length = "free_length"
     checked_with_note = "checked_with_note"
     not_timed = "not_timed"
-    few_samples = "few_samples"
     host_bound = "host_bound"
     host_near = "host_near"
     device_waited = "device_waited"

@@ -38,8 +38,7 @@ FEWEST_ROUNDS, DECISIVE = 3, 10
 MOST_TIMES = 100  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
 MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Heating lasts at most this many times the requested time; a clock within this share over its second half is
-steady."""
+"""Heating lasts at most this many times the requested time; a clock within this share over half of it is steady."""
 ROUND_S = 0.05  # each arm is called for this long between two readings of the clock
 MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1

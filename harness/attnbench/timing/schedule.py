@@ -15,7 +15,7 @@ from typing import Protocol
 
 from attnbench.devices.waiting import settle
 from attnbench.statistics.choice import standing
-from attnbench.statistics.effects import WHOLE, Numbers, cell_numbers, effects, judged
+from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.verdict import LOOKS, Judgement, half_widths
 from attnbench.storage.events import Plan
@@ -114,7 +114,6 @@ class Race(Passes):
     """Passes over the open comparisons of a run, until all are decided."""
 
     judged: dict[Key, Judgement] = field(default_factory=dict)
-    _numbers: dict[str, tuple[object, Numbers]] = field(default_factory=dict)  # by workload, with their cache key
     _began_s: float = 0.0
     _shortest_s: float = 0.0  # shortest pass; 0: unknown
 
@@ -124,20 +123,18 @@ class Race(Passes):
         Everything is open in the first passes, and while a session with two sides has no verdict on the whole. Nothing
         is open if the first passes compared nothing, or the rest of the budget brings no comparison to a look.
         """
-        comparable = {
-            workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()
-        }
-        self.judged = judged(self.plan, effects(self.plan, self._renewed(state, comparable)))
+        pairs = {workload: self._references(arms) for workload, arms in live.items()}
+        self.judged = judged(self.plan, effects(self.plan, self._numbers(state, pairs)))
         is_all_open = WHOLE in self.judged and self.judged[WHOLE].needs_more
         opened = {}
-        for workload, arms in comparable.items():
-            rivals = [arm for arm in arms if not self.plan.is_reference(arm)]
-            known = {arm: self.judged.get((workload, arm)) for arm in rivals}  # None: every block was discarded
+        for workload, references in pairs.items():
+            known = {arm: self.judged.get((workload, arm)) for arm, other in references.items() if arm != other}
+            # None: every block was discarded
             wanted = [arm for arm, each in known.items() if is_all_open or each is None or each.needs_more]
             if self.is_first(state, workload) and live[workload]:
                 opened[workload] = [*live[workload]]
             elif wanted:
-                opened[workload] = [*dict.fromkeys([*map(self.plan.reference, wanted), *wanted])]
+                opened[workload] = [*dict.fromkeys([*map(references.__getitem__, wanted), *wanted])]
         self.reason = "" if opened or not live else DECIDED if self.judged else NOTHING
         if self._began_s:
             self._shortest_s = min(self._shortest_s or math.inf, now_s - self._began_s)
@@ -147,23 +144,28 @@ class Race(Passes):
             self.reason, opened = SPENT, {}
         return opened
 
-    def _renewed(self, state: State, comparable: Mapping[str, Sequence[Arm]]) -> Numbers:
-        """The numbers of all comparisons; only recently visited workloads are recomputed."""
-        discarded = self.gauge.follow(state.probes)
-        for workload, arms in comparable.items():
-            mark = state.num_visits[workload], tuple(arms)
-            if self._numbers.get(workload, (None, {}))[0] != mark:
-                taken = state.samples.get(workload, {})
-                renewed = cell_numbers(self.plan, workload, taken, discarded.get(workload, ()), arms)
-                self._numbers[workload] = mark, renewed
-        return {key: numbers for workload in comparable for key, numbers in self._numbers[workload][1].items()}
+    def _references(self, arms: Sequence[Arm]) -> dict[Arm, Arm]:
+        """The reference of each arm that has one; the first arm takes the place of a wrong or failed baseline."""
+        if arms and self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
+            return dict.fromkeys(arms, arms[0])
+        return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
+
+    def _numbers(self, state: State, pairs: Mapping[str, Mapping[Arm, Arm]]) -> Numbers:
+        """The numbers of all comparisons."""
+        logs, discarded = Numbers(), self.gauge.follow(state.probes)
+        for workload, references in pairs.items():
+            taken, out = state.samples.get(workload, {}), discarded.get(workload, ())
+            for arm, other in references.items():
+                if arm != other and (visits := numbers(taken, arm, other, out)):
+                    logs[workload, arm] = visits
+        return logs
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
         if any(self.is_first(state, workload) for workload in state.num_visits) or not self.judged:
             return True
-        numbers = [each.effect.num_measured for each in self.judged.values() if each.needs_more]
-        return any(number < look <= number + num_passes for number in numbers for look in LOOKS)
+        counts = [each.effect.num_measured for each in self.judged.values() if each.needs_more]
+        return any(number < look <= number + num_passes for number in counts for look in LOOKS)
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, m
     decision = judge(base, candidate)
     found = decision.of(Outcome.finding)
     assert kind in {ruling.kind for ruling in found}
-    assert all(ruling.implementation in {"fused", "*"} for ruling in found)
+    assert all(ruling.implementation == "fused" for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
@@ -186,19 +186,14 @@ def test_operators_that_are_no_longer_looked_at_are_a_finding(base: Results, tmp
     assert (lost.kind, lost.metric) == (Kind.lost, "backend")
 
 
-def test_on_another_machine_only_ratios_are_compared(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
-    slower_machine = [*(scales(name, 3.0) for name in scripts.NAMES), scales("sdpa", 3.0, role=Role.control)]
-    same = run(tmp_path / "same", scripts.elsewhere, *slower_machine)
-    assert attnbench(monkeypatch, "gate", base.folder, same.folder) == 0
-    assert "different machines or versions" in capsys.readouterr().out
-    a_little = run(tmp_path / "little", scripts.elsewhere, scales("fused", 1.15))
-    assert judge(base, a_little).outcome is Outcome.passed
+def test_on_another_machine_only_facts_without_noise_are_compared(base: Results, tmp_path: Path, monkeypatch) -> None:
+    slower = run(tmp_path / "slower", scripts.elsewhere, scales("fused", 1.6))
+    decision = judge(base, slower)
+    assert "the runs differ in machine or versions" in decision.words
+    assert {one.kind for one in decision.rulings if one.metric == "latency"} == {Kind.undecided}
+    assert attnbench(monkeypatch, "gate", base.folder, slower.folder) == 3
     larger = run(tmp_path / "larger", scripts.elsewhere, holds(2**30))
     assert {ruling.kind for ruling in judge(base, larger).of(Outcome.finding)} == {Kind.grown}
-    much = run(tmp_path / "much", scripts.elsewhere, scales("fused", 1.6))
-    (one, *_) = [ruling for ruling in judge(base, much).rulings if ruling.kind is Kind.slower]
-    assert one.effect == pytest.approx(1.6, rel=1e-6)
-    assert attnbench(monkeypatch, "gate", base.folder, much.folder) == 1
 
 
 @pytest.mark.parametrize(
@@ -320,8 +315,3 @@ def test_the_reference_itself_is_not_judged(base: Results, tmp_path: Path) -> No
 def test_another_source_of_the_reference_is_reported(base: Results, tmp_path: Path) -> None:
     candidate = run(tmp_path / "run", lambda e: with_plan(e, digests={"sdpa": "99999999"}))
     assert any("source of the reference sdpa has changed" in note for note in judge(base, candidate).notes)
-
-
-def test_a_rule_that_covers_nothing_is_reported(base: Results, tmp_path: Path) -> None:
-    asked = Thresholds(rule=(Rule(implementation="fusd", allowed=0.5),))
-    assert any("rule 1 (*, fusd) covers no cell" in note for note in judge(base, run(tmp_path / "r"), asked).notes)

@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
-from attnbench.analysis.gate.times import Limit, decided
+from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Effect, Reason, half_widths, judge
 from attnbench.storage.records import BASE
@@ -32,8 +32,8 @@ def judged(ratio: float, high: float | None, allowed: float | None) -> tuple[Kin
         num_measured=NUM_PROCESSES,
         num_looks=1,
     )
-    limit = Limit(allowed=MARGIN if allowed is None else allowed, is_asked=allowed is not None)
-    return decided(judge({"it": seen}, min(limit.allowed, 1e6))["it"], limit)
+    margin = MARGIN if allowed is None else min(allowed, LARGEST_MARGIN)
+    return decided(judge({"it": seen}, margin)["it"], is_asked=allowed is not None)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate.decision import EVERYTHING, Pair, judge, rulings_on_times
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Side, Thresholds
-from attnbench.statistics.verdict import Effect
+from attnbench.analysis.gate import decision
+from attnbench.analysis.gate.decision import judge
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Thresholds
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -17,9 +17,14 @@ pytestmark = pytest.mark.usefixtures("many_visits")
 NAMES = ("reference", "one", "other")
 RATIO = {"reference": 1.0, "one": 1.3, "other": 0.8}
 NUM_SESSIONS = 40
-STRICT = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.0),))
+STRICT = Thresholds(rule=(Rule(metric="latency", allowed=0.0),))
 """Nothing is allowed, and simulated runs differ by noise alone: this tests the error of the judgement."""
-KEEN = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.02),))
+KEEN = Thresholds(rule=(Rule(metric="latency", allowed=0.02),))
+
+
+@pytest.fixture(autouse=True)
+def without_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "BETWEEN_RUNS", 0.0)
 
 
 def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Thresholds, *, budget_s=8.0) -> Decision:
@@ -42,35 +47,22 @@ def test_of_sessions_with_nothing_changed_at_most_one_in_twenty_alarms(tmp_path)
     found = [
         session(tmp_path, worlds[seed % len(worlds)], seed, 1.0, STRICT, budget_s=4.0) for seed in range(NUM_SESSIONS)
     ]
-    alarms = [decision for decision in found if decision.outcome is Outcome.finding]
+    alarms = [one for one in found if one.outcome is Outcome.finding]
     assert len(alarms) <= 0.05 * NUM_SESSIONS
-    assert sum(ruling.smallest is not None for decision in found for ruling in decision.rulings) > 200
+    assert sum(ruling.smallest is not None for one in found for ruling in one.rulings) > 200
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world", WORLDS)
 def test_five_percent_are_found_or_said_to_be_out_of_sight(world, tmp_path):
-    decision = session(tmp_path, world, 11, 1.05, KEEN, budget_s=60.0)
-    timed = [ruling for ruling in decision.rulings if ruling.metric == "latency" and ruling.implementation == "one"]
+    judged = session(tmp_path, world, 11, 1.05, KEEN, budget_s=60.0)
+    timed = [ruling for ruling in judged.rulings if ruling.metric == "latency" and ruling.implementation == "one"]
     assert len(timed) == 3
     for ruling in timed:
         assert ruling.effect == pytest.approx(1.05, abs=0.04)
         assert ruling.kind is Kind.slower or ruling.smallest > 0.045
-    others = [ruling for ruling in decision.rulings if ruling.implementation == "other"]
+    others = [ruling for ruling in judged.rulings if ruling.implementation == "other"]
     assert not [ruling for ruling in others if ruling.outcome is Outcome.finding]
-
-
-def test_the_suite_of_two_runs_is_judged_apart_from_its_cells():
-    seen = Effect(log=0.0, error=0.02, degrees=8.0, num_processes=9, num_looks=1)
-    side = Side(run="run", commit="")
-
-    def width(number: int, see: float | None) -> float:
-        effects = {(str(cell), "x"): seen for cell in range(number)} | {EVERYTHING: seen}
-        pair = Pair(base=side, candidate=side, matches=(), effects=effects, allowed=0.05, see=see)
-        return rulings_on_times(pair, Thresholds())[-1].high
-
-    assert width(50, see=0.2) == width(1, see=0.2)
-    assert width(50, see=None) > width(1, see=None)
 
 
 def test_rounds_are_made_whatever_is_decided_each_in_a_process(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from attnbench.analysis.breakdown import ran
 from attnbench.contract import Attention, BoundMask, Implementation
@@ -19,7 +19,6 @@ from attnbench.processes.worker.answers import Bench
 from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
-from tests.processes.worker import promises
 
 B, H, T, K = 2, 2, 8, 4
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
@@ -35,14 +34,6 @@ def seen(call: Callable[[], object]) -> tuple[str, operators.Asking]:
     with asked:
         call()
     return observed(operators.operators_in(device("cpu").record(call))), asked
-
-
-def flagged(call: Callable[[], object]) -> Callable[[], object]:
-    def with_priority() -> object:
-        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
-            return call()
-
-    return with_priority
 
 
 def attend(*tensors: Tensor, **options: object) -> Callable[[], object]:
@@ -76,10 +67,6 @@ def test_ordinary_calls_run_flash_and_were_predicted_to(options: dict[str, objec
     assert (ran_backend, list(asked.predicted), list(asked.reasons)) == ("flash", ["flash"], [])
 
 
-def test_priority_is_ignored_on_the_cpu() -> None:
-    assert seen(flagged(attend()))[0] == "flash"  # math is first in the list
-
-
 def test_two_backends_in_one_call_are_both_reported() -> None:
     both = [attend(), attend(dropout_p=0.5)]
     ran_backend, asked = seen(lambda: [one() for one in both])
@@ -103,28 +90,6 @@ def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     found = operators.observe(Bench(workload).case(made), made, on_step=lambda: steps.append(0))
     assert len(steps) >= 3  # a heartbeat before each call
     return found
-
-
-def test_what_did_not_run_is_a_fallback_with_pytorchs_reason() -> None:
-    found = observe(promises.careless)
-    assert found.observed == found.predicted == "math"
-    assert found.fallback.startswith("the flash backend was asked for and math ran: ")
-    assert "use the following attn mask shapes: 2d" in found.fallback
-
-
-def test_what_asks_for_nothing_cannot_fall_back() -> None:
-    found = observe(promises.unpromised)
-    assert (found.requested, found.observed, found.fallback, found.reason) == ("", "math", "", "")
-
-
-@pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Please use the following attn mask")
-def test_a_backend_that_refuses_is_explained() -> None:
-    with pytest.raises(RuntimeError, match=operators.NO_KERNEL) as caught:
-        observe(promises.held)
-    reported = operators.refusal(SMALL, promises.held, caught.value)
-    assert reported.startswith("the flash backend was asked for and cannot run: ")
-    assert "use the following attn mask shapes: 2d" in reported
-    assert operators.refusal(SMALL, promises.held, RuntimeError("something else")) == ""
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])

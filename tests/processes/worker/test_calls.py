@@ -13,14 +13,13 @@ from attnbench.devices import CaptureError, Device, cpu, device
 from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
-from attnbench.processes.worker.answers import Worker
+from attnbench.processes.worker.answers import Worker, replayed
 from attnbench.processes.worker.attempts import OutOfReachError
-from attnbench.processes.worker.calls import replayed
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
-from studies.simulated.graphs import captured
+from tests.processes.worker.graphs import captured
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 ESCAPES = {

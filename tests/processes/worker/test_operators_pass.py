@@ -8,13 +8,12 @@ import pytest
 from attnbench.analysis.breakdown import ran
 from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
-from attnbench.processes.messages import Profile
-from attnbench.storage.events import CellChecked, CellProfiled, Plan, VisitFinished
+from attnbench.storage.events import CellChecked, CellProfiled, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Operator, Operators, Status
 from attnbench.workloads.workload import Workload
-from studies.simulated import virtual, worlds
+from studies.simulated import virtual
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -69,10 +68,6 @@ def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backen
     assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
 
 
-def test_a_fallback_keeps_what_was_seen(results) -> None:
-    assert record(results, "careless").operators.observed == "math"
-
-
 def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
     lines = (results.folder / JOURNAL).read_bytes()
     (tmp_path / JOURNAL).write_bytes(lines)
@@ -80,28 +75,6 @@ def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
     assert [one.status for one in read(tmp_path).records] == [one.status for one in results.records]
     seen = [event for event in events(tmp_path / JOURNAL) if isinstance(event, CellProfiled)]
     assert len(seen) == len({event.implementation for event in seen}) == 5
-
-
-class Watching(virtual.SimulatedClient):
-    """Records its requests."""
-
-    def __init__(self) -> None:
-        super().__init__(worlds.WORLDS[next(iter(worlds.WORLDS))], lambda workload, name: 1e-3)
-        self.asked: list[object] = []
-
-    def ask(self, request):
-        self.asked.append(request)
-        return super().ask(request)
-
-
-def test_every_cell_is_looked_at_once_and_before_any_is_timed(tmp_path) -> None:
-    client = Watching()
-    done = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=1.0), tmp_path, client)
-    assert sum(isinstance(request, Profile) for request in client.asked) == 4
-    found = list(events(tmp_path / JOURNAL))
-    last = max(place for place, event in enumerate(found) if isinstance(event, CellProfiled))
-    assert last < min(place for place, event in enumerate(found) if isinstance(event, VisitFinished))
-    assert all(one.operators is not None for one in done.records)
 
 
 def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() -> None:

@@ -1,10 +1,12 @@
 """G1 to G5 on a simulated GPU: an honest one passes, and each planted fault fails the matching test."""
 
 import random
+from functools import partial
 
 import pytest
 
 from attnbench.devices.cuda import Cuda
+from attnbench.devices.nvml import POWER_CAP
 from attnbench.devices.queued import QueuedClock
 from studies.acceptance import on_cuda
 from studies.acceptance.gpus import CudaGpu
@@ -86,6 +88,53 @@ def test_clocks_that_drift_pass_g1_and_g5_and_would_not_where_one_way_is_timed_t
     fair = on_cuda.schedule
     monkeypatch.setattr(on_cuda, "schedule", lambda *given: sorted(fair(*given)))
     assert not getattr(on_cuda, test)(SimulatedGpu(drift=drift)).passes
+
+
+@pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
+def test_a_planted_difference_of_six_percent_fails_g1_and_g5(test, monkeypatch):
+    gpu = SimulatedGpu()
+
+    def slower(call):
+        monkeypatch.setattr(gpu, "drift", lambda _: 1.06)
+        call()
+        monkeypatch.setattr(gpu, "drift", lambda _: 1.0)
+
+    sums = gpu.kernel_seconds
+    monkeypatch.setattr(gpu, "kernel_seconds", lambda *call: 1.06 * sums(*call))
+    monkeypatch.setattr(gpu, "captured", lambda call: partial(slower, call))
+    found = getattr(on_cuda, test)(gpu)
+    assert not found.passes
+    assert {row["verdict"] for row in found.rows} == {on_cuda.BEYOND}
+
+
+def at_the_power_cap(now_s: float) -> float:
+    """Slow down by the clock of an H100 at its power cap, which wanders between 1.29 and 1.97 GHz."""
+    return 1.97 / random.Random(int(now_s / 20e-3)).uniform(1.29, 1.97)
+
+
+@pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
+def test_where_the_clock_wanders_a_row_is_not_decided_and_says_the_range(test):
+    """A row of an H100 once failed by 4 % where turns of the same way differed by 12 %."""
+    gpu = SimulatedGpu(drift=at_the_power_cap)
+    gpu.slowed_by = POWER_CAP
+    found = getattr(on_cuda, test)(gpu)
+    assert not found.passes
+    assert {row["verdict"] for row in found.rows} == {on_cuda.UNDECIDED}
+    assert found.found.count("not decided, power cap, 0.") == len(found.rows)
+    for row in found.rows:
+        assert len(row["timed_turns_s"]) == len(row["other_clocks_mhz"]) == on_cuda.NUM_ROUNDS
+        assert max(row["timed_clocks_mhz"]) > 1.05 * min(row["timed_clocks_mhz"])
+
+
+@pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
+def test_a_row_that_is_not_decided_leaves_the_verdict_to_three_others(test):
+    gpu = SimulatedGpu()
+    gpu.work["large product"] = lambda: gpu.kernel(300e-6 * at_the_power_cap(gpu.now_s))
+    found = getattr(on_cuda, test)(gpu)
+    assert found.passes, found.found
+    assert found.rows[-1]["verdict"] == on_cuda.UNDECIDED
+    del gpu.work["one long kernel"]
+    assert not getattr(on_cuda, test)(gpu).passes
 
 
 def test_both_ways_have_as_many_turns_early_as_late():

@@ -10,16 +10,10 @@ import pytest
 from studies import frame
 from studies.acceptance import __main__ as acceptance
 from studies.acceptance import absolute, sessions
-from studies.acceptance.outcome import at_least, at_most
 
 
 def row(verdict, **more):
     return {"session": 0.0, "verdict": verdict, "alike": 1.0, "load": 1.0, **more}
-
-
-def test_bounds_of_shares_by_value():
-    assert at_most(0, 60) == "0 of 60 (at most 5%)"
-    assert at_least(60, 60) == "60 of 60 (at least 95%)"
 
 
 @pytest.mark.parametrize(
@@ -121,13 +115,6 @@ def test_sessions_go_on_where_they_were_stopped(tmp_path):
     assert "MISS" in text
     assert "Not run: V1" in text
     assert not str(acceptance.outcome(test, tmp_path)).count("\n")
-
-
-@pytest.mark.parametrize(
-    ("names", "number"), [((), len(acceptance.TESTS)), (("V4",), 4), (("V6 same",), 1), (("V2", "V3"), 5), (("V8",), 8)]
-)
-def test_tests_are_chosen_by_the_beginning_of_their_names(names, number):
-    assert len(acceptance.chosen(names)) == number
 
 
 def test_sessions_of_an_older_tree_have_a_row_of_their_own_in_the_table(tmp_path):

@@ -108,17 +108,14 @@ def test_page_faults_are_counted_call_by_call_and_reported(tmp_path):
     assert {each.num_faults / each.num_calls for each in samples(results)} == {900}
     assert {each.num_faults for each in samples(results, "baseline")} == {0}
     notes = {row["implementation"]: row.texts["notes"] for row in tables.every(results)}
-    assert "900 page faults" in notes["same"] or "page faults dominate (900" in notes["same"]
+    assert "900 page faults" in notes["same"]
     assert "page fault" not in notes["baseline"]
 
 
-@pytest.mark.parametrize(
-    "world", [pytest.param(world, marks=() if world == "calm" else pytest.mark.long) for world in WORLDS]
-)
-def test_the_same_seed_writes_the_same_journal(world, tmp_path):
+def test_the_same_seed_writes_the_same_journal(tmp_path):
     journals = []
     for name in ("one", "other"):
-        run_in(world, tmp_path / name, layout=0.01, process=0.01, seed=3)
+        run_in("busy", tmp_path / name, layout=0.01, process=0.01, seed=3)
         lines = (tmp_path / name / JOURNAL).read_text().splitlines()
         journals.append([re.sub(r'"(time|run|commit|digest)":"[^"]*"', "", line) for line in lines])
     assert len(journals[0]) > 10

@@ -1,101 +1,71 @@
-"""Match the cells of two runs, and judge noise-free facts: status, check, backend, FLOPs and memory."""
+"""Rulings on noise-free facts of a cell: status, check, backend, error, FLOPs and memory."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from attnbench.analysis.breakdown import num_operators
 from attnbench.analysis.gate.rulings import (
     BACKEND,
+    CHECK,
     ERROR_RATIO,
     EXECUTED_FLOPS,
     NUM_OPERATORS,
-    OUTCOMES,
     STATUS,
-    Key,
     Kind,
     Outcome,
     Ruling,
     Thresholds,
     ruling,
 )
+from attnbench.analysis.sides import Match
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.storage.samples import Samples
-from attnbench.units import show, significant
+from attnbench.units import show
 
-CHECK = "check"
 OTHER_INPUTS = 5.0
 """Factor by which the largest error / tolerance may change by chance on other inputs (docs/method.md)."""
 MOST_MISSING = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """A cell in both runs; it may be missing in one."""
-
-    key: Key  # workload id and implementation
-    base: Record | None
-    candidate: Record | None
-    has_same_inputs: bool = True  # both were checked with the same inputs
-
-
-def match_records(base: Iterable[Record], candidate: Iterable[Record], *, has_same_inputs: bool = True) -> list[Match]:
-    """Match the cells of both sides by workload and implementation, the base's first; the side is ignored."""
-    before, after = (
-        {(record.workload.id, record.implementation): record for record in records} for records in (base, candidate)
-    )
-    return [
-        Match(key=key, base=before.get(key), candidate=after.get(key), has_same_inputs=has_same_inputs)
-        for key in {**before, **after}
-    ]
-
-
-def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
-    """All noise-free rulings on one cell."""
+def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = True) -> Iterator[Ruling]:
+    """All noise-free rulings on one cell; without `has_same_inputs`, errors may differ by chance."""
     base, candidate = match.base, match.candidate
-    if candidate is None:
+    now, before = (None if record is None else str(record.status) for record in (candidate, base))
+    kind, outcome = _change_of_status(base, candidate)
+    words = f"{_described(candidate)}; before: {_described(base)}"
+    fields = {} if outcome is None else {"outcome": outcome}
+    yield ruling(match.key, STATUS, kind, words, base=before, candidate=now, **fields)
+    if match.is_ok:
         assert base is not None
-        yield ruling(match.key, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
-        return
-    yield _status(match.key, base, candidate)
-    if base is not None and base.status is candidate.status is Status.ok:
-        yield from _check(match.key, base, candidate, thresholds, has_same_inputs=match.has_same_inputs)
-        yield from _numbers(match.key, base, candidate, thresholds)
+        assert candidate is not None
+        yield from _facts(match, base, candidate)
+        yield from _numbers(match, base, candidate, thresholds, has_same_inputs=has_same_inputs)
 
 
-def _status(key: Key, base: Record | None, candidate: Record) -> Ruling:
-    """Compare how the cell ended in both runs."""
-    before, after = None if base is None else base.status, candidate.status
-    now = f"now {after}: {candidate.message}" if candidate.message else f"now {after}"
-    outcome = None  # use the default outcome of the kind
-    if base is None and candidate.is_finding:
-        kind, words = Kind.failed, f"new, and it failed; {now}"
-    elif base is None:
-        kind, words = Kind.new, f"new: {after}, and nothing to compare it with"
-    elif candidate.is_finding and not base.is_finding:
-        kind, words = Kind.failed, f"was {before}; {now}"
-    elif candidate.is_finding and before is after and _reason(base) == _reason(candidate):
-        kind, outcome, words = Kind.failed, Outcome.passed, f"failed as before: {_described(candidate)}"
-    elif candidate.is_finding:
-        kind, words = Kind.changed, f"failed in another way: {_described(candidate)}; before it was {_described(base)}"
-    elif before is after:
-        kind, words = Kind.same, f"{after} as before"
-    elif after is Status.ok and base.is_finding:
-        kind, outcome, words = Kind.changed, Outcome.improved, f"was {before}, is ok"
-    elif after is Status.ok:
-        kind, words = Kind.new, f"was {before}, is ok"
-    elif candidate.is_predicted:  # a prediction is no evidence
-        kind, words = Kind.undecided, f"was {before}, and was not tried; {now}"
-    elif before is Status.ok or base.is_finding:
-        kind, words = Kind.lost, f"was {before}; {now}"
-    else:
-        kind, words = Kind.same, f"was {before}, not tried either; {now}"
-    statuses = {"base": None if before is None else str(before), "candidate": str(after)}
-    return ruling(key, STATUS, kind, words, outcome=outcome or OUTCOMES[kind], **statuses)
+def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
+    """Classify how the end of a cell changed; the outcome is None if it is that of the kind."""
+    if candidate is None:
+        return Kind.lost, None
+    if base is None:
+        return (Kind.failed if candidate.is_finding else Kind.new), None
+    if candidate.is_finding:
+        if not base.is_finding:
+            return Kind.failed, None
+        is_known = base.status is candidate.status and _reason(base) == _reason(candidate)
+        return (Kind.failed, Outcome.passed) if is_known else (Kind.changed, None)
+    if base.status is candidate.status:
+        return Kind.same, None
+    if candidate.status is Status.ok:
+        return (Kind.changed, Outcome.improved) if base.is_finding else (Kind.new, None)
+    if candidate.is_predicted:  # a prediction is no evidence
+        return Kind.undecided, None
+    return (Kind.lost if base.status is Status.ok or base.is_finding else Kind.same), None
 
 
-def _described(record: Record) -> str:
+def _described(record: Record | None) -> str:
+    if record is None:
+        return "not there"
     return f"{record.status} ({record.message})" if record.message else str(record.status)
 
 
@@ -115,42 +85,28 @@ def tried(agreement: Agreement | None) -> set[str]:
     return compared | {f"the rule {rule.rule}" for rule in agreement.rules}
 
 
-def _check(
-    key: Key, base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool
-) -> Iterator[Ruling]:
-    """Compare the checks: completeness, errors and backend.
-
-    Errors on other inputs differ by more than a threshold allows, so there only errors that are several times larger
-    count.
-    """
+def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
+    """Compare the completeness of the check, and the backend that ran."""
     if missing := sorted(tried(base.agreement) - tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""
-        yield ruling(key, CHECK, Kind.lost, f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}")
-    before, after = (None if record.agreement is None else record.agreement.error_ratio for record in (base, candidate))
-    if before is not None and after is not None:
-        kind, limit = Kind.same, before + thresholds.allowed(*key, ERROR_RATIO)
-        words = f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}"
-        if not has_same_inputs:
-            limit = max(limit, OTHER_INPUTS * before)
-            words = f"{words} on other inputs (give both runs the same --seed to judge it closely)"
-        if after > limit:
-            kind, words = Kind.grown, f"{words}; it may grow to {significant(limit, 2)}"
-        yield ruling(key, ERROR_RATIO, kind, words, base=before, candidate=after)
+        words = f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}"
+        yield ruling(match.key, CHECK, Kind.lost, words)
     if base.operators is None:
         return
-    ran = base.operators.observed or "none"
+    before = base.operators.observed or "none"
     if candidate.operators is None:
-        yield ruling(key, BACKEND, Kind.lost, "the operators that run are no longer observed", base=ran)
+        yield ruling(match.key, BACKEND, Kind.lost, "the operators that run are no longer observed", base=before)
         return
-    runs = candidate.operators.observed or "none"
-    kind = Kind.same if ran == runs else Kind.changed
-    words = f"{runs} as before" if ran == runs else f"another backend ran: {runs}, before {ran}"
-    yield ruling(key, BACKEND, kind, words, base=ran, candidate=runs)
+    now = candidate.operators.observed or "none"
+    kind = Kind.same if before == now else Kind.changed
+    yield ruling(match.key, BACKEND, kind, f"{now} ran, before {before}", base=before, candidate=now)
 
 
 def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
     """Noise-free numbers of a record with their units; new metrics are included automatically."""
     known: dict[str, tuple[float, str]] = {}
+    if record.agreement is not None and record.agreement.error_ratio is not None:
+        known[ERROR_RATIO] = record.agreement.error_ratio, ""
     if record.operators is not None:
         known[NUM_OPERATORS] = num_operators(record.operators), ""
     if record.executed_flops is not None:
@@ -161,22 +117,30 @@ def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
     return known
 
 
-def _numbers(key: Key, base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+def _numbers(
+    match: Match, base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool
+) -> Iterator[Ruling]:
     """Compare noise-free numbers: none may disappear or grow by more than its threshold."""
     now = _numbers_of(candidate)
     for metric, (before, unit) in _numbers_of(base).items():
         if metric not in now:
-            if metric != NUM_OPERATORS:  # the ruling on the backend reports lost operators
-                yield ruling(key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
+            if metric not in {NUM_OPERATORS, ERROR_RATIO}:  # the rulings on backend and check report these
+                yield ruling(match.key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
             continue
-        after, allowed = now[metric][0], thresholds.allowed(*key, metric)
-        effect = after / before if before > 0 else (1.0 if after == before else math.inf)
+        after, allowed = now[metric][0], thresholds.allowed(match.key, metric)
+        low, high = before * (1 - allowed), before * (1 + allowed)
+        words = f"{show(after, unit)}, before {show(before, unit)}"
+        if metric == ERROR_RATIO:
+            low, high = 0.0, before + allowed
+            if not has_same_inputs:
+                high = max(high, OTHER_INPUTS * before)
+                words = f"{words} on other inputs (give both runs the same --seed to judge it closely)"
+        kind = Kind.same
+        if after > high:
+            kind, words = Kind.grown, f"{words}; at most {show(high, unit)} is allowed"
+        elif after < low:
+            kind = Kind.shrunk
+        effect = after / before if before else 1.0 if after == before else math.inf
         known = effect if math.isfinite(effect) else None
-        kind, words = Kind.same, f"{show(after, unit)}, before {show(before, unit)}"
-        if effect > 1 + allowed:
-            by = "" if known is None else f" by {significant(100 * (effect - 1), 2)} %"
-            kind, words = Kind.grown, f"grown{by} to {words}; allowed is {100 * allowed:g} %"
-        elif effect < 1 - allowed:
-            kind, words = Kind.shrunk, f"shrunk by {significant(100 * (1 - effect), 2)} % to {words}"
         values = {"base": float(before), "candidate": float(after)}
-        yield ruling(key, metric, kind, words, **values, unit=unit, effect=known)
+        yield ruling(match.key, metric, kind, words, **values, unit=unit, effect=known)

@@ -4,27 +4,30 @@ Limits come from the table [gate] of attnbench.toml; each has a default.
 """
 
 import enum
-import math
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from attnbench.plugins import unknown
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY
 
 Key = tuple[str, str]
 """Workload id and implementation of a cell."""
-STATUS = "status"
-ERROR_RATIO = "error_ratio"
-BACKEND = "backend"
-NUM_OPERATORS = "num_operators"
-EXECUTED_FLOPS = "executed_flops"
 EVERY = "*"
 """Stands for all workloads or all implementations."""
+EVERYTHING = (EVERY, EVERY)
+"""Key for all cells together."""
+STATUS, CHECK, ERROR_RATIO, BACKEND = "status", "check", "error_ratio", "backend"
+NUM_OPERATORS, EXECUTED_FLOPS = "num_operators", "executed_flops"
+TOOL_FILE = "attnbench.toml"
+ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
+"""Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
+grow."""
+Share = Annotated[float, msgspec.Meta(ge=0.0)]
+"""A share: 0.05 is 5 %."""
 
 
 class Outcome(enum.StrEnum):
@@ -107,90 +110,53 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Side
     outcome: Outcome
     words: str
-    suite: Ruling
+    suite: Ruling | None  # all cells together; None for two runs
     rulings: tuple[Ruling, ...]
     notes: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
 
-    def of(self, *outcomes: Outcome) -> list[Ruling]:
-        """Rulings, including the suite's, with one of these outcomes."""
-        return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
-
-
-TOOL_FILE = "attnbench.toml"
-ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
-"""Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
-grow."""
+    def of(self, outcome: Outcome) -> list[Ruling]:
+        """Rulings, including the suite's, with this outcome."""
+        every = [*self.rulings, *([] if self.suite is None else [self.suite])]
+        return [ruling for ruling in every if ruling.outcome is outcome]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Allowed growth of a metric for a group of cells; names may contain * and ?."""
 
-    allowed: float
+    allowed: Share
     workload: str = EVERY
     implementation: str = EVERY
     metric: str = EVERY
 
-    def __post_init__(self) -> None:
-        _require_share("allowed", self.allowed)
-
-    def covers(self, workload: str, implementation: str, metric: str = "") -> bool:
-        """Whether the rule covers this metric of this cell; without a metric, whether it covers the cell."""
-        is_cell = fnmatchcase(workload, self.workload) and fnmatchcase(implementation, self.implementation)
-        return is_cell and (not metric or fnmatchcase(metric, self.metric))
+    def covers(self, key: Key, metric: str) -> bool:
+        """Whether the rule covers this metric of this cell."""
+        names = ((key[0], self.workload), (key[1], self.implementation), (metric, self.metric))
+        return all(fnmatchcase(name, pattern) for name, pattern in names)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table [gate]. If several rules cover a cell, the last one counts."""
 
     rule: tuple[Rule, ...] = ()
-    see: float = 0.20  # a time counts as judged if a slowdown of this size would have been detected
-    between_runs: float = 0.02  # standard deviation of a ratio to the reference between runs of the same code
-    elsewhere: float = 0.25  # least allowed growth of a ratio to the reference on another machine
 
-    def __post_init__(self) -> None:
-        _require_share("see", self.see)
-        _require_share("between_runs", self.between_runs, 1.0)
-        _require_share("elsewhere", self.elsewhere)
-
-    def allowed(self, workload: str, implementation: str, metric: str) -> float:
+    def allowed(self, key: Key, metric: str) -> float:
         """The allowed growth of a metric of a cell."""
-        limit = self.limit([(workload, implementation)], metric)
+        limit = self.limit([key], metric)
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
         """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
-        rules = [[rule.allowed for rule in self.rule if rule.covers(*cell, metric)] for cell in cells]
+        rules = [[rule.allowed for rule in self.rule if rule.covers(cell, metric)] for cell in cells]
         return min(allowed[-1] for allowed in rules) if rules and all(rules) else None
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that matches no cell or no metric."""
+        """A note on each rule that covers nothing."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
-            if not any(rule.covers(*cell) for cell in cells):
-                yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
-            elif not any(fnmatchcase(metric, rule.metric) for metric in known):
-                yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
-
-
-def load(path: Path | None) -> Thresholds:
-    """Read the thresholds of a file; without one, of attnbench.toml in the working folder, or the defaults.
-
-    Raises:
-        ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
-    """
-    if path is None:
-        path = Path(TOOL_FILE)
-        if not path.exists():
-            return Thresholds()
-    keys, of_rules = (", ".join(struct.__struct_fields__) for struct in (Thresholds, Rule))
-    advice = f"give a TOML file with a table [gate] ({keys}) and rules ({of_rules}), as in docs/ci.md"
-    try:
-        return parse(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; {advice}") from None
-    except ValueError as error:  # msgspec raises ValueErrors, and bad encodings are ValueErrors too
-        raise ValueError(f"{path}: {error}; {advice}") from None
+            if not any(rule.covers(cell, metric) for cell in cells for metric in known):
+                names = f"rule {number} ({rule.workload}, {rule.implementation}, {rule.metric})"
+                yield f"{names} covers nothing here: is a name in it wrong? Metrics are {', '.join(known)}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,16 +165,20 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gate: Thresholds = msgspec.field(default_factory=Thresholds)
 
 
-def parse(text: bytes) -> Thresholds:
-    """Parse thresholds from TOML.
+def load(path: Path | None) -> Thresholds:
+    """Read the thresholds of a file; without one, of attnbench.toml in the working folder, or the defaults.
 
     Raises:
-        ValueError: the text is not TOML, or holds an unknown key or a bad value.
+        ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.
     """
-    return msgspec.toml.decode(text, type=_File).gate
-
-
-def _require_share(name: str, value: float, highest: float = math.inf) -> None:
-    if math.isnan(value) or not 0.0 <= value <= highest:
-        allowed = "0 or more, as in 0.05 for 5 %" if highest > 1 else "from 0 to 1, as in 0.05 for 5 %"
-        raise ValueError(f"{name}={value} is not allowed: give a share {allowed}")
+    if path is None and not Path(TOOL_FILE).exists():
+        return Thresholds()
+    path = path or Path(TOOL_FILE)
+    keys, of_rules = (", ".join(struct.__struct_fields__) for struct in (Thresholds, Rule))
+    advice = f"give a TOML file with a table [gate] ({keys}) and rules ({of_rules}), as in docs/ci.md"
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_File).gate
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; {advice}") from None
+    except ValueError as error:  # msgspec raises ValueErrors, and bad encodings are ValueErrors too
+        raise ValueError(f"{path}: {error}; {advice}") from None

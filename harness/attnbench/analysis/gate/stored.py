@@ -10,9 +10,7 @@ from pathlib import Path
 import msgspec
 
 from attnbench.analysis.comparisons import session_effects
-from attnbench.analysis.gate import certain
-from attnbench.analysis.gate.decision import invalid_reasons, judge
-from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
+from attnbench.analysis.gate.decision import invalid_reasons
 from attnbench.analysis.gate.times import processes
 from attnbench.analysis.results import Results, read
 from attnbench.statistics.verdict import FEWEST_PROCESSES
@@ -20,17 +18,10 @@ from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
 from attnbench.storage.files import writing_to
 from attnbench.storage.journal import events, find_run, journal_of, write
 
-FOLDER = "baselines"
-
 
 def path_of(fingerprint: str, results: Path) -> Path:
     """The path of the baseline of an environment."""
-    return results / FOLDER / f"{fingerprint}.jsonl"
-
-
-def stored(results: Path) -> list[Path]:
-    """Paths of all stored baselines, sorted by name."""
-    return sorted((results / FOLDER).glob("*.jsonl"))
+    return results / "baselines" / f"{fingerprint}.jsonl"
 
 
 def locate(name: str, results: Path) -> Path:
@@ -44,22 +35,22 @@ def locate(name: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """The baseline of the candidate's environment, or else the last one accepted on any other.
+    """The baseline of the candidate's environment, or else the last one accepted on another, for facts without noise.
 
     Raises:
         ValueError: no baseline is stored.
     """
-    for fingerprint in list(candidate.environments)[:1]:
-        if (path := path_of(fingerprint, results)).exists():
-            return path
-    others = {path: read(path) for path in stored(results)}
+    own = path_of(next(iter(candidate.environments), ""), results)
+    if own.exists():
+        return own
+    others = {path: read(path) for path in own.parent.glob("*.jsonl")}
     if not others:
         advice = 'store one with attnbench gate --accept --reason "..."'
-        raise ValueError(f"{results / FOLDER} holds no baseline: {advice}, or give BASE and CANDIDATE")
-    return max(others, key=lambda path: [others[path].started.time, *(one.time for one in others[path].accepted)][-1])
+        raise ValueError(f"{own.parent} holds no baseline: {advice}, or give BASE and CANDIDATE")
+    return max(others, key=lambda path: others[path].accepted[-1].time)
 
 
-def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
+def accept(run: Path, results: Path, reason: str) -> Path:
     """Make the run at `run`, its folder or journal, the baseline of its environment; return the new path.
 
     Raises:
@@ -69,12 +60,9 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     if " " not in reason:
         raise ValueError('--reason is too short: give a sentence, as in --reason "the tiles are larger now"')
     candidate = read(run)
-    if problem := _problem(candidate):
-        raise ValueError(f"{candidate.run} cannot become a baseline: {problem}")
-    (fingerprint,) = candidate.environments
-    path = path_of(fingerprint, results)
+    path = path_of(next(iter(candidate.environments), ""), results)
     before = read(path) if path.exists() else None
-    if before is not None and (problem := _implausible(before, candidate, thresholds)):
+    if problem := _problem(candidate):
         raise ValueError(f"{candidate.run} cannot become a baseline: {problem}")
     accepted = BaselineAccepted(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -107,15 +95,3 @@ def _problem(candidate: Results) -> str:
         problem = f"its times are of {processes(number)}, and a gate judges from {FEWEST_PROCESSES} on"
         reasons.append(f"{problem}: give --rounds {FEWEST_PROCESSES} or more, and run again")
     return "; ".join(reasons)
-
-
-def _implausible(before: Results, candidate: Results, thresholds: Thresholds) -> str:
-    """Why a run needs another check before it may replace a baseline, or "": it is too good, or was checked less.
-
-    Rules are ignored here: they limit growth only.
-    """
-    judged = judge(before, candidate, msgspec.structs.replace(thresholds, rule=()))
-    for ruling in judged.of(Outcome.finding):
-        if ruling.kind is Kind.suspicious or ruling.metric == certain.CHECK:
-            return f"{ruling.cell}: {ruling.words}"
-    return ""

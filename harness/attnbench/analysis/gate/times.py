@@ -1,24 +1,39 @@
-"""Rulings on times: a judgement with its allowed growth, the state of the machine, and implausible speedups.
+"""Rulings on times: a judgement with its allowed growth, and implausible speedups.
 
 Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
-that affects all times alike cancels in the ratio to the reference, which both runs contain. But if matrix products have
-become slower and copies have not, or the other way round, every ratio may move by that factor.
+that affects all times alike cancels in the ratio to the reference, which both runs contain.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from attnbench.analysis.gate.certain import Match, tried
-from attnbench.analysis.gate.rulings import ALLOWED, OUTCOMES, Kind, Outcome, Ruling
+from attnbench.analysis.gate.certain import tried
+from attnbench.analysis.gate.rulings import (
+    ALLOWED,
+    EVERYTHING,
+    OUTCOMES,
+    Key,
+    Kind,
+    Outcome,
+    Ruling,
+    Side,
+    Thresholds,
+    ruling,
+)
 from attnbench.analysis.results import Results
+from attnbench.analysis.sides import Match
+from attnbench.statistics.intervals import median_estimate
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, Reason
-from attnbench.storage.records import Ceilings
-from attnbench.units import percent, show
+from attnbench.storage.records import LATENCY, Ceilings
+from attnbench.units import percent
 
 FARTHEST = 9.0
 """Larger relative differences are not shown as percents."""
+LARGEST_MARGIN = 1e6
+"""Stands for infinity: any growth is allowed."""
 SUSPICIOUS = 0.30
 """A larger saving of time needs a whole check to be accepted: code that computes less is faster too."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
@@ -29,43 +44,89 @@ copies in main memory shared with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
-    """The growth that one time may have."""
+class Pair:
+    """Two states of the code, ready to be judged."""
 
-    allowed: float  # relative
-    is_asked: bool = False  # by a rule of the file, not by a default
-    least: float = 0.0  # relative difference that two machines explain
+    base: Side
+    candidate: Side
+    matches: Sequence[Match]
+    judged: Mapping[Key, Judgement]  # the candidate's time over the base's, by cell; of two sides, also of all cells
+    reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
     see: float | None = None  # of two runs, which cannot show equality: the slowdown that must be detectable
+    has_same_inputs: bool = True
+    notes: Sequence[str] = ()
+    invalid: Sequence[str] = ()  # reasons why no time counts
+    doubtful: Sequence[str] = ()  # reasons to distrust some times
+    is_cut_short: bool = False
 
 
-def decided(judged: Judgement, limit: Limit) -> tuple[Kind, Reason | None, str]:
-    """Classify a change in time: its kind, the reason if it is undecided, and a description."""
-    change, low, high, allowed = _change(judged), judged.low, judged.high, limit.allowed
+def is_timed(match: Match) -> bool:
+    """Whether a cell is ok on both sides and had a time in the base."""
+    return match.is_ok and match.records[0].measurement(LATENCY) is not None
+
+
+def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling]:
+    """The ruling on the time of one cell; the reference itself has none."""
+    if not is_timed(match):
+        return
+    samples = {side: record.samples(LATENCY) for side, record in zip(("base", "candidate"), match.records, strict=True)}
+    seconds = {side: median_estimate(taken).point for side, taken in samples.items() if taken}
+    if (judged := pair.judged.get(match.key)) is not None:
+        one = _judged(match.key, judged, thresholds.limit([match.key], LATENCY), pair)
+        yield _withdrawn(_suspected(msgspec.structs.replace(one, unit="s", **seconds), match), judged, pair)
+    elif not samples["candidate"]:
+        yield ruling(match.key, LATENCY, Kind.lost, "its time is no longer measured", unit="s", **seconds)
+    elif match.key[1] != pair.reference:
+        words = f"there is no reference for it: {pair.reference or 'the base'} was not measured next to it in both runs"
+        yield ruling(match.key, LATENCY, Kind.undecided, words, unit="s", **seconds)
+
+
+def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
+    """The ruling on all cells of a session with two sides; it may grow by what the rules allow to every cell."""
+    judged = pair.judged.get(EVERYTHING)
+    if judged is None:
+        return None
+    allowed = thresholds.limit([key for key in pair.judged if key != EVERYTHING], LATENCY)
+    return _withdrawn(_judged(EVERYTHING, judged, allowed, pair), judged, pair)
+
+
+def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> Ruling:
+    """Rule on a time that may grow by `allowed`; without a rule, by the margin."""
+    limited = judged if allowed is None else replace(judged, margin=min(allowed, LARGEST_MARGIN))
+    kind, reason, words = decided(limited, is_asked=allowed is not None, see=pair.see)
+    ends = {"effect": judged.ratio, "low": judged.low, "high": judged.high, "smallest": limited.detectable}
+    return ruling(key, LATENCY, kind, words, reason=reason, **ends)
+
+
+def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = None) -> tuple[Kind, Reason | None, str]:
+    """Classify a change in time that may grow by its margin: its kind, the reason if it is undecided, and words.
+
+    With `is_asked`, a rule of the file set the margin. `see` is as in `Pair`.
+    """
+    change, low, high, allowed = _change(judged), judged.low, judged.high, judged.margin
+    unlimited = Kind.same, None, f"{change}; any growth is allowed"
     if low is None or high is None:
-        if allowed == math.inf:
-            return Kind.same, None, f"{change}; any growth is allowed"
-        measured = f"measured in {processes(judged.effect.num_measured)}; a gate judges from {FEWEST_PROCESSES}"
-        where = "" if limit.see is None else " in each run"
-        return Kind.undecided, Reason.few_processes, f"{measured}{where} on: give --rounds {FEWEST_PROCESSES}"
-    usual = max(limit.least, min(allowed, ALLOWED["latency"]))  # rules that allow growth must not hide improvements
+        if allowed >= LARGEST_MARGIN:
+            return unlimited
+        measured = f"measured in {processes(judged.effect.num_measured)}; a gate judges from {FEWEST_PROCESSES} on"
+        return Kind.undecided, Reason.few_processes, f"{measured}: give --rounds {FEWEST_PROCESSES} or more"
+    usual = min(allowed, ALLOWED[LATENCY])  # rules that allow growth must not hide improvements
     if high < 1 and judged.ratio < 1 / (1 + usual):
         return Kind.faster, None, f"faster: {change}"
-    if allowed == math.inf:
-        return Kind.same, None, f"{change}; any growth is allowed"
+    if allowed >= LARGEST_MARGIN:
+        return unlimited
     if low > 1 and judged.ratio > 1 + allowed:
         return Kind.slower, None, f"slower: {change}; allowed is {percent(allowed)}"
     if high <= 1 + allowed:
-        is_equal = low >= 1 / (1 + allowed) and not limit.is_asked
-        return Kind.same, None, f"equal within {percent(allowed)}: {change}" if is_equal else f"no slower: {change}"
-    if limit.is_asked:
+        return Kind.same, None, f"no slower: {change}; allowed is {percent(allowed)}"
+    if is_asked:
         why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
-    visible = f"differences above {reach(detectable)} would show"
-    if limit.see is not None and low <= 1 and detectable <= limit.see:
-        return Kind.same, None, f"no slower: {change}; {visible}"
-    more = "" if limit.see is None else "; run with more --rounds"
-    return Kind.undecided, Reason.imprecise, f"undecided: {change}; {visible}{more}"
+    words = f"{change}; differences above {reach(detectable)} would show"
+    if see is not None and low <= 1 and detectable <= see:
+        return Kind.same, None, f"no slower: {words}"
+    return Kind.undecided, Reason.imprecise, f"undecided: {words}"
 
 
 def reach(smallest: float) -> str:
@@ -86,61 +147,47 @@ def _change(judged: Judgement) -> str:
     return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 
 
-def suspected(ruling: Ruling, match: Match) -> Ruling:
-    """Turn an implausible speedup into a finding, unless the candidate's own check was whole."""
-    if ruling.kind is not Kind.faster or ruling.effect is None or ruling.effect >= 1 - SUSPICIOUS:
-        return ruling
-    base, candidate = (None if record is None else record.agreement for record in (match.base, match.candidate))
+def _suspected(one: Ruling, match: Match) -> Ruling:
+    """Turn an implausible speedup of a cell into a finding, unless the candidate's own check was whole."""
+    if one.kind is not Kind.faster or one.effect is None or one.effect >= 1 - SUSPICIOUS:
+        return one
+    base, candidate = (record.agreement for record in match.records)
     if candidate is not None and candidate.agrees:
         probes, before = {probe.probe for probe in candidate.probes}, tried(base)
         is_like_base = before and before <= tried(candidate) and len(probes) > 1
         if set(WHOLE_CHECK) <= probes or is_like_base:
-            words = f"{ruling.words}; more than {100 * SUSPICIOUS:g} %, and its check in this run was whole"
-            return msgspec.structs.replace(ruling, words=words)
-    words = f"{ruling.words}: too good to be accepted without a check of its own; run it with its check"
-    return msgspec.structs.replace(ruling, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
+            words = f"{one.words}; more than {100 * SUSPICIOUS:g} %, and its check in this run was whole"
+            return msgspec.structs.replace(one, words=words)
+    words = f"{one.words}: too good to be accepted without a check of its own; run it with its check"
+    return msgspec.structs.replace(one, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
 
 
-def state_change(base: Results, candidate: Results) -> tuple[float, str]:
-    """The largest change of one ceiling relative to another on one machine, and a description; 1 and "" if none."""
-    if list(base.environments) != list(candidate.environments):
-        return 1.0, ""
-    places = base.ceilings.keys() & candidate.ceilings.keys()
-    return max((_moved(base.ceilings[place], candidate.ceilings[place]) for place in places), default=(1.0, ""))
+def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
+    """The ruling, undecided if its times cannot be trusted."""
+    if not pair.invalid and not judged.is_doubtful:
+        return one
+    why, kind = "the session is not valid" if pair.invalid else "its times are doubtful", Kind.undecided
+    words = f"not judged, since {why}; seen: {one.words}"
+    return msgspec.structs.replace(one, kind=kind, outcome=OUTCOMES[kind], words=words)
 
 
-def _moved(before: Ceilings, after: Ceilings) -> tuple[float, str]:
-    """The largest change of one ceiling relative to another at one place, with a description."""
-    rates = {
-        "matrix product": ("flops/s", before.matmul, after.matmul),
-        "copy": ("bytes/s", before.copy(0), after.copy(0)),
-        "copy in main memory": ("bytes/s", before.copy(math.inf), after.copy(math.inf)),
-    }
-    known = [
-        (new.rate / old.rate, f"the fastest {name} {show(old.rate, unit)} before, {show(new.rate, unit)} now")
-        for name, (unit, old, new) in rates.items()
-        if old and new
-    ]
-    if not known:
-        return 1.0, ""
-    (least, slower), (most, faster) = min(known), max(known)
-    factor = most / least
-    return (factor, f"{slower}; {faster}") if factor > LEAST_CHANGE else (1.0, "")
+def state_change(base: Results, candidate: Results) -> str:
+    """Describe how one ceiling of a machine has moved against another between two runs; "" if little.
+
+    Then every ratio of times may move by that factor.
+    """
+    changes = [(LEAST_CHANGE, "")]
+    for place in base.ceilings.keys() & candidate.ceilings.keys():
+        before, after = _rates(base.ceilings[place]), _rates(candidate.ceilings[place])
+        moved = sorted((after[name] / before[name], name) for name in before.keys() & after.keys())
+        if moved:
+            (least, slower), (most, faster) = moved[0], moved[-1]
+            words = f"compared with the base, the fastest {slower} has {least:.2f} of its rate, the fastest {faster}"
+            changes.append((most / least, f"{words} {most:.2f}"))
+    return max(changes)[1]
 
 
-def explained(ruling: Ruling, change: tuple[float, str]) -> Ruling:
-    """Make a ruling undecided if the state change of the machine explains the difference in time."""
-    factor, description = change
-    if not description or ruling.kind not in {Kind.slower, Kind.faster} or ruling.effect is None:
-        return ruling
-    ends = (ruling.effect, ruling.low, ruling.high)
-    if min(abs(math.log(end)) for end in ends if end is not None) > math.log(factor):
-        return ruling
-    words = f"{ruling.words}; the machine was in another state, which explains as much ({description})"
-    return undecided(ruling, words, Reason.machine_state)
-
-
-def undecided(ruling: Ruling, words: str, reason: Reason | None) -> Ruling:
-    """Make a ruling undecided, with a reason."""
-    kind = Kind.undecided
-    return msgspec.structs.replace(ruling, kind=kind, outcome=OUTCOMES[kind], reason=reason, words=words)
+def _rates(ceilings: Ceilings) -> dict[str, float]:
+    """The highest rates of one place by name."""
+    known = {"matrix product": ceilings.matmul, "copy": ceilings.copy(0), "copy in memory": ceilings.copy(math.inf)}
+    return {name: ceiling.rate for name, ceiling in known.items() if ceiling is not None}

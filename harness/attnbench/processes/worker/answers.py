@@ -21,7 +21,17 @@ from torch import Tensor
 
 from attnbench import plugins
 from attnbench.checking import agreement, witness
-from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, draw_weights, place, reason_against
+from attnbench.checking.case import (
+    TORCH_DTYPES,
+    Case,
+    Inputs,
+    bind,
+    build,
+    draw_normal,
+    draw_weights,
+    place,
+    reason_against,
+)
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
@@ -35,7 +45,6 @@ from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
 from attnbench.processes.worker import attempts, operators, state
 from attnbench.processes.worker.asides import evaluate
-from attnbench.processes.worker.calls import replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -49,6 +58,57 @@ MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
+ROUNDINGS = 8
+"""Allowed distance between replay and call, in roundings of the largest number: kernels may sum in another order."""
+OTHER = -0.5
+"""Factor for the inputs that tests whether a replay uses new values."""
+
+
+def replayed(case: Case) -> Callable[[], object]:
+    """The case's call as one graph of its launches, after verifying that its replay computes the same.
+
+    Raises:
+        CaptureError: it cannot be recorded, or its replay differs from the call.
+        OutOfReachError: its answers are random, so that they cannot be compared.
+    """
+    if case.workload.dropout > 0:
+        reason = "each replay of its graph drops others than the call, so that they cannot be compared: set dropout=0"
+        raise attempts.OutOfReachError(Status.unsupported, reason)
+    replay = case.device.captured(case.call)
+    require_replay(case, replay)
+    return replay
+
+
+def require_replay(case: Case, replay: Callable[[], object]) -> None:
+    """Put other values into the inputs, and compare replay and call.
+
+    Raises:
+        CaptureError: they differ: part of the call is not in the graph.
+    """
+    call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
+    names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
+    with case.holding({name: OTHER * case.tensors[name].detach() for name in names}):
+        seen = [None if each is None else each.detach().clone() for each in _tensors(replay())]  # both may share memory
+        expected = _tensors(call())
+        if len(seen) != len(expected) or not all(map(_is_close, seen, expected)):
+            raise CaptureError(
+                "a replay of its CUDA graph computes something else than the call: some of its work is outside of the "
+                "graph, on the host or kept from before"
+            )
+
+
+def _tensors(result: object) -> list[Tensor | None]:
+    return [*result] if isinstance(result, tuple | list) else [result]  # type: ignore[list-item] # a case's results
+
+
+def _is_close(seen: Tensor | None, expected: Tensor | None) -> bool:
+    if seen is None or expected is None:
+        return seen is expected
+    if seen.shape != expected.shape or seen.dtype != expected.dtype:
+        return False
+    largest = expected.abs().nan_to_num(nan=0.0, posinf=0.0).amax().item() if expected.numel() else 0.0
+    allowed = ROUNDINGS * torch.finfo(expected.dtype).eps * largest
+    return torch.allclose(seen, expected, rtol=0.0, atol=allowed, equal_nan=True)
 
 
 class Bench:
@@ -165,7 +225,7 @@ class Worker:
         self.num_threads = torch.get_num_threads() if is_set else environment.usable_cores()
         torch.set_num_threads(self.num_threads)
 
-    def answer(self, request: messages.Request) -> messages.Reply:  # noqa: PLR0915 - one sequence of steps
+    def answer(self, request: messages.Request) -> messages.Reply:
         """Handle any request; for a workload, under its settings.
 
         An exception or a changed state of an implementation affects only its own cell.
@@ -185,47 +245,17 @@ class Worker:
         torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
-        self.is_altered = False
-        self.turn, start = PROBE, time.perf_counter()
-        is_quick = self.is_quick(request)
+        self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         self.settle(request.workload.device)()
         self.guard.accept_settings()
-        is_accounted = is_quick
         try:
-            reply: messages.Reply = HANDLERS[type(request)](self, request)
-            if is_quick:
-                self.guard.require_unchanged()
-            elif not isinstance(reply, messages.Failed):
-                self._account(is_making=isinstance(request, messages.LimitedRequest))
-                is_accounted = True
-        except Exception as error:  # noqa: BLE001 - as said above
-            is_predicted = isinstance(error, attempts.OutOfReachError)
-            if not is_predicted:
-                traceback.print_exc()  # to standard error, which is the run's log
-            self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
-            status, message = attempts.describe(error)
-            reply = messages.Failed(
-                arm=self.turn,
-                status=status,
-                message=message,
-                raised=type(error).__name__,
-                said=(str(error).splitlines() or [""])[0],
-                is_predicted=is_predicted,
-                is_unloadable=error is self.load_error,
-            )
-        except CandidateLostError as lost:
-            reply = lost.failed
+            reply = self._handled(request)
         finally:
-            changed = [] if is_accounted else self.guard.restore()
             torch.set_float32_matmul_precision(usual)
             if isinstance(request, messages.JudgeOutput) or (
                 isinstance(request, messages.SampleBlocks) and request.settles
             ):
                 waiting.settle()
-        if changed and isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
-            message = "; ".join(filter(None, (reply.message, state.blame(changed))))
-            reply = msgspec.structs.replace(reply, message=message)
-        self.is_altered |= bool(changed)
         if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
@@ -236,6 +266,46 @@ class Worker:
             self.is_broken = True
             reply = self._blamed(request, reply)
         return reply
+
+    def _handled(self, request: messages.Work) -> messages.Reply:
+        """The handler's reply, or Failed for an exception or a changed state."""
+        # a timed request, and one of a judge, looks for replaced functions only at the next one
+        is_quick = isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
+            isinstance(request, messages.SampleBlocks) and request.is_clocked
+        )
+        try:
+            reply: messages.Reply = HANDLERS[type(request)](self, request)
+            if is_quick:
+                self.guard.require_unchanged()
+            elif not isinstance(reply, messages.Failed):
+                self._account(is_making=isinstance(request, messages.LimitedRequest))
+                return reply
+        except Exception as error:  # noqa: BLE001 - as said above
+            reply = self._failure(error)
+        except CandidateLostError as lost:
+            reply = lost.failed
+        if changed := [] if is_quick else self.guard.restore():
+            self.is_altered = True
+            if isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
+                message = "; ".join(filter(None, (reply.message, state.blame(changed))))
+                reply = msgspec.structs.replace(reply, message=message)
+        return reply
+
+    def _failure(self, error: Exception) -> messages.Failed:
+        is_predicted = isinstance(error, attempts.OutOfReachError)
+        if not is_predicted:
+            traceback.print_exc()  # to standard error, which is the run's log
+        self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
+        status, message = attempts.describe(error)
+        is_unloadable = error is self.load_error
+        return messages.Failed(
+            arm=self.turn,
+            status=status,
+            message=message,
+            **messages.raised(error),
+            is_predicted=is_predicted,
+            is_unloadable=is_unloadable,
+        )
 
     def _blamed(self, request: messages.Work, reply: messages.Reply) -> messages.Failed:
         """The failure that replaces any reply once the device fails in this process.
@@ -251,13 +321,6 @@ class Worker:
             arm = request.arm  # otherwise the harness's own work
         parts = [failed.message, f"{request.workload.device} {BROKEN}"]
         return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, parts)))
-
-    @staticmethod
-    def is_quick(request: messages.Work) -> bool:
-        """Whether a request is timed or for a judge; replaced functions are then looked for at a later request."""
-        return isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
-            isinstance(request, messages.SampleBlocks) and request.is_clocked
-        )
 
     def _load(self, spec: str) -> Implementation:
         self._account(is_making=False)  # earlier changes are not the import's
@@ -324,8 +387,7 @@ class Worker:
         except RuntimeError as error:
             if not (refused := operators.refusal(request.workload, candidate, error)):
                 raise
-            raised, text = type(error).__name__, (str(error).splitlines() or [""])[0]
-            return messages.Failed(status=Status.fallback, message=refused, raised=raised, said=text)
+            return messages.Failed(status=Status.fallback, message=refused, **messages.raised(error))
 
     def check(self, request: messages.Check) -> CellChecked | messages.Failed:
         """Check whether the implementation is right; the process that holds it makes all its calls."""
@@ -362,21 +424,17 @@ class Worker:
 
     def known_answers(self, request: messages.Check) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
-        self.heartbeat.beat()
-        question = request.workload, request.seed, request.is_brief, request.left_out
+        beat = self.heartbeat.beat
+        options: dict[str, Any] = {"is_brief": request.is_brief, "left_out": request.left_out}
+        beat()
+        question = request.workload, request.seed, *options.values()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
             if request.workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(
-                request.workload,
-                request.seed,
-                on_step=self.heartbeat.beat,
-                is_brief=request.is_brief,
-                left_out=request.left_out,
-            )
+            answers = agreement.ask_oracle(request.workload, request.seed, on_step=beat, **options)
             self.references = question, answers
-            self.heartbeat.beat()
+            beat()
         return self.references[1]
 
     def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
@@ -457,18 +515,13 @@ class Worker:
 
     def observe(self, request: messages.Observe) -> CellMeasured | messages.Failed:
         """Read a metric apart from timing."""
-        metric = self.metrics[request.metric]
+        metric, case = self.metrics[request.metric], self.case(request)
         assert metric.measure is not None
-        value = metric.measure(self.case(request))
+        value = metric.measure(case)
         if not math.isfinite(value):
             return messages.Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
-        note = metric.note(self.case(request))
-        measurement = Measurement(
-            metric=request.metric,
-            unit=metric.unit,
-            samples=(Sample(value=value),),
-            warnings=(note,) if note else (),
-        )
+        warnings, samples = tuple(filter(None, [metric.note(case)])), (Sample(value=value),)
+        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=samples, warnings=warnings)
         return CellMeasured(**request.names, measurement=measurement)
 
     def case(self, request: messages.Observe | messages.Profile | messages.Trace) -> Case:
@@ -496,13 +549,13 @@ class Worker:
         calls = []
         for arm, spec in request.arms:
             on_turn(arm)
-            if arm != PROBE:
+            if arm == PROBE:
+                kind = request.workload.device, torch.get_num_threads()
+                if kind not in self.probes:
+                    self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
+                calls.append(self.probes[kind])
+            else:
                 calls.append(bench.timed(arm, self.implementation(spec), request.launch))
-                continue
-            kind = request.workload.device, torch.get_num_threads()
-            if kind not in self.probes:
-                self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
-            calls.append(self.probes[kind])
         called_s = -sum(timed.called_s for timed in calls)
         states: list[DeviceState] = []
 

@@ -52,11 +52,6 @@ Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
 """How to read a setting, and how to restore it: None if that is impossible."""
 
 
-def _default_device() -> object:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
 def _put_hooks(kept: dict[str, dict[int, Any]]) -> None:
     for name, hooks in kept.items():
         vars(modules)[name].clear()
@@ -69,7 +64,10 @@ def _settings() -> dict[str, Flag]:
         "number_of_threads": (torch.get_num_threads, torch.set_num_threads),
         "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        "default_device": (_default_device, torch.set_default_device),
+        "default_device": (
+            lambda: getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None),
+            torch.set_default_device,
+        ),
         "anomaly_detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         "flushing_of_denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
         "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -137,10 +135,14 @@ def _owners() -> Iterator[tuple[str, Callable[[], Mapping[str, Any]]]]:
                     yield f"{name}.{kind.__qualname__}", partial(vars, kind)
 
 
-class Functions:
-    """All protected functions of torch and the harness, with the code of each; and the harness's constants."""
+class Guard:
+    """A snapshot of the process's state: settings, and all protected functions with the code of each."""
 
     def __init__(self) -> None:
+        self._keep_functions()
+        self.accept_settings()
+
+    def _keep_functions(self) -> None:
         self._num_modules = len(sys.modules)
         self._before = [(owner, read, dict(read())) for owner, read in _owners()]
         self._codes = [
@@ -149,41 +151,6 @@ class Functions:
             for name, value in before.items()
             if type(value) is FunctionType
         ]
-
-    @property
-    def are_all(self) -> bool:
-        """Whether no module was imported since, which may have protected functions."""
-        return self._num_modules == len(sys.modules)
-
-    def replaced(self) -> list[str]:
-        """Names of replaced functions. Added functions do not count: torch imports many modules late."""
-        changed = [name for name, function, code in self._codes if function.__code__ is not code]
-        for owner, read, before in self._before:
-            now = read()
-            for name, value in before.items():
-                if now.get(name) is not value and _matters(owner, name, value, now.get(name)):
-                    changed.append(f"{owner}.{name}")
-            if owner.startswith("attnbench."):  # a module's global hides Python's own with the same name
-                hidden = (name for name in now.keys() - before.keys() if hasattr(builtins, name))
-                changed += [f"{owner}.{name}" for name in hidden if not name.startswith("__")]
-        return changed
-
-
-def _matters(owner: str, name: str, before: object, now: object) -> bool:
-    if owner == "torch" and name in WRAPPED_BY_LIBRARIES:
-        return False
-    if isinstance(now, FunctionType) and str(now.__globals__.get("__name__")).startswith("torch."):
-        return not owner.startswith("torch")  # torch replaces some of its own when it imports its compiler
-    is_ours = owner.startswith("attnbench.")
-    return callable(before) or (is_ours and (name.isupper() or isinstance(before, property | classmethod)))
-
-
-class Guard:
-    """A snapshot of the process's state."""
-
-    def __init__(self) -> None:
-        self._functions = Functions()
-        self.accept_settings()
 
     def accept_settings(self) -> None:
         """Take the settings as they are: the harness itself has changed some."""
@@ -203,10 +170,23 @@ class Guard:
         """Restore as much as possible, and return the changes; those that stay are returned again by another call."""
         os.chdir(self._folder)  # file names are relative to it
         changed = self._restored_settings(SETTINGS)
-        if replaced := self._functions.replaced():
+        if replaced := self._replaced():
             changed.append(_short(", ".join(replaced)))
-        elif not self._functions.are_all:
-            self._functions = Functions()
+        elif self._num_modules != len(sys.modules):  # a module that was imported since may have protected functions
+            self._keep_functions()
+        return changed
+
+    def _replaced(self) -> list[str]:
+        """Names of replaced functions. Added functions do not count: torch imports many modules late."""
+        changed = [name for name, function, code in self._codes if function.__code__ is not code]
+        for owner, read, before in self._before:
+            now = read()
+            for name, value in before.items():
+                if now.get(name) is not value and _matters(owner, name, value, now.get(name)):
+                    changed.append(f"{owner}.{name}")
+            if owner.startswith("attnbench."):  # a module's global hides Python's own with the same name
+                hidden = (name for name in now.keys() - before.keys() if hasattr(builtins, name))
+                changed += [f"{owner}.{name}" for name in hidden if not name.startswith("__")]
         return changed
 
     def _restored_settings(self, compared: Iterable[str]) -> list[str]:
@@ -221,6 +201,15 @@ class Guard:
             f"{name.replace('_', ' ')} from {_short(self._settings[name])} to {_short(now)}"
             for name, now in others.items()
         ]
+
+
+def _matters(owner: str, name: str, before: object, now: object) -> bool:
+    if owner == "torch" and name in WRAPPED_BY_LIBRARIES:
+        return False
+    if isinstance(now, FunctionType) and str(now.__globals__.get("__name__")).startswith("torch."):
+        return not owner.startswith("torch")  # torch replaces some of its own when it imports its compiler
+    is_ours = owner.startswith("attnbench.")
+    return callable(before) or (is_ours and (name.isupper() or isinstance(before, property | classmethod)))
 
 
 def _short(value: object) -> str:
@@ -247,7 +236,7 @@ def require_idle() -> None:
     raise SharedStateError(f"between its calls it goes on using {share:.0%} of a processor, in threads or processes")
 
 
-def _processor_s(children: list[psutil.Process]) -> float:
+def _processor_s(children: Iterable[psutil.Process]) -> float:
     total_s = time.process_time()
     for child in children:
         with suppress(psutil.Error):

@@ -34,7 +34,7 @@ class Recorder(TorchDispatchMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever torch returns
+    ) -> Any:
         """Call the operator, and record it."""
         if func.name() in WAITS:
             raise RuntimeError("operation not permitted when stream is capturing")

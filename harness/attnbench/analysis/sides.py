@@ -1,0 +1,119 @@
+"""Two states of the code, cell by cell: what was lost, went wrong, was not tried, or gave other results."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attnbench.analysis.results import Results
+from attnbench.storage.records import BASE, Record, Status
+from attnbench.units import plain, show
+
+MOST_PARTS = 5
+"""Most differences that a line names: those of the answer come first, then those of operators."""
+CALLS = "calls of"
+"""A call that only one side makes is a difference; other results count if they are known on both sides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A cell of two states of the code; it may be missing in one."""
+
+    key: tuple[str, str]  # workload id and implementation
+    base: Record | None
+    candidate: Record | None
+
+    @property
+    def records(self) -> list[Record]:
+        """The records that exist, the base's first."""
+        return [record for record in (self.base, self.candidate) if record is not None]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the cell is ok in both."""
+        return [record.status for record in self.records] == [Status.ok, Status.ok]
+
+    def __str__(self) -> str:
+        return f"{self.key[1]} on {self.key[0]}"
+
+
+def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
+    """Match the cells of both by workload and implementation, the base's first; the side is ignored."""
+    before, after = (
+        {(record.workload.id, record.implementation): record for record in records} for records in (base, candidate)
+    )
+    return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]
+
+
+def by_side(results: Results) -> tuple[list[Record], list[Record]]:
+    """Split the records into the base's and the candidate's."""
+    base = [record for record in results.records if record.side == BASE]
+    return base, [record for record in results.records if record.side != BASE]
+
+
+def failed(results: Results) -> list[tuple[Record, str]]:
+    """Cells of the candidate that are lost, wrong or failed, each with a description."""
+    failures = []
+    for match in matched(*by_side(results)):
+        record, before = match.candidate, None if match.base is None else match.base.status
+        if record is None:
+            continue
+        is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
+        if record.is_finding or is_gone:
+            note = "" if before is None else f" (the base: {before})"
+            failures.append((record, f"{record.status}: {match}{note}: {record.message}"))
+    return failures
+
+
+def losses(results: Results) -> list[str]:
+    """Regressions of the candidate besides speed: cells that are lost, wrong or failed, one line each."""
+    sides = results.plan.sides
+    assert sides is not None
+    return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
+
+
+def untried(results: Results) -> list[str]:
+    """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
+    return [
+        f"not tried: {record.arm} on {record.workload.id}: {record.message}"
+        for match in matched(*by_side(results))
+        for record in match.records
+        if record.is_predicted and any(other.status is Status.ok for other in match.records)
+    ]
+
+
+def changed(results: Results) -> list[str]:
+    """A line for each cell whose status, error, conventions, notes, operators or memory differ between the two sides.
+
+    Both sides get the same inputs, so another error means other numbers in the answer. Facts that are unknown on one
+    side, such as the memory of a wrong answer, are not compared.
+    """
+    lines = []
+    for match in matched(*by_side(results)):
+        old, new = match.base, match.candidate
+        if old is None or new is None or old.is_predicted or new.is_predicted:
+            continue
+        before, after = _facts(old), _facts(new)
+        known = before.keys() & after.keys()
+        if old.operators is not None and new.operators is not None:
+            known |= {name for name in before | after if name.startswith(CALLS)}
+        names = [name for name in before | after if name in known and before.get(name, "0") != after.get(name, "0")]
+        parts = [f"{name} {before.get(name, '0')}, now {after.get(name, '0')}" for name in names[:MOST_PARTS]]
+        parts += [f"{len(names) - MOST_PARTS} more"] if len(names) > MOST_PARTS else []
+        if parts:
+            lines.append(plain(f"{match}: {'; '.join(parts)}"))
+    return lines
+
+
+def _facts(record: Record) -> dict[str, str]:
+    """The results of a cell in words, by name."""
+    facts = {"status": str(record.status)}
+    if samples := record.samples("peak_memory"):
+        facts["peak memory"] = show(samples[0].value, "bytes")
+    if (agreement := record.agreement) is not None:
+        ratio = agreement.error_ratio
+        facts["error / tolerance"] = "not finite" if ratio is None else f"{ratio:.6g}"
+        facts["conventions"] = ", ".join(agreement.conventions) or "none"
+        facts["notes"] = ", ".join(rule.rule for rule in agreement.notes) or "none"
+    if (seen := record.operators) is not None:
+        facts["backend"] = seen.observed or "none"
+        facts |= {f"{CALLS} {call.name}": str(call.num_calls) for call in seen.calls}
+    return facts

@@ -1,0 +1,275 @@
+"""Pages made by a program show what it makes now: figures, findings, the first hour, the field, and the site."""
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from PIL import Image
+
+from attnbench import plugins
+from attnbench.analysis.results import read
+from attnbench.cli import app
+from attnbench.explained import KINDS, explanations
+from attnbench.reports import ratio_plot
+from attnbench.statistics.verdict import Effect, judge
+from attnbench.storage.records import Status, Verdict
+
+ROOT = Path(__file__).parents[1]
+FIELD = ROOT / "examples" / "field"
+PROGRAM = typer.main.get_command(app)
+DTYPES = ("float32", "float16")
+CELLS = pd.DataFrame(
+    {
+        "implementation": ["fused", "fused", "sdpa"],
+        "dtype": ["float32", "float16", "float32"],
+        "latency_s": [2e-3, 8e-3, None],
+        "latency_low_s": [1e-3, 7e-3, None],
+        "latency_high_s": [3e-3, 9e-3, None],
+        "status": ["ok", "ok", "error"],
+        "message": ["", "", "out of luck"],
+    }
+)
+
+
+@cache
+def program(path: str) -> ModuleType:
+    """Load a program of the documents or examples."""
+    spec = importlib.util.spec_from_file_location(f"program_{Path(path).stem}", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text_of(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "make"), [("docs/trust.md", "trust", "tried"), ("docs/fastest.md", "policy", "followed")]
+)
+def test_a_page_shows_the_figures_of_its_gallery(page, name, make):
+    figures = program("docs/figures.py")
+    text = text_of(page)
+    assert text == figures.renewed(text, {name: getattr(figures, make)()}), "run: python docs/figures.py"
+
+
+def test_the_method_works_its_example_out_as_the_code_does():
+    text = text_of("docs/method.md")
+    seen = Effect(log=0.03, error=0.014 / 8**0.5, degrees=7, num_processes=8, num_measured=8)
+    null = Effect(log=0.0, error=0.005, degrees=7, num_processes=8, num_measured=8)
+    alone = judge({0: seen})[0]
+    among = judge({place: null if place else seen for place in range(64)})[0]
+    for judged, level in ((alone, "1 %"), (among, "0.016 %")):
+        low, high = (100 * (judged.effect.log + sign * judged.half_width) for sign in (-1, 1))
+        assert f"level of {level}" in text or f"level is {level}" in text
+        assert f"{100 * judged.level:.2g} %" == level
+        assert f"{low:.1f} to {high:.1f} %" in text
+        assert f"{judged.half_width / seen.error:.3g}"[:3] in text
+    assert (alone.verdict, among.verdict) == (Verdict.slower, Verdict.undecided)
+
+
+def test_the_method_states_the_share_of_false_verdicts_in_simulations():
+    page = text_of("results/gallery/acceptance/acceptance.md")
+    (row,) = (line for line in page.splitlines() if line.startswith("| V2 ") and "without any difference" in line)
+    (most,) = re.findall(r"of 10000, 99 % limit ([\d.]+)%", row)
+    assert f"{float(most):.1f} %" in text_of("docs/method.md")
+
+
+def test_the_gallery_has_its_page_and_its_pictures():
+    figures = program("docs/figures.py")
+    assert figures.PAGE.read_text(encoding="utf-8") == figures.page(), "run: python docs/figures.py"
+    shown = re.findall(r"\]\(([^)]+)\)", figures.page())
+    assert len(shown) > len(figures.RUNS) + len(figures.OTHERS)
+    assert all((figures.GALLERY / name).exists() for name in shown)
+    of_readme = [part.split(")")[0] for part in text_of("README.md").split("](results/")[1:]]
+    assert of_readme
+    assert all((ROOT / "results" / name).exists() for name in of_readme)
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"), dtype=float)
+
+
+def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
+    figures = program("docs/figures.py")
+    (again,) = ratio_plot.REPORT["picture"].write(read(figures.QUICK), tmp_path)
+    figures.shrink(again)
+    kept = pixels(figures.QUICK / "picture.png")
+    redrawn = pixels(again)
+    assert redrawn.shape == kept.shape, "run: python docs/figures.py quick"
+    assert np.abs(redrawn - kept).mean() < 5, "run: python docs/figures.py quick"
+
+
+def test_the_gallery_is_small_and_reduced_already(tmp_path):
+    figures = program("docs/figures.py")
+    shutil.copytree(figures.GALLERY, tmp_path / "gallery")
+    figures.reduce(tmp_path / "gallery")
+    before, after = (
+        {
+            path.relative_to(top): path.read_bytes()
+            for path in top.rglob("*")
+            if path.is_file() and "parts" not in path.parts
+        }
+        for top in (figures.GALLERY, tmp_path / "gallery")
+    )
+    assert before == after, "run: python docs/figures.py"
+    assert sum(map(len, before.values())) < 4.5e6
+
+
+@pytest.fixture(scope="module")
+def findings() -> ModuleType:
+    return program("docs/findings.py")
+
+
+def test_ten_findings_hold_each_with_its_points_and_its_picture(findings):
+    kept = json.loads(findings.KEPT.read_text(encoding="utf-8"))
+    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(kept), "run: python docs/findings.py page"
+    assert list(kept) == list(findings.FINDINGS)
+    assert len(kept) >= 10
+    for name, finding in findings.FINDINGS.items():
+        found = kept[name]
+        assert list(found["points"]) == list(finding.points)
+        for fact, told in finding.facts.items():
+            quotient = found["points"][told.over]["value"] / found["points"][told.under]["value"]
+            assert found["facts"][fact] == pytest.approx(quotient)
+            assert quotient >= told.least
+        assert any(fact.least > 0 for fact in finding.facts.values()), "it could not fail"
+        assert re.search(r"torch \d.*\d{4}-\d\d-\d\d$", found["made"])
+        with Image.open(findings.GALLERY / f"{name}.png") as picture:
+            assert picture.width > 600
+
+
+def test_each_finding_has_a_script_that_needs_no_attnbench_and_no_typed_result(findings):
+    """Titles and causes contain results as facts only; other numbers are lengths, sizes and addresses."""
+    for finding in findings.FINDINGS.values():
+        name, _, argument = finding.repro.partition(" ")
+        text = text_of(f"examples/findings/{name}")
+        assert "attnbench" not in text
+        assert "\n    sys.exit(" in text or "\nsys.exit(" in text
+        assert not argument or f'"{argument}": (' in text
+        assert re.findall(r"\b\d+(?:\.\d+)? (?:times|percent|%|ms|us)", finding.title + finding.cause) == []
+
+
+def test_a_finding_that_does_not_hold_is_refused(findings, monkeypatch):
+    points = {each: findings.Point(run="run", implementation="fused", axes={"dtype": each}) for each in DTYPES}
+    monkeypatch.setattr(findings, "_cells", lambda _: CELLS)
+    for least, error in ((3.0, None), (5.0, "does not hold here: times is 4")):
+        facts = {"times": findings.Fact(over="float16", under="float32", least=least)}
+        asked = findings.msgspec.structs.replace(findings.FINDINGS["float16"], points=points, facts=facts)
+        if error is None:
+            measured = findings.measure(asked)
+            assert measured["facts"] == {"times": 4.0}
+            assert measured["points"]["float16"] == {"value": 8e-3, "low": 7e-3, "high": 9e-3}
+        else:
+            with pytest.raises(LookupError, match=error):
+                findings.measure(asked)
+
+
+@pytest.fixture(scope="module")
+def hour() -> ModuleType:
+    return program("docs/first_hour.py")
+
+
+def test_each_question_is_answered_by_its_own_command_in_time(hour):
+    page = hour.PAGE.read_text(encoding="utf-8")
+    assert "Made on 20" in page
+    for number, question in enumerate(hour.QUESTIONS, 1):
+        begin, end = page.index(f"<!-- begin {number} -->"), page.index(f"<!-- end {number} -->")
+        assert f"## {number}. {question.text}" in page[:begin]
+        block = page[begin:end]
+        assert f"$ {question.command}\n" in block
+        took = re.search(r"It took (\d+) s", block)
+        assert took, f"{number} is not answered: python docs/first_hour.py {number}"
+        assert question.is_sweep or int(took[1]) <= 60
+
+
+def test_the_readme_is_short_and_shows_what_its_commands_print(hour):
+    text = hour.README.read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    for name, question in hour.SHOWN.items():
+        block = text[text.index(f"<!-- begin {name} -->") : text.index(f"<!-- end {name} -->")]
+        assert f"$ {question.command}\n" in block, "run: python docs/first_hour.py readme"
+        assert len(block.splitlines()) > 8
+
+
+def test_each_command_can_be_typed(hour):
+    for question in [*hour.QUESTIONS, *hour.SHOWN.values()]:
+        for command in re.split("&&|;", f"{question.before} && {question.command}"):
+            words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+            if words and words[0] == "attnbench":
+                name, *arguments = words[1:]
+                PROGRAM.commands[name].make_context(name, arguments)
+            for word in words:
+                if word.endswith(".py") or ".py:" in word:
+                    assert (hour.EXAMPLES / word.partition(":")[0]).is_file()
+
+
+def test_each_file_of_the_field_holds_one_implementation_of_a_package_with_a_version():
+    check = program("examples/field/check.py")
+    assert {name: plugins.held(FIELD / f"{name}.py") for name in check.ENTRIES} == {
+        name: [name] for name in check.ENTRIES
+    }
+    others = {"check", "cpu_torchvision", "from_monai", "from_transformers"}
+    assert {file.stem for file in FIELD.glob("*.py")} - others == set(check.ENTRIES)
+    pinned = set(re.findall(r"^([\w-]+)==", text_of("examples/field/requirements.txt"), re.MULTILINE))
+    assert {entry["package"] for entry in check.ENTRIES.values()} <= pinned
+    assert check.num_lines('import a\n\nfrom b import (\n    c,\n)\n\n# why\nx = """\n\ny"""\n') == 3
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    site = program("docs/site.py")
+    site.PAGES = tmp_path_factory.mktemp("site") / "pages"
+    site.stage()
+    return site.PAGES
+
+
+def test_every_page_of_the_navigation_is_there_and_every_document_is_in_it(pages):
+    navigation = re.findall(r"^ +- (?:[^:]+: )?(\S+\.md)$", text_of("mkdocs.yml"), re.MULTILINE)
+    assert len(navigation) > 15
+    assert [name for name in navigation if not (pages / name).is_file()] == []
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(navigation)
+
+
+def test_the_reference_has_every_command_and_every_part_of_a_journal(pages):
+    commands = (pages / "reference" / "commands.md").read_text(encoding="utf-8")
+    for name in plugins.plugs("attnbench.commands", "COMMAND"):
+        assert f"## attnbench {name}\n" in commands
+    assert "--budget" in commands
+    assert "| 3 | inconclusive" in commands
+    journal = (pages / "reference" / "journal.md").read_text(encoding="utf-8")
+    for part in ("RunStarted", "CellChecked", "VisitFinished", "Plan", "Workload", "Status"):
+        assert f"## {part}\n" in journal
+    assert all(f"`{status}`" in journal for status in Status)
+    report = (pages / "reference" / "verdict.md").read_text(encoding="utf-8")
+    for part in ("Report", "Implementation", "Cell", "Speed", "Choice", "Next"):
+        assert f"## {part}\n" in report
+
+
+def test_each_word_has_a_place_of_its_own_with_four_parts(pages):
+    listed = (pages / "reference" / "words.md").read_text(encoding="utf-8")
+    for kind in KINDS:
+        entries = (pages / "reference" / "words" / f"{kind}.md").read_text(encoding="utf-8").split("\n## ")[1:]
+        expected = [each for each in explanations() if each.kind == kind]
+        places = [re.match(r"`(.+)` \{#(.+)\}\n", entry).groups() for entry in entries]
+        assert [name for name, _ in places] == [each.name for each in expected]
+        assert len(dict(map(reversed, places))) == len(places)
+        for (name, place), entry, each in zip(places, entries, expected, strict=True):
+            assert f"[{name}](words/{kind}.md#{place})" in listed
+            parts = (
+                f"\n\n{each.means}\n",
+                f"matters**: {each.why}\n",
+                f"Example**: `` {each.example} ``\n",
+                f"do**: {each.do}\n",
+            )
+            assert [part for part in parts if part not in entry] == []
