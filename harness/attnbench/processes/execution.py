@@ -49,6 +49,9 @@ STAGES = ("check", "operators", "metrics", "ceilings", "time")
 
 A plan may have further stages: "shortlist", "choose" and "search" look for the fastest, and for crossovers.
 """
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
+https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
 and then sleep, so that they leave the cores to the other worker."""
@@ -599,11 +602,6 @@ class Search:
                 share = 1.0 - left_s / max(self.plan.budget_s, 1e-9)
                 self.session.show_progress("search", f"{arm} on {workload}", share, 1.0)
                 check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
-
-
-INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
-https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
