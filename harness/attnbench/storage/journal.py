@@ -267,7 +267,7 @@ def find_run(name: str | None, results: Path) -> Path:
     raise ValueError(f"{missing}{results / 'runs'} holds no runs: begin with attnbench run, or name another --results")
 
 
-def copy_run(folder: Path, target: Path) -> None:
+def copy_journal(folder: Path, target: Path) -> None:
     """Copy a run's journal into another folder, which is created if needed.
 
     Raises:
