@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attnbench.statistics.interference import FEWEST, LARGEST_CALM, InterferenceGauge
+from attnbench.statistics.interference import FEWEST, InterferenceGauge
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample
@@ -72,32 +72,17 @@ def test_processes_too_short_to_judge_themselves_are_judged_by_those_before():
     assert gauge.discarded == {"a": {(5, 0, 1)}}
 
 
-def test_visits_of_different_workloads_share_one_machine():
-    gauge = InterferenceGauge()
-    for visit in range(10):
-        gauge.add(f"w{visit}", probes([1e-3], visit=visit))
-    gauge.add("late", probes([2e-3]))
-    assert set(gauge.discarded) == {"late"}
-
-
 def test_a_probe_is_judged_among_those_of_its_kind():
     """A probe with one thread has another time than one with two, and neither disturbs the other's blocks."""
     gauge = InterferenceGauge()
     for visit in range(10):
         gauge.add("one", probes([1e-3], visit=visit), "1 thread")
         gauge.add("two", probes([3e-3], visit=visit), "2 threads")
-    assert gauge.num_discarded == 0
+    assert gauge.discarded == {}
     gauge.add("two", probes([9e-3], visit=10), "2 threads")
     gauge.add("one", probes([3e-3], visit=10), "1 thread")
     assert gauge.discarded == {"two": {(0, 10, 0)}, "one": {(0, 10, 0)}}
     assert gauge.num_blocks == 22
-
-
-def test_a_noisy_machine_needs_more_than_a_quarter():
-    draws = random.Random(2)
-    noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
-    assert 49 not in discarded([*noisy, 1.5e-3])
-    assert 1 + LARGEST_CALM < 1.5
 
 
 def test_the_rule_is_blind_to_what_is_compared():

@@ -12,7 +12,7 @@ import msgspec
 from markupsafe import Markup
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import contention, doubts, session_doubts, throttled, too_noisy
+from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
@@ -232,9 +232,6 @@ def troubles(results: Results) -> list[Warned]:
     if not results.has_digests:
         text = "Its journal is older than digests: a number that was changed since would not be noticed."
         lines.append(Warn.no_digests.says(text))
-    slowed, is_usual = throttled(results)
-    if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
-        lines.append(slowed)
     noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
@@ -296,10 +293,10 @@ def of_model(results: Results) -> list[str]:
 
 
 def _timed(total: Total) -> str:
-    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower (2.20 to 2.40))"."""
+    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower)"."""
     text = f"{total.arm} {show(total.seconds, 's')}"
     is_base = total.ratio is None or total.ratio == 1.0
-    return text if is_base else f"{text} ({factor(total.ratio or 1.0, total.low, total.high)})"
+    return text if is_base else f"{text} ({factor(total.ratio or 1.0)})"
 
 
 def hosts(results: Results) -> str:

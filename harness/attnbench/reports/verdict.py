@@ -15,10 +15,10 @@ import msgspec
 
 from attnbench.analysis.comparisons import doubts, num_processes, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Change, Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import changed
 from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
