@@ -126,7 +126,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
     arms = ((candidate, candidate_spec), (base, base_spec), (base.as_control(), base_spec), (PROBE, ""))
     asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
-    with sides.checked_out(planned, folder), client_for(planned, folder) as client:
+    with sides.checkouts(folder), client_for(planned, folder) as client:
         ready = client.start(0)
         taken = client.ask(asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
@@ -149,7 +149,7 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
         (repo / f"{name}.py").write_text(text)
     folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
     assert planned.sides.is_apart
-    with sides.checked_out(planned, folder):
+    with sides.checkouts(folder):
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {"ok"}
@@ -160,7 +160,7 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
 
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
-    with sides.checked_out(planned, folder):
+    with sides.checkouts(folder):
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     with pytest.raises(typer.Exit) as left:
@@ -181,7 +181,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
 @pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
-    with sides.checked_out(planned, folder):
+    with sides.checkouts(folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     both = [planned.sides.base.given, planned.sides.candidate.given]
     for words in ([], both[::-1]):
@@ -207,7 +207,7 @@ def test_a_killed_comparison_leaves_no_worktree_and_is_resumed(repo, monkeypatch
     assert git(repo, "worktree", "list").count("\n") == 1
     monkeypatch.chdir(repo)
     planned = read(folder).plan
-    with sides.checked_out(planned, folder):
+    with sides.checkouts(folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     results = read(folder)
     assert not left.exists()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +59,8 @@ def _compare(
     from attnbench.processes import execution, sides
     from attnbench.reports import endings
 
+    fields: dict[str, Any] = {}
+    is_apart, resumed = False, None
     if resume is not None:
         folder, resumed = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
         assert resumed.sides is not None
@@ -68,18 +70,18 @@ def _compare(
         for side in (resumed.sides.base, resumed.sides.candidate):
             named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
-        planned = resumed
     else:
         if not base or not candidate:
             raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         is_apart = conditions_of(options.conditions).get("isolation") == "process"
         fields = options.fields(isolation="process" if is_apart else "shared")
         folder = execution.new_folder(results, "compare")
-        planned = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
-    assert planned.sides is not None
-    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
-    with sides.checked_out(planned, folder):
+    with sides.checkouts(folder):
+        planned = resumed or sides.plan(base, candidate, fields, folder, is_apart=is_apart)
+        assert planned.sides is not None
+        sides.check_out(planned.sides)
+        how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
+        running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
         measured = running.execute(planned, folder, kept=running.kept(planned, folder))
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
