@@ -31,7 +31,7 @@ from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan, plan_to_choose, rejected
-from attnbench.reports import Picture, answers, cells, recommended, screen, story
+from attnbench.reports import Picture, answers, recommended, screen, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Verdict
@@ -160,7 +160,7 @@ class Outcome:
 
     def _table(self) -> list[str]:
         """The times and verdicts of the shapes, as on the closing screen."""
-        lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
+        lines = screen.table(answers.shapes(self.results), titles.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
         return [line.text for line in lines]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import Inputs, draw_normal, generator
-from attnbench.checking.reference import Reference, answers, error, largest
+from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 
 OURS = "ours"
@@ -112,7 +112,7 @@ def verdicts(found: dict[str, Tensor], against: Bar) -> Iterator[tuple[str, bool
             expected=reference.expected[name],
             dtype=reference.workload.dtype,
             textbook_error=against.textbook_errors[name],
-            agrees=error(name, tensor, reference).agrees,
+            agrees=reference.tolerances[name].judge(tensor).agrees,
         )
         for name, tensor in found.items()
         if name in reference.expected

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnbench.checking.agreement import check
-from attnbench.checking.mistakes import GENERATORS, catalogue
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import answers, largest, reference_for_probe
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection import power
@@ -99,11 +99,10 @@ def test_it_is_caught_and_named(point, planted):
         assert "cannot be distinguished from" in found.diagnosis or "something else random" in found.diagnosis
 
 
-def test_every_generator_yields_mistakes_and_no_sentence_twice_at_a_workload():
+def test_no_sentence_is_twice_in_the_catalogue_of_a_workload():
     for point in WORKLOADS:
         words = Counter(planted.words for planted in catalogue(point))
         assert not [each for each, times in words.items() if times > 1 and "clamped" not in each]
-    assert all(any(True for point in WORKLOADS for _ in catalogue(point, name)) for name in GENERATORS)
 
 
 @pytest.mark.parametrize("point", WORKLOADS[::5], ids=lambda point: point.id)

@@ -248,7 +248,7 @@ def test_float32_inside_breaks_no_rule_of_another_dtype():
     implementation, known = from_function(in_float32, "mine.py:in_float32"), {}
     for dtype in ("float64", "float32"):
         found = compare(references(workload(dtype=dtype)), implementation, known)
-        assert not found.agreement.broken_rules
+        assert not found.broken_rules
 
 
 def filled_with_nan(query, key, value, *, mask=None):
@@ -342,7 +342,7 @@ def test_rows_that_see_a_key_do_not_depend_on_strides(contiguous, other):
 def test_a_convention_that_depends_on_strides_is_a_finding_where_zeros_are_asked_for():
     implementation = from_function(by_strides(zeros_for_empty_rows, nothing_hidden), "mine.py:mine")
     strict = compare(references(workload(**EMPTY[0])), implementation, rejects=(EMPTY_ROWS,))
-    assert "layouts" in {rule.rule for rule in strict.agreement.broken_rules}
+    assert "layouts" in {rule.rule for rule in strict.broken_rules}
 
 
 @pytest.mark.parametrize(("function", "kind"), CONVENTIONS)
@@ -350,8 +350,8 @@ def test_it_is_a_finding_where_zeros_are_asked_for(function, kind):
     references = ask_oracle(workload(**EMPTY[0]), 0)
     implementation = from_function(function, "mine.py:mine")
     strict = compare(references, implementation, rejects=(EMPTY_ROWS,))
-    assert not strict.agreement.agrees
-    assert strict.agreement.conventions == ()
+    assert not strict.agrees
+    assert strict.conventions == ()
     assert "sees no key" in diagnose(references, implementation, strict).diagnosis
 
 
@@ -359,9 +359,9 @@ def test_a_hidden_nan_is_a_note_or_a_finding() -> None:
     """0 times NaN is NaN, so that a weight of 0 does not hide it."""
     references = ask_oracle(workload(mask="causal"), 0)
     implementation = from_function(zeros_for_empty_rows, "mine.py:mine")
-    assert compare(references, implementation).agreement.agrees
+    assert compare(references, implementation).agrees
     strict = compare(references, implementation, rejects=(HIDDEN_NAN,))
-    assert [rule.rule for rule in strict.agreement.broken_rules] == [HIDDEN_NAN]
+    assert [rule.rule for rule in strict.broken_rules] == [HIDDEN_NAN]
     assert "NaN" in diagnose(references, implementation, strict).diagnosis
 
 

@@ -32,6 +32,12 @@ class SumsInHalf(Textbook):
         return output
 
 
+class Clamped(Textbook):
+    def scores(self, query, key, mask):
+        scores = super().scores(query, key, mask).clamp(-2e4, 2e4)
+        return scores if mask.hidden is None else scores.masked_fill(mask.hidden, -torch.inf)
+
+
 class UsesTheStridesOfTheQuery(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key.as_strided(key.shape, query.stride()), value, mask)
@@ -49,7 +55,7 @@ class ReadsUnwrittenMemory(Textbook):
 
 def verdict(module, **axes):
     references = agreement.ask_oracle(Workload(**SIZES | axes), 0)
-    return agreement.compare(references, Implementation(build=module, source="a test")).agreement
+    return agreement.compare(references, Implementation(build=module, source="a test"))
 
 
 def wrong_probes(found):
@@ -75,8 +81,8 @@ def test_an_honest_form_is_right_on_every_probe_and_rule(axes):
     assert verdict(Textbook, **axes).agrees
 
 
-def sums_in_half(_):
-    return Implementation(build=SumsInHalf, source="a test")
+def of(module):
+    return lambda _: Implementation(build=module, source="a test")
 
 
 def known(name, words):
@@ -95,14 +101,16 @@ def known(name, words):
         (known("no_maximum", "to 80"), {}, "shifted"),
         (known("floor_of_the_maximum", "is -100 at"), {}, "shifted"),
         (known("floor_of_the_maximum", "is -100 at"), {"dtype": "float16"}, "shifted"),
+        (of(Clamped), {"mask": "causal"}, "huge"),
+        (of(Clamped), {"mask": "causal", "scope": "module", "dtype": "float64"}, "huge"),
         (known("bfloat16_bias", ""), {"mask": "additive"}, "normal"),
-        (sums_in_half, {"dtype": "bfloat16", **LONG}, "offset"),
-        (sums_in_half, {"dtype": "float16", **LONG}, "offset"),
+        (of(SumsInHalf), {"dtype": "bfloat16", **LONG}, "offset"),
+        (of(SumsInHalf), {"dtype": "float16", **LONG}, "offset"),
     ],
 )
 def test_a_kind_of_input_finds_a_mistake(made, axes, probe):
     point = Workload(**SIZES | axes)
-    found = agreement.compare(agreement.ask_oracle(point, 0), made(point)).agreement
+    found = agreement.compare(agreement.ask_oracle(point, 0), made(point))
     assert probe in wrong_probes(found)
 
 

@@ -51,8 +51,7 @@ def capture(folder, **more):
 def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, Grade]:
     saved, found = replay.load(file), {}
     for name in names:
-        request = replay.Request(spec=f"{folder / name}.py:{name}", file=str(file), answers=str(folder / name))
-        replay.answer(request)
+        replay.answer(f"{folder / name}.py:{name}", str(file), str(folder / name))
         found[name] = replay.judge(saved, replay.reference(saved), folder / name).grade
     return found
 

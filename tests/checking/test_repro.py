@@ -88,7 +88,7 @@ def script_of(folder, name: str):
     point = Workload(
         **({"seq_len": 37, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "direction": "forward_backward"} | axes)
     )
-    found = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
+    found = compare(ask_oracle(point, 0, is_brief=True), implementation(spec))
     probe, error = next((probe, each) for probe, each in found.tensors() if not each.agrees)
     request = Request(spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(folder / "out"))
     return write(request)
@@ -125,7 +125,7 @@ def mine(query, key, value, *, mask=None, scale=None):
 def test_an_imprecise_answer_has_a_script_too(tmp_path, torch_alone):
     (tmp_path / "mine.py").write_text(NOISY)
     spec, point = f"{tmp_path / 'mine.py'}:mine", Workload(seq_len=37, head_dim=16, direction="inference")
-    agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec)).agreement
+    agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec))
     assert agreement.grade is Grade.imprecise
     record = Record(
         run="", time="", commit="", workload=point, implementation="mine", environment=None, status=Status.ok,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 from attnbench.checking import conduct, dropout, oracle, rules
 from attnbench.checking.case import Case, set_dropout
 from attnbench.checking.conventions import settle
-from attnbench.checking.diagnosis import FLOAT32_INSIDE, describe, explain
+from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
     FormError,
     Reference,
     ask,
-    error,
     errors,
     output_error,
     reference_for_probe,
@@ -26,7 +24,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
-from attnbench.storage.records import EMPTY_ROWS, FLOAT32, RANGE, Agreement, Grade, ProbeResult, RuleResult
+from attnbench.storage.records import EMPTY_ROWS, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"
@@ -86,25 +84,14 @@ def ask_oracle(
 
 def check(references: References, implementation: Implementation) -> Agreement:
     """Compare an implementation with the references of all probes and try the rules; its exceptions propagate."""
-    compared = compare(references, implementation)
-    is_wrong = compared.agreement.grade is Grade.wrong and not implementation.is_approximate
-    return diagnose(references, implementation, compared) if is_wrong else compared.agreement
+    agreement = compare(references, implementation)
+    is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
+    return diagnose(references, implementation, agreement) if is_wrong else agreement
 
 
-class Compared(NamedTuple):
-    """The results of probes and rules, and the references with the compared rows."""
-
-    agreement: Agreement
-    by_probe: dict[str, Reference]
-
-
-def diagnose(references: References, implementation: Implementation, compared: Compared) -> Agreement:
-    """Diagnose a wrong implementation; computing float64 inputs in float32 is a convention, not a mistake."""
-    diagnosed = explain(implementation, compared.by_probe, compared.agreement, references.seed, references.on_step)
-    if diagnosed.mistakes != (FLOAT32_INSIDE,) or diagnosed.broken_rules:
-        return diagnosed
-    conventions = (*diagnosed.conventions, FLOAT32)
-    return msgspec.structs.replace(diagnosed, diagnosis="", mistakes=(), step="", conventions=conventions)
+def diagnose(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
+    """The agreement of a wrong implementation with its diagnosis; its exceptions propagate."""
+    return explain(implementation, references.by_probe, wrong, references.seed, references.on_step)
 
 
 def compare(
@@ -113,14 +100,14 @@ def compare(
     known: RulesAt | None = None,
     *,
     rejects: Collection[str] = (),
-) -> Compared:
+) -> Agreement:
     """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
 
     If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
     other workloads, which may share their short length; new results are added to it. `rejects` are the members of
     REJECTABLE that count as findings here, not as notes or conventions.
     """
-    results, by_probe, earlier = [], dict(references.by_probe), list[tuple[Reference, Tensor]]()
+    results, earlier = [], list[tuple[Reference, Tensor]]()
     has_backward, convention = True, "" if EMPTY_ROWS in rejects else None
     try:
         for probe, reference in references.by_probe.items():
@@ -129,12 +116,12 @@ def compare(
             has_backward &= observation.has_backward
             observation, here = settle(observation, reference, convention)
             convention = here if convention is None else convention
-            of_output, by_probe[probe] = output_error(observation.output, reference)
+            of_output, wider = output_error(observation.output, reference)
             if of_output.agrees:
                 earlier.append((reference, observation.output))
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
-            for each in (reference, by_probe[probe]):
+            for each in (reference, wider):
                 each.release()
     except Exception as error:
         if isinstance(error, conduct.ConductError):
@@ -144,7 +131,7 @@ def compare(
         else:
             raise
         broken = RuleResult(rule=rule, holds=False, found=found)
-        return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
+        return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,))
     rule_results: tuple[RuleResult, ...] = ()
     # Code that computes float64 in float32 would break rules here, and their results would count in other dtypes.
     is_narrow = references.workload.dtype == "float64" and not all(
@@ -163,7 +150,7 @@ def compare(
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
-    return Compared(agreement, by_probe)
+    return agreement
 
 
 def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
@@ -177,7 +164,9 @@ def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tens
         return
     for before, earlier_output in earlier:
         is_again = torch.equal(output, earlier_output)
-        if is_again and not error("output", before.expected["output"], reference).agrees:  # otherwise both are right
+        if (
+            is_again and not reference.tolerances["output"].judge(before.expected["output"]).agrees
+        ):  # otherwise both are right
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
 
 

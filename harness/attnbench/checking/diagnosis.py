@@ -21,10 +21,18 @@ from attnbench.checking import oracle, steps
 from attnbench.checking.case import build
 from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
-from attnbench.checking.reference import Reference, ask, differences, largest, reference_for_probe, roundings
+from attnbench.checking.reference import (
+    Reference,
+    ask,
+    differences,
+    largest,
+    output_error,
+    reference_for_probe,
+    roundings,
+)
 from attnbench.contract import Implementation
 from attnbench.contract.declared import declaration
-from attnbench.storage.records import CONVENTIONS, Agreement
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement
 from attnbench.workloads.workload import Workload
 
 SHORT_LEN = 67
@@ -95,6 +103,9 @@ class Evidence:
     def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
         """Call the candidate, whose convention on other probes may be known; its exceptions propagate."""
         seen, here = settle(ask(implementation, reference), reference, convention)
+        _, wider = output_error(seen.output, reference)
+        if wider is not reference:  # at a long length a row is wrong that the reference left out
+            reference, (seen, here) = wider, settle(ask(implementation, wider), wider, convention)
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
         self.observed = {
@@ -147,7 +158,7 @@ def explain(
 ) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
-    `on_step` is called before each part of the work.
+    To compute float64 inputs in float32 is a convention, and no mistake. `on_step` is called before each part.
     """
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
@@ -159,6 +170,8 @@ def explain(
             cut(evidence)
             explained = _known(evidence, on_step) or _unwritten(evidence) or _stale(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
+        if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
+            return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
         result = replace(explained, words=f"{explained.words} {describe(wrong)}")
     return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)
 

@@ -162,6 +162,7 @@ class Reference:
                 num_roundings=roundings(workload, name, bound),
                 scale=scales[name],
                 leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
+                labels=self.rows if name == "output" else None,
             )
             for name, right in self.expected.items()
         }
@@ -489,8 +490,9 @@ def require_plain(name: str, tensor: object) -> None:
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
     """The error of each tensor; if its reference is constant, only if it is not finite."""
     lost = partial(TensorError, error=None, allowed=0.0, yardstick_error=0.0, rounding_band=0.0, worst=(), expected=0.0)
-    compared = [error(name, tensor, reference) for name, tensor in observed.items() if name in reference.expected]
-    others = [name for name in observed if name not in reference.expected]
+    limits = reference.tolerances
+    compared = [limits[name].judge(tensor) for name, tensor in observed.items() if name in limits]
+    others = [name for name in observed if name not in limits]
     return (*compared, *(lost(tensor=name, actual=None) for name in others if not observed[name].isfinite().all()))
 
 
@@ -504,7 +506,7 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
     def at(rows: Tensor) -> Tensor:
         return output.detach().index_select(output.dim() - 2, rows.to(output.device))
 
-    compared = error("output", at(reference.rows), reference)
+    compared = reference.tolerances["output"].judge(at(reference.rows))
     more = reference.suspects(output)
     if not compared.agrees or not len(more):
         return compared, reference
@@ -513,16 +515,4 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
     if bool((apart <= reference.of_queries[more]).all()):
         return compared, reference
     wider = reference.with_rows(more)
-    return error("output", at(wider.rows), wider), wider
-
-
-def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
-    """The error of one tensor, with the place and values of the worst element."""
-    compared = reference.tolerances[name].judge(candidate)
-    if name != "output":
-        return compared
-    # The second to last index of an output counts chosen rows; convert it to the query's index.
-    *before, row, column = compared.worst
-    first, last = (int(reference.rows[place]) for place in (compared.rows[0], compared.rows[1] - 1))
-    worst = (*before, int(reference.rows[row]), column)
-    return msgspec.structs.replace(compared, worst=worst, rows=(first, last + 1))
+    return wider.tolerances["output"].judge(at(wider.rows)), wider

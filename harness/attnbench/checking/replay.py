@@ -5,8 +5,8 @@ call had them, mask (boolean, True may attend, or numbers to add; broadcastable 
 (aligned at the start) and gradient (B, H, T, V), the incoming one. Strides are kept. The right answer is computed head
 by head in float64.
 
-`python -m attnbench.checking.replay` reads a `Request` from standard input and writes the function's answers into a
-file: foreign code runs in that process alone, and the judge in another one.
+`python -m attnbench.checking.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file: foreign
+code runs in that process alone, and the judge in another one.
 """
 
 import math
@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -31,14 +30,6 @@ from attnbench.storage.records import Agreement, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
 ENTRIES = (*QKV, "mask", "scale", "is_causal", "gradient")
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The function to check, the file with its inputs, and the file for its answers."""
-
-    spec: str
-    file: str
-    answers: str
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -189,15 +180,14 @@ def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
     return Agreement(oracle="float64", probes=(probe,), rules=(rule,))
 
 
-def answer(request: Request) -> None:
-    """Write the function's answers, and its inputs after the call, into the file of the request."""
-    saved = load(Path(request.file))
-    answers = called(request.spec, saved)
-    torch.save({"answers": answers, "inputs": {name: saved[name].detach() for name in QKV}}, request.answers)
+def answer(spec: str, file: str, answers: str) -> None:
+    """Write the function's answers to the inputs in a file, and these inputs after the call, into another file."""
+    saved = load(Path(file))
+    torch.save({"answers": called(spec, saved), "inputs": {name: saved[name].detach() for name in QKV}}, answers)
 
 
 if __name__ == "__main__":
     try:
-        answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
+        answer(*sys.argv[1:])
     except Exception as reason:  # noqa: BLE001 - foreign code raises anything
         sys.exit(f"{type(reason).__name__}: {' '.join(str(reason).split())}")

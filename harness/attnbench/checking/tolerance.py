@@ -74,15 +74,18 @@ class Tolerance:
         num_roundings: float = 1.0,
         scale: float = 0.0,
         leniency: float = 1.0,
+        labels: Tensor | None = None,
     ) -> None:
         """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
         `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
-        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits.
+        numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. Reports give the
+        rows the indices `labels` (R,), as for chosen queries; by default they count from 0.
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
         self.num_rows = len(rows.peak)
+        self.labels = torch.arange(self.num_rows) if labels is None else labels
         per_row = expected.numel() // self.num_rows
         length = max(1, math.ceil(LEAST_NUMBERS / per_row))  # rows of a segment
         self.count = max(1, self.num_rows // length)
@@ -153,14 +156,16 @@ class Tolerance:
         worst = int(ratios.argmax())
         error, value = float(rows.peak[row]), float(actual[tuple(place)])
         rms = float(shown.square[worst])
-        places = (self.segment == worst).nonzero().flatten()
+        reported = [*place]
+        reported[self.axis % apart.dim()] = int(self.labels[row])
+        places = self.labels[self.segment == worst]
         return TensorError(
             tensor=self.name,
             error=error if math.isfinite(error) else None,
             allowed=float(self.of_rows[row]),
             yardstick_error=self.yardstick_error,
             rounding_band=self.rounding_band,
-            worst=tuple(place),
+            worst=tuple(reported),
             expected=float(self.expected[tuple(place)]),
             actual=value if math.isfinite(value) else None,
             rms=rms if math.isfinite(rms) else None,

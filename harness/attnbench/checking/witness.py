@@ -17,7 +17,7 @@ from attnbench.checking import oracle
 from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out, output_shape
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.probes import VacuousError
-from attnbench.checking.reference import SCREENED, FormError, Reference, error, output_error, require_form
+from attnbench.checking.reference import SCREENED, FormError, Reference, output_error, require_form
 from attnbench.storage.records import Agreement, ProbeResult
 from attnbench.workloads.workload import Workload
 
@@ -106,7 +106,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
             if tensor.shape != reference.expected[name].shape:
                 return f"while it was timed: the {name} has shape {tuple(tensor.shape)}"
             at_rows = torch.zeros_like(tensor).index_copy(-2, rows, tensor.index_select(-2, rows))
-            errors.append(error(name, tensor if is_whole else at_rows, reference))
+            errors.append(reference.tolerances[name].judge(tensor if is_whole else at_rows))
     if all(each.agrees for each in errors):
         return ""
     wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="fresh", tensors=tuple(errors)),))

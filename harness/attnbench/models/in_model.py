@@ -134,10 +134,10 @@ def call_of(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
-    """Read the arguments that a model of the package passes.
+    """Read the arguments that a model of the package passes, the mask by position or by name.
 
     Raises:
         ValueError: the mask consists of numbers, whose meaning is unknown here.
@@ -162,26 +162,18 @@ def call_of(
 def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
-    def attend(  # the package's signature: models pass the mask by position or by name
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **more: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, None]:
-        call = call_of(module, query, key, value, attention_mask, **(more | {"is_causal": False}))
-        rows = torch.arange(call.sizes[1])
-        given = RowMask(
+    def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
+        call = call_of(*given, **(more | {"is_causal": False}))
+        mask = RowMask(
             rule=call.rule,
             sizes=call.sizes,
-            num_heads=query.shape[1],
-            rows=rows,
-            device=query.device,
+            num_heads=call.query.shape[1],
+            rows=torch.arange(call.sizes[1]),
+            device=call.query.device,
             scale=call.scale,
             inputs=call.inputs,
         )
-        return form(query, key, value, given).transpose(1, 2), None
+        return form(call.query, call.key, call.value, mask).transpose(1, 2), None
 
     return attend
 
@@ -200,19 +192,11 @@ class Candidate:
         self.modules: dict[tuple[int, ...], nn.Module] = {}
         self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **more: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, None]:
+    def __call__(self, *given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - see `call_of`
         """Compute the attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
-        call = call_of(module, query, key, value, attention_mask, **more)
+        call = call_of(*given, **more)
         self.require(call)
-        attended: Tensor = self.module(call).attend(query, key, value, self.bound(call))  # type: ignore[operator]
+        attended: Tensor = self.module(call).attend(call.query, call.key, call.value, self.bound(call))  # type: ignore[operator]
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
@@ -244,8 +228,8 @@ class Candidate:
         """The call's mask, cached while the model passes the same tensor: layers share it."""
         key = (id(call.mask), call.bias is not None, call.sizes, call.query.shape[1], call.scale, call.softcap)
         if key not in self.masks:
-            while len(self.masks) >= MOST_MASKS:
-                self.masks.pop(next(iter(self.masks)))
+            if len(self.masks) >= MOST_MASKS:
+                self.masks.clear()
             bound = BoundMask(call.rule, call.sizes, call.query.device, num_heads=call.query.shape[1], scale=call.scale)
             self.masks[key] = call.mask, bound  # keeping the tensor keeps its id unique
         bound = self.masks[key][1]
@@ -350,23 +334,10 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
 
 
 def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
-    from transformers import (
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        AutoModelForMaskedLM,
-        AutoModelForSeq2SeqLM,
-    )
+    import transformers
 
-    autos = [AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForImageClassification, AutoModel]
-    if getattr(config, "is_encoder_decoder", False):
-        autos = [AutoModelForSeq2SeqLM]
-    elif any("MaskedLM" in each for each in config.architectures or []) or (
-        getattr(config, "model_type", "") in {"bert", "roberta", "electra"} and not config.is_decoder
-    ):
-        autos = [AutoModelForMaskedLM]
-    for auto in autos:
-        known: Any = auto._model_mapping  # noqa: SLF001 - the package has no other way to ask
+    for kind in ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification", ""):
+        known: Any = getattr(transformers, f"AutoModel{kind}")._model_mapping  # noqa: SLF001 - there is no other way
         if type(config) in known:
             found = known[type(config)]
             return found[0] if isinstance(found, tuple) else found

@@ -70,9 +70,3 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     verdict: str = ""
-
-
-class StepsTimed(msgspec.Struct, frozen=True, kw_only=True, tag="steps_timed"):
-    """The steps of the model, the first attention's first."""
-
-    steps: tuple[StepTime, ...]

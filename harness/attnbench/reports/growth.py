@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attnbench.analysis.growth import FEWEST_LENGTHS, Growth
 from attnbench.analysis.table import rows
-from attnbench.reports import cells, grouped
+from attnbench.reports import grouped, titles
 from attnbench.units import plain, show
 
 
@@ -34,7 +34,7 @@ def number(value: float) -> str:
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """Implementations by the title of their panel."""
-    return grouped(growths, lambda growth: f"{cells.shared(rows(growth.panel.cells))} {growth.panel.other}".rstrip())
+    return grouped(growths, lambda growth: f"{titles.title(rows(growth.panel.cells)[0])} {growth.panel.other}".rstrip())
 
 
 def facts(growth: Growth) -> dict[str, object]:

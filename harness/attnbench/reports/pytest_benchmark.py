@@ -77,7 +77,7 @@ def _benchmark(record: Record, results: Results, stats: Any) -> dict[str, Any]: 
 REPORT = {
     "pytest-benchmark": Report(
         summary="for `pytest-benchmark compare`, and for github-action-benchmark as its tool pytest",
-        files=("benchmark.json",),
+        file="benchmark.json",
         text=lambda results: as_json(document(results)),
     )
 }

@@ -3,12 +3,13 @@
 Both begin with the answer, and end with facts about the run and the machine.
 """
 
+import base64
 import re
 from collections import Counter
 from pathlib import Path
 
 import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import contention, doubts, session_doubts, throttled, too_noisy
@@ -16,7 +17,7 @@ from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
-from attnbench.reports import Picture, Report, answers, cells, endings, grouped, recommended
+from attnbench.reports import Report, answers, cells, endings, grouped, recommended, titles
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
 from attnbench.storage.warned import Warn, Warned
@@ -52,8 +53,8 @@ def rendered(template: str, results: Results, **more: object) -> str:
         machine=machine(results),
         answer=answer(results),
         hosts=hosts(results),
-        shared=answers.shared(shapes) if shapes else "",
-        table=answers.table(shapes, cells.base(results.plan)),
+        shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
+        table=answers.table(shapes, titles.base(results.plan)),
         memory=answers.memory_line(shapes),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
@@ -64,8 +65,8 @@ def summary(results: Results) -> str:
     """The run as Markdown, with all tables of cells that fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     tables = {
-        title: [{column.heading: column.text(row) for column in columns} for row in rows]
-        for title, rows in cells.groups(results).items()
+        title: [{column.heading: column.text(cell) for column in columns} for cell in members]
+        for title, members in cells.groups(results).items()
     }
     number = len(tables)
     while True:
@@ -87,20 +88,13 @@ def page(results: Results) -> str:
     return rendered(
         "page.html.jinja",
         results,
-        figure="" if picture is None else inlined(picture),
+        caption="" if picture is None else picture.caption,
+        figure="" if picture is None else base64.b64encode(picture.png).decode(),
         legend=cells.legend(cells.columns(results)),
         data=Markup(explorer.data(results)),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
-
-
-def inlined(picture: Picture, number: int = 1) -> Markup:
-    """A picture's SVG as part of a page, with a text alternative and identifiers of its own."""
-    svg = re.sub(r'\bid="', f'id="picture{number}-', picture.svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
-    opening = f'<svg role="img" aria-label="{escape(picture.caption)}" '
-    return Markup(svg.replace("<svg ", opening, 1))  # noqa: S704 - drawn by us; text in it is outlines
 
 
 def verdict(results: Results) -> str:
@@ -192,7 +186,7 @@ def facts(results: Results) -> dict[str, str]:
         "took": "did not come to its end" if results.elapsed_s is None else show(results.elapsed_s, "s"),
         "budget": show(plan.budget_s, "s"),
         "sweep": plain(plan.sweep) or MISSING,
-        "baseline": sides(results) or cells.base(plan),
+        "baseline": sides(results) or titles.base(plan),
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
@@ -263,14 +257,13 @@ def findings(results: Results) -> list[str]:
     """
     if results.plan.sides is not None:
         return [plain(line) for line in losses(results)]
-    titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
-        lambda record: (record.arm, record.status, titles[record.workload.id], record.message),
+        lambda record: (record.arm, record.status, titles.title(record.workload.axes()), record.message),
     )
     lines = []
     for (arm, status, title, reason), records in alike.items():
-        lengths = ", ".join(cells.length(record.workload.axes()) for record in records)
+        lengths = ", ".join(titles.length(record.workload.axes()) for record in records)
         lines.append(plain(f"{arm}: {status} at length {lengths} ({title}): {reason or 'no reason was recorded'}"))
     return lines
 
@@ -348,11 +341,11 @@ def interference(results: Results) -> str:
 REPORT = {
     "html": Report(
         summary="one page with pictures and tables, complete in itself",
-        files=("report.html",),
+        file="report.html",
         text=page,
         is_usual=True,
     ),
     "markdown": Report(
-        summary="the whole run as a readable text with tables", files=("summary.md",), text=summary, is_usual=True
+        summary="the whole run as a readable text with tables", file="summary.md", text=summary, is_usual=True
     ),
 }

@@ -403,14 +403,13 @@ class Worker:
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             known = self.rules[request.spec, request.seed]
-            compared = agreement.compare(references, candidate, known, rejects=request.rejects)
-            agreed = compared.agreement
+            agreed = agreement.compare(references, candidate, known, rejects=request.rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             if request.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                agreed = agreement.diagnose(references, candidate, compared)
+                agreed = agreement.diagnose(references, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
