@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,8 +59,8 @@ def _compare(
     from attnbench.processes import execution, sides
     from attnbench.reports import endings
 
-    fields: dict[str, Any] = {}
-    is_apart, resumed = False, None
+    is_apart = conditions_of(options.conditions).get("isolation") == "process"
+    folder, resumed = execution.new_folder(results, "compare"), None
     if resume is not None:
         folder, resumed = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
         assert resumed.sides is not None
@@ -70,14 +70,11 @@ def _compare(
         for side in (resumed.sides.base, resumed.sides.candidate):
             named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
-    else:
-        if not base or not candidate:
-            raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-        is_apart = conditions_of(options.conditions).get("isolation") == "process"
-        fields = options.fields(isolation="process" if is_apart else "shared")
-        folder = execution.new_folder(results, "compare")
+    elif not base or not candidate:
+        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
     with sides.checkouts(folder):
-        planned = resumed or sides.plan(base, candidate, fields, folder, is_apart=is_apart)
+        isolation = "process" if is_apart else "shared"
+        planned = resumed or sides.plan(base, candidate, options.fields(isolation=isolation), folder, is_apart=is_apart)
         assert planned.sides is not None
         sides.check_out(planned.sides)
         how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
