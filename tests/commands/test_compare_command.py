@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from attnbench.analysis.results import read
 from attnbench.analysis.sides import by_side, losses
 from attnbench.cli import app
-from attnbench.commands import running
+from attnbench.commands import frame
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
@@ -126,7 +126,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
     arms = ((candidate, candidate_spec), (base, base_spec), (base.as_control(), base_spec), (PROBE, ""))
     asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
-    with sides.checkouts(folder), client_for(planned, folder) as client:
+    with sides.checked_out(planned, folder), client_for(planned, folder) as client:
         ready = client.start(0)
         taken = client.ask(asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
@@ -149,7 +149,7 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
         (repo / f"{name}.py").write_text(text)
     folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
     assert planned.sides.is_apart
-    with sides.checkouts(folder):
+    with sides.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {"ok"}
@@ -160,11 +160,11 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
 
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
-    with sides.checkouts(folder):
+    with sides.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     with pytest.raises(typer.Exit) as left:
-        running.finish(endings.of_sides(results))
+        frame.finish(endings.of_sides(results))
     assert left.value.exit_code == 1
     lost, wrong = losses(results)
     assert lost == "lost: spare: cannot read spare.py: No such file or directory"
@@ -181,7 +181,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
 @pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
-    with sides.checkouts(folder):
+    with sides.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     both = [planned.sides.base.given, planned.sides.candidate.given]
     for words in ([], both[::-1]):
@@ -207,7 +207,7 @@ def test_a_killed_comparison_leaves_no_worktree_and_is_resumed(repo, monkeypatch
     assert git(repo, "worktree", "list").count("\n") == 1
     monkeypatch.chdir(repo)
     planned = read(folder).plan
-    with sides.checkouts(folder):
+    with sides.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     results = read(folder)
     assert not left.exists()

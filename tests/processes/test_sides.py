@@ -126,7 +126,7 @@ def test_a_resumed_run_links_the_harness_at_work(tmp_path):
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words_and_leaves_nothing(repo, base, candidate, implementations, said):
-    with pytest.raises(ValueError, match=said), sides.checkouts(Path("out/run")):
+    with pytest.raises(ValueError, match=said):
         planned(base, candidate, *implementations)
     assert not Path("out/run").exists()
 
@@ -234,8 +234,7 @@ def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo
     run = Path("out/run")
     sides.remove_checkouts(run)  # as when a run is resumed
     assert not run.exists()
-    with sides.checkouts(run):
-        sides.check_out(found.sides)
+    with sides.checked_out(found, run):
         assert (run / "sides" / "base" / "mine.py").read_text() == PLAIN
         assert all(plugins.digest(spec) == digest for spec, digest in found.digests.items())
     assert not (run / "sides").exists()

@@ -48,9 +48,16 @@ def plan(
     """The plan of a run in `folder`, with the sides checked out below it; `fields` are parameters of build_plan.
 
     Raises:
-        ValueError: a value is not possible; the message lists the allowed ones.
+        ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
     """
-    texts = base_text, candidate_text
+    try:
+        return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
+    except BaseException:
+        remove_checkouts(folder)
+        raise
+
+
+def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is_apart: bool) -> Plan:
     named = fields.get("implementations", ())
     are_files = [plugins.split(text)[0] is not None for text in texts]
     if any(are_files) and named:
@@ -177,9 +184,15 @@ def remove_checkouts(folder: Path) -> None:
 
 
 @contextmanager
-def checkouts(folder: Path) -> Iterator[None]:
-    """Remove what `plan` and `check_out` wrote below a run's folder; after a kill it stays until the run is resumed."""
+def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
+    """Provide both sides' files inside the context; after a kill they stay in the run's folder until it is resumed.
+
+    Raises:
+        ValueError: a side cannot be checked out.
+    """
+    assert planned.sides is not None
     try:
+        check_out(planned.sides)
         yield
     finally:
         remove_checkouts(folder)
