@@ -184,3 +184,9 @@ def test_roundings_of_large_terms_that_cancel_are_honest_in_half_precision():
     honest = Implementation(build=RoundsExponentials, source="a test")
     assert all(each.agrees for each in errors(ask(honest, reference).compared, reference))
     assert set(reference.expected) == {"output", "gradient of value"}
+
+
+def test_code_that_is_wrong_in_any_mode_breaks_no_rule_about_modes():
+    found = verdict(Zeros, direction="inference")
+    assert "right when short" in broken_rules(found)
+    assert "without gradients" not in broken_rules(found)
