@@ -4,6 +4,7 @@ The catalogue of known mistakes is tested in test_mistakes.py; implementations h
 """
 
 import math
+import re
 
 import pytest
 import torch
@@ -45,6 +46,18 @@ def test_a_brief_check_finds_a_wrong_answer_too():
     assert {each.tensor for _, each in wrong.tensors() if not each.agrees} == {"gradient of query"}
 
 
+class OneRowWrong(Textbook):
+    """One query's output, chosen by the test, has the wrong sign."""
+
+    row = 0
+
+    def attend(self, query, key, value, mask):
+        out = super().attend(query, key, value, mask).clone()
+        if out.shape[2] > 1000:
+            out[:, :, self.row] *= -1
+        return out
+
+
 LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direction": "inference", "mask": "causal"}
 
 
@@ -65,6 +78,14 @@ def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
         assert compared.worst[-2] == row
         assert row in wider.rows
         assert 0 < compared.allowed <= wider.tolerance("output")
+
+
+def test_the_check_says_which_row_of_a_long_output_is_wrong():
+    references = ask_oracle(Workload(**LONG), 0)
+    row = next(row for row in range(1029, 0, -1) if not any(row in each.rows for each in references.by_probe.values()))
+    found = check(references, Implementation(build=type("Wrong", (OneRowWrong,), {"row": row}), source="a test"))
+    assert not found.agrees
+    assert re.search(rf"output is wrong on needles inputs: at \[0, \d, {row}, ", found.diagnosis), found.diagnosis
 
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
