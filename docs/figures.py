@@ -19,7 +19,7 @@ from PIL import Image
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.reports import ratio_plot
+from attnbench.reports import lines
 from attnbench.reports.screen import screen
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.units import percent, significant
@@ -53,8 +53,6 @@ OTHERS = {
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
 SCREEN = "screen.txt"
 """The closing screen of a run."""
-NUM_FIRST, ROW = 5, 0.145
-"""Shapes in the README's picture and inches per row: the picture fits the first screen."""
 MOST_SUMMARY = 200_000
 TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
@@ -79,7 +77,7 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        picture = ratio_plot.draw(results, NUM_FIRST, ROW)
+        picture = lines.draw(results, lines.RATIO, lines.ENOUGH_LENGTHS)
         assert picture is not None
         picture.save(folder / "first_plot.png")
 

@@ -9,7 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Workload, compute_capability, missing_package, only_on
+from attnbench.contract import Workload, device, missing_package, only_on
 
 LARGEST_HEAD_DIM, LARGEST_ON_HOPPER = 128, 256
 HOPPER = 9
@@ -47,7 +47,7 @@ def unsupported(workload: Workload) -> str | None:
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "cudnn_frontend needs dtype bfloat16 or float16"
-    major, _ = compute_capability(workload) or (HOPPER, 0)
+    major, _ = device(workload.device).compute_capability() or (HOPPER, 0)
     largest = LARGEST_ON_HOPPER if major == HOPPER else LARGEST_HEAD_DIM
     widths = workload.head_dim, workload.value_dim
     if max(widths) > largest or any(width % 8 for width in widths):

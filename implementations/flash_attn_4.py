@@ -9,7 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Workload, compute_capability, missing_package, only_on
+from attnbench.contract import Workload, device, missing_package, only_on
 
 HOPPER = 9
 LARGEST_HEAD_DIM = {HOPPER: 256, 10: 128, 11: 128}
@@ -34,7 +34,7 @@ def unsupported(workload: Workload) -> str | None:
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn_4 needs dtype bfloat16 or float16"
-    major, _ = compute_capability(workload) or (HOPPER, 0)
+    major, _ = device(workload.device).compute_capability() or (HOPPER, 0)
     largest = LARGEST_HEAD_DIM.get(major, OWN_KERNEL)
     if workload.value_dim != workload.head_dim or (workload.head_dim > largest and workload.head_dim != OWN_KERNEL):
         own = f", or {OWN_KERNEL}" if largest < OWN_KERNEL else ""

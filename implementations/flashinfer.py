@@ -9,6 +9,8 @@ https://github.com/flashinfer-ai/flashinfer/blob/v0.6.17/flashinfer/prefill.py
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
 
+from functools import lru_cache
+
 from torch import Tensor
 
 from attnbench.contract import BoundMask, Workload, attention_window, missing_package, only_on
@@ -22,16 +24,16 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
     tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
     window = attention_window(bound_mask.rule, *bound_mask.sizes[1:])
-    attended: Tensor
     if window is None or window[1] > 0:  # the kernel limits the right side only at the diagonal
-        bits = bound_mask.keep("flashinfer", lambda: packed(bound_mask))
-        attended = single_prefill_with_kv_cache(*tokens, packed_custom_mask=bits, kv_layout="NHD")
+        bits = packed(bound_mask)
+        attended: Tensor = single_prefill_with_kv_cache(*tokens, packed_custom_mask=bits, kv_layout="NHD")
     else:
         left, right = window
         attended = single_prefill_with_kv_cache(*tokens, causal=right == 0, window_left=left, kv_layout="NHD")
     return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
 
 
+@lru_cache(maxsize=4)
 def packed(mask: BoundMask) -> Tensor:
     """Pack the visible pairs, eight to a byte; the first pair is the lowest bit."""
     from flashinfer.quantization import packbits

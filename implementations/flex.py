@@ -10,14 +10,14 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from attnbench.contract import BoundMask, Workload, compile_whole, is_on, missing_compiler
+from attnbench.contract import BoundMask, Workload, compile_whole, device, is_on
 
 SMALLEST_CUDA_HEAD_DIM = 16
 
@@ -35,8 +35,8 @@ def attention(
         query,
         key,
         value,
-        score_mod=bound_mask.keep("flex scores", lambda: score_mod(bound_mask)),
-        block_mask=bound_mask.keep("flex blocks", lambda: block_mask(bound_mask)) if bound_mask.rule.hides else None,
+        score_mod=score_mod(bound_mask),
+        block_mask=block_mask(bound_mask) if bound_mask.rule.hides else None,
         scale=scale,
         enable_gqa=enable_gqa,
     )
@@ -49,6 +49,7 @@ def compiled() -> Callable[..., Any]:
     return compile_whole(flex_attention)
 
 
+@lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
     """The tiles that the mask hides, shows or cuts, with the rule for the cut ones."""
 
@@ -62,19 +63,20 @@ def block_mask(mask: BoundMask) -> BlockMask:
     return create_block_mask(sees, batch_size if differs else None, None, query_len, key_len, device=str(mask.device))
 
 
+@lru_cache(maxsize=4)
 def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
     """The mask's change of a score, part by part; None if the mask only hides."""
-    offset = mask.sizes[2] - mask.sizes[1]
+    offset, parts = mask.sizes[2] - mask.sizes[1], [*zip(mask.rule.changes, mask.per_head, strict=True)]
 
     def change(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        for part, per_head in zip(mask.rule.changes, mask.per_head, strict=True):
+        for part, per_head in parts:
             if part.is_additive:
                 score = score + part.bias(per_head[head], query, key, offset).to(score.dtype)
             else:
                 score = part.transform(score)
         return score
 
-    return change if mask.changes_scores else None
+    return change if mask.rule.changes_scores else None
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -84,11 +86,11 @@ def unsupported(workload: Workload) -> str | None:
     if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"
-        return missing_compiler(workload.device)
+        return device(workload.device).missing_compiler()
     if workload.direction != "inference":
         return "flex_attention has no gradients on the CPU"
     if workload.dtype == "float64":
         return "flex_attention has no float64 on the CPU"
     if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
         return "flex_attention on the CPU needs AVX2"
-    return missing_compiler(workload.device)
+    return device(workload.device).missing_compiler()

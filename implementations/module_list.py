@@ -8,7 +8,7 @@ Peak memory beyond the inputs: scores and weights of one head, and all outputs: 
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract.adapters import Sizes, head_list
+from attnbench.contract.adapters import Sizes, split
 
 
 def attention(
@@ -57,4 +57,4 @@ class ModuleList(nn.Module):
         return self.out(torch.cat(attended, dim=-1))  # H times (B,T,K) -> (B,T,H*K) -> (B,T,D)
 
 
-MODULE, LAYOUT = ModuleList, head_list("heads.{head}", query="0", key="1", value="2", out="out")
+MODULE, LAYOUT = ModuleList, split("heads.{head}.0", "heads.{head}.1", "heads.{head}.2", out="out")

@@ -30,9 +30,9 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
     """(B, T, D), (B, S, D) -> (B, T, D)."""
     padding_mask = attention_mask = None
-    if mask.changes_scores:
+    if mask.rule.changes_scores:
         attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
-    elif mask.is_padding:
+    elif mask.hidden is not None and mask.hidden.shape[2] == 1:  # all queries see the same keys
         padding_mask = mask.hidden_as("bs")  # the module also says True where hidden
     elif mask.hidden is not None:
         attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)

@@ -12,7 +12,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 import inspect
 import itertools
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -28,13 +28,14 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
     from torch.nn.attention.varlen import varlen_attn
 
     kernel: Any = partial(varlen_attn, enable_gqa=True) if query.shape[1] != num_kv_heads else varlen_attn
-    bounds = bound_mask.keep("sequences", lambda: sequences(bound_mask))
+    bounds = sequences(bound_mask)
     tokens = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # (B,H,T,K) -> (B*T,H,K)
     window = attention_window(bound_mask.rule, *bound_mask.sizes[1:]) or (-1, -1)
     attended: Tensor = kernel(*tokens, *bounds, window_size=window)
     return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
 
 
+@lru_cache(maxsize=4)
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
     """The bounds of sequences among queries (N + 1,) and keys (N + 1,), and the longest length of each.
 

@@ -4,23 +4,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import rows, table
-from attnbench.reports.cells import columns
+from attnbench.reports import cells
+from attnbench.reports.cells import Cell
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A row, by column, and its texts, by heading."""
+    """A cell, and its texts by heading."""
 
-    row: dict[str, Any]
+    cell: Cell
     texts: dict[str, str]
 
-    def __getitem__(self, column: str) -> Any:
-        return self.row[column]
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of an axis, or a field of the record."""
+        axes = self.cell.workload.axes() | {"workload": self.cell.workload.id}
+        return axes[name] if name in axes else getattr(self.cell, name, getattr(self.cell.record, name, None))
 
 
 def every(results: Results) -> list[Shown]:
-    """Return all rows of the run, in the order of the plan."""
+    """Return all cells of the run, in the order of the plan."""
+    columns = cells.columns(results)
     return [
-        Shown(row, {column.heading: column.text(row) for column in columns(results)}) for row in rows(table(results))
+        Shown(cell, {column.heading: column.text(cell) for column in columns}) for cell in cells.every(results).values()
     ]

@@ -89,7 +89,8 @@ def test_an_outcome_is_shown_and_drawn(tmp_path):
     assert "<b>:" not in shown
     assert "sdpa" in repr(found)
     assert found.plot("latency").save("a.png").read_bytes().startswith(b"\x89PNG")
-    assert found.plot()._repr_svg_().startswith("<svg ")
+    assert found.plot()._repr_png_().startswith(b"\x89PNG")
+    assert "<svg " in found.plot("ratio").save("a.svg").read_text()
     with pytest.raises(ValueError, match=r"there is no plot speed; choose among"):
         found.plot("speed")
     with pytest.raises(ValueError, match=r"end its name with"):

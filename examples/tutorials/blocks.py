@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.checking import mistakes, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import BoundMask, Implementation, Weights
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 

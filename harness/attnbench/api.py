@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.judgements import CheckVerdict, judgements
-from attnbench.analysis.recommendation import Limits, Recommendation, recommend
+from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
@@ -31,7 +31,7 @@ from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan, plan_to_choose, rejected
-from attnbench.reports import Picture, answers, cells, recommended, screen, story
+from attnbench.reports import Picture, answers, recommended, screen, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Verdict
@@ -160,7 +160,7 @@ class Outcome:
 
     def _table(self) -> list[str]:
         """The times and verdicts of the shapes, as on the closing screen."""
-        lines = screen.table(answers.shapes(self.results), cells.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
+        lines = screen.table(answers.shapes(self.results), titles.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
         return [line.text for line in lines]
 
 
@@ -283,13 +283,13 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
+    memory_bytes = recommending.bytes_of(memory)
     folder = execution.new_folder(Path(results), "fastest")
     specs = _specs(given, folder)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     planned = _plan("fastest", specs, seed, axes, **more)
     measured = _executed(plan_to_choose(planned), specs, folder)
-    return Outcome(measured, {}, recommend(measured, limits))
+    return Outcome(measured, {}, recommend(measured, memory_bytes=memory_bytes, is_deterministic=deterministic))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:

@@ -32,7 +32,6 @@ KEYWORDS = (
     "mask",
     "is_causal",
     "is_causal_bottom_right",
-    "key_padding_mask",
     "bias",
     "scale",
     "sinks",

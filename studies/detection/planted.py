@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from attnbench.checking import steps
 from attnbench.checking.mistakes import Mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.contract import Attention, BoundMask, Implementation, Weights
+from attnbench.contract import BoundMask, Implementation, Weights
 
 BLOCK_SCORES = 2**24
 """Scores in memory at a time, about, if queries can be computed in blocks."""
@@ -15,21 +15,14 @@ BLOCK_SCORES = 2**24
 def implementation(mistake: Mistake) -> Implementation:
     """Build the textbook form with the mistake."""
 
-    class Mistaken(Attention):
-        def make_layers(self) -> None:
-            heads = {
-                "query": (self.num_heads, self.head_dim),
-                "key": (self.num_kv_heads, self.head_dim),
-                "value": (self.num_kv_heads, self.value_dim),
-            }
-            for name, sizes in heads.items():
-                self.register_parameter(f"{name}_weight", nn.Parameter(torch.empty(*sizes, self.embed_dim)))
-                bias = nn.Parameter(torch.empty(sizes)) if self.has_bias else None
-                self.register_parameter(f"{name}_bias", bias)
+    class Mistaken(nn.Module):
+        def __init__(self, weights: Weights) -> None:
+            super().__init__()
+            for name, tensor in weights.filled().tensors().items():
+                self.register_parameter(name, nn.Parameter(tensor.clone()))
 
         def pack(self, weights: Weights) -> dict[str, Tensor]:
-            named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
-            return {name if name.endswith("_bias") else f"{name}_weight": tensor for name, tensor in named.items()}
+            return weights.tensors()
 
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             num_scores = query.shape[0] * query.shape[1] * key.shape[2]
@@ -42,8 +35,7 @@ def implementation(mistake: Mistake) -> Implementation:
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
         def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-            named = {name.replace(".", "_"): parameter for name, parameter in self.named_parameters()}
-            weights = Weights(**{name.removesuffix("_weight"): parameter for name, parameter in named.items()})
+            weights = Weights(**dict(self.named_parameters()))
             rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
             return steps.attend_tokens(x, x if context is None else context, weights, rows, mistake.changes)["output"]
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, generator, reason_against
+from attnbench.checking.memory import LAYOUTS
 from attnbench.checking.mistakes import Mistake
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.contract.memory import LAYOUTS
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
 from studies.detection.planted import implementation as mistaken
 

@@ -52,8 +52,8 @@ class Dropping(Attention):
 
 
 class Layer(Dropping):
-    def make_layers(self):
-        super().make_layers()
+    def __init__(self, weights):
+        super().__init__(weights)
         self.dropout = nn.Dropout(0.5)
 
     def of_weights(self, weights):

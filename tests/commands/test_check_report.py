@@ -1,5 +1,7 @@
 """`attnbench check --report FILE`: one small file with the verdicts by device and dtype, and what they hold for."""
 
+import re
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -21,10 +23,10 @@ def test_a_report_has_verdicts_by_dtype_with_errors_findings_and_versions(tmp_pa
     done = CliRunner().invoke(app, ["check", "sdpa", "sdpa_cudnn", "mine.py:mistaken", "--report", "stock.md", *SHAPE])
     assert done.exit_code == 1, done.output
     text = (tmp_path / "stock.md").read_text()
-    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
-    assert rows["sdpa"].count("right on 1 of 1, error 0.") == 2
-    assert "CUDA" in rows["sdpa_cudnn"]
-    assert "disagrees" in rows["mistaken"]  # the last row of that name is a finding
+    for dtype in ("float32", "bfloat16"):
+        assert f"- **sdpa, cpu {dtype}**: right on 1 of 1, error 0." in text
+    assert re.search(r"sdpa\\?_cudnn, cpu float32\*\*: .*CUDA", text)
+    assert re.search(r"\*\*mistaken on \S+\*\*: disagrees: ", text)
     assert f"torch {torch.__version__}" in text
 
 
@@ -54,10 +56,12 @@ STORED = """# Stock attention on this machine
 
 - **versions**: torch 2.13.0 \\[cpu\\]
 
-| implementation   | cpu float32      | cpu bfloat16 |
-|------------------|------------------|--------------|
-| sdpa             | right on 1 of 1  | right        |
-| flex             | needs a \\| more | -            |
+## Verdicts
+
+- **sdpa, cpu float32**: right on 1 of 1
+- **sdpa, cpu bfloat16**: right
+- **flex, cpu float32**: needs a \\| more
+- **flex, cpu bfloat16**: nothing was tried
 
 ## Findings
 
@@ -66,12 +70,8 @@ No findings.
 
 
 def test_reports_are_set_side_by_side(tmp_path):
-    other = STORED.replace("2.13.0", "2.14.1").replace(
-        "| sdpa             | right on 1 of 1 ", "| sdpa | WRONG on 1 of 1 "
-    )
-    finding = (
-        "| implementation | workload | status | message |\n| --- | --- | --- | --- |\n| sdpa | w | disagrees | off |"
-    )
+    other = STORED.replace("2.13.0", "2.14.1").replace("right on 1 of 1", "WRONG on 1 of 1")
+    finding = "- **sdpa on w**: off"
     files = {"one.md": STORED, "two.md": other.replace("No findings.", finding)}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

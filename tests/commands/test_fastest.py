@@ -87,7 +87,7 @@ def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str,
 
 
 def test_a_crossover_that_is_none_says_who_is_faster() -> None:
-    ends = ["--from", "16", "--to", "64", "--budget", "2"]
+    ends = ["--from", "16", "--to", "24", "--budget", "1"]
     done = invoke("fastest", "mine.py:slow", "sdpa", "--along", "length", *TINY, *ends, "--json")
     assert done.exit_code in {0, 3}, done.output
     (found,) = json.loads(done.stdout)["crossings"]

@@ -62,8 +62,8 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
 def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
     text = "\n".join(printed(results, monkeypatch, 120))
-    assert re.search(r"^length +implementation +time +verdict +peak memory$", text, re.MULTILINE)
-    assert re.search(r"^512 +fused +\S+ ms +\d\.\d\dx slower +1[67]\.?\d* MiB$", text, re.MULTILINE)
+    assert re.search(r"^length +implementation +time per call +verdict +peak memory$", text, re.MULTILINE)
+    assert re.search(r"^512 +fused +\S+ ms \(.*\) +\d\.\d+x slower \(.*\) +1[67]\.?\d* MiB", text, re.MULTILINE)
 
 
 def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
@@ -93,8 +93,9 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
     assert lines[0].startswith("virtual: Two states of the code: 2 implementations on 2 shapes")
     assert any(line.startswith("Base ") and "candidate " in line for line in lines)
     (heading,) = (line for line in lines if line.startswith("Time of a call"))
-    assert heading.split()[-2:] == ["base", "candidate"]
+    assert heading.split()[-3:] == ["base", "equal", "slower"]
     text = "\n".join(lines)
-    assert len(re.findall(r" equal$", text, re.MULTILINE)) == text.count("x slower") == 2
+    assert len(re.findall(r" candidate +-$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r" candidate \d\.\d\dx$", text, re.MULTILINE)) == 2
     assert story.findings(results) == []
     assert "Take " not in text  # the answer is the command's last line

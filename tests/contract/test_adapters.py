@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnbench.checking.agreement import check
 from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import loading, repeat_heads
-from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
+from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from tests.checks import references
 
@@ -114,7 +114,7 @@ def across(module, x, context, mask):
 
 
 SPLIT = split("q_proj", "k_proj", "v_proj", out="o_proj")
-HEADS = head_list("heads.{head}", query="a", key="b", value="c", out=None)
+HEADS = split("heads.{head}.a", "heads.{head}.b", "heads.{head}.c", out=None)
 RIGHT = {
     **{
         f"packed {each}": adapt(lambda s, o=each: Packed(s, o), packed("qkv", each, out="proj"), call=alone)
@@ -122,7 +122,7 @@ RIGHT = {
     },
     **{
         f"per head {each}": adapt(
-            lambda s, o=each: Packed(s, o, together=True), per_head("qkv", each, out="proj"), call=alone
+            lambda s, o=each: Packed(s, o, together=True), packed("qkv", each, out="proj", per_head=True), call=alone
         )
         for each in TWO_ORDERS
     },
@@ -142,10 +142,10 @@ WRONG = {
         for order in ("kqv", "vqk")
     },
     "per head taken for packed": adapt(lambda s: Packed(s, together=True), packed("qkv", out="proj"), call=alone),
-    "packed taken for per head": adapt(Packed, per_head("qkv", out="proj"), call=alone),
+    "packed taken for per head": adapt(Packed, packed("qkv", out="proj", per_head=True), call=alone),
     "query and key confused": adapt(Split, split("k_proj", "q_proj", "v_proj", out="o_proj"), call=across),
     "key and value confused": adapt(
-        Heads, head_list("heads.{head}", query="a", key="c", value="b", out=None), call=alone
+        Heads, split("heads.{head}.a", "heads.{head}.c", "heads.{head}.b", out=None), call=alone
     ),
     "a mask that stays behind": adapt(Packed, packed("qkv", out="proj"), call=lambda m, x, context, mask: m(x)),
 }
@@ -271,7 +271,7 @@ def test_groups_and_contexts_are_read(order):
             query = named["q"].unflatten(-1, (2, -1)).flatten(2, 3)  # (B,T,G,2*K) -> (B,T,H,K)
             return self.proj(attend(query, named["k"], named["v"], None))
 
-    grouped = adapt(ByGroup, per_head("qkv", order, out="proj"))
+    grouped = adapt(ByGroup, packed("qkv", order, out="proj", per_head=True))
     assert judge(grouped, Workload(**(point.axes() | {"kv_len": 5}))).agrees
 
 
@@ -318,13 +318,16 @@ def test_what_an_adapter_cannot_is_reported_with_its_reason():
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        (packed("in_proj", out="proj"), "there is no parameter in_proj.weight"),
-        (packed("qkv", out="prj"), "there is no parameter prj.weight (did you mean proj.weight?)"),
+        (
+            packed("in_proj", out="proj"),
+            "in_proj.weight is no parameter in the module, and (36, 12) in the layout",
+        ),
+        (packed("qkv", out="prj"), "prj.weight is no parameter in the module"),
         (
             stacked({"qkv": "q", "proj": "kv"}, out=None),
-            "qkv.weight is (36, 12) in the module, the layout makes (12, 12)",
+            "qkv.weight is (36, 12) in the module, and (12, 12) in the layout",
         ),
-        (packed("qkv", out=None), "names no proj.weight"),
+        (packed("qkv", out=None), "proj.weight is (12, 12) in the module, and not named in the layout"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_reported_on_one_line(layout, said):
@@ -336,61 +339,40 @@ def test_a_layout_that_does_not_fit_is_reported_on_one_line(layout, said):
     assert "\n" not in str(raised.value)
 
 
-def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(ValueError, match="give a function of query, key and value"):
-        adapt(None)
-    with pytest.raises(ValueError, match="no layout"):
-        adapt(lambda sizes: Packed(sizes, "qkv"))
-    with pytest.raises(ValueError, match="extra is about modules"):
-        adapt(lambda q, k, v: q, extra={"gain": 1.0})
-    with pytest.raises(ValueError, match=r"no argument of adapt mask .did you mean masks.*"):
-        adapt(lambda q, k, v: q, mask="causal")
-    with pytest.raises(ValueError, match=r"masks=.'none', 'causal'. and no call.*add call=lambda module"):
-        adapt(Packed, packed("qkv", out="proj"), masks=("none", "causal"))
-
-
 def made_of(**others):
     return lambda: adapt(Packed, packed("qkv", out="proj"), **others)
 
 
-def packing(change):
-    """Build an adapter whose `pack` changes each tensor of a right one."""
-    right = packed("qkv", out="proj")
-    return lambda: adapt(
-        Packed, Layout(pack=lambda weights: {n: change(n, t) for n, t in right.pack(weights).items()}), call=alone
-    )
-
-
 MISUSES = {
-    "one layer twice": (
-        lambda: split("qkv", "qkv", "v", out="proj"),
-        "split('qkv', 'qkv', 'v', out='proj') is not allowed: query and key are one layer",
-    ),
-    "a layer for its name": (
-        lambda: split(nn.Linear(1, 1), "k", "v", out=None),
-        "query is a Linear, and must be the name of a layer",
-    ),
+    "one layer twice": (lambda: split("qkv", "qkv", "v", out="proj"), "it takes different names of layers"),
+    "a layer for its name": (lambda: split(nn.Linear(1, 1), "k", "v", out=None), "it takes different names of layers"),
+    "a name for out that is none": (lambda: packed("qkv", out=True), "out=None where the module has no output"),
     "two letters": (lambda: packed("qkv", "qk", out=None), "packed('qkv', order='qk', out=None) is not allowed"),
     "a part missing": (
         lambda: stacked({"to_q": "q", "to_kv": "k"}, out=None),
         "stacked({'to_q': 'q', 'to_kv': 'k'}, out=None) is not allowed: its letters",
     ),
-    "parts in a list": (lambda: stacked(["to_q"], out=None), "it takes letters by layer"),
-    "one place for all heads": (
-        lambda: head_list("heads.0", query="a", key="b", value="c", out=None),
-        "its prefix needs {head}",
-    ),
-    "a name for out that is none": (lambda: packed("qkv", out=True), "out is a bool, and must be the name"),
-    "transposed of a name": (lambda: transposed("qkv"), "transposed is given a str for a layout"),
-    "no layout": (lambda: adapt(Packed, "qkv"), "adapt is given a str for a layout"),
-    "a pack that is none": (lambda: Layout(pack="qkv"), "pack is a str, and must be f(weights) -> dict"),
-    "a module": (lambda: adapt(nn.Linear(1, 1), SPLIT), "given a module that is made already for make"),
-    "call of two": (made_of(call=lambda module, x: x), "(module, x) for call: it must take 4 by position"),
+    "no layout": (lambda: adapt(Packed, "qkv"), "adapt is given 'qkv' for a layout"),
+    "a module": (lambda: adapt(nn.Linear(1, 1), SPLIT), "given a Linear for make: give a function"),
     "dropout as a number": (made_of(dropout=0.1), "adapt is given a float for dropout: give a function"),
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
     "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
+    "neither function nor module": (lambda: adapt(None), "does not say what it takes"),
+    "a module without a layout": (lambda: adapt(Packed), "needs adapt(lambda sizes: ..., packed"),
+    "a function with a module's facts": (
+        lambda: adapt(lambda q, k, v: q, extra={"gain": 1.0}),
+        "extra is about modules",
+    ),
+    "an unknown fact": (
+        lambda: adapt(lambda q, k, v: q, mask="causal"),
+        "no argument of adapt mask (did you mean masks",
+    ),
+    "masks without a call": (
+        made_of(masks=("none", "causal")),
+        "and no call, so that the module never gets a mask: add",
+    ),
 }
 
 
@@ -402,58 +384,43 @@ def test_a_wrong_argument_is_refused_with_what_is_allowed(make, said):
 
 
 LATER = {
-    "make that makes nothing": (lambda: adapt(lambda sizes: None, SPLIT), "make returned None: it must return"),
     "make that raises": (
         lambda: adapt(lambda sizes: Packed(sizes.dim), SPLIT),
         "make fails at Sizes(embed_dim=12, num_heads=3",
-    ),
-    "a module of one size": (
-        lambda: adapt(lambda sizes: nn.MultiheadAttention(8, 2), packed("in_proj_{}", out="out_proj"), call=alone),
-        "the module is not made for embed_dim 12",
-    ),
-    "a bare parameter taken for a layer": (
-        lambda: adapt(lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj", out="out_proj")),
-        'in_proj_weight is a parameter and no layer: write "in_proj_{}"',
-    ),
-    "its name taken for a layer": (
-        lambda: adapt(
-            lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj_weight", out="out_proj")
-        ),
-        'in_proj_weight is a parameter and no layer: write "in_proj_{}"',
-    ),
-    "not transposed": (
-        lambda: adapt(Transposed, packed("qkv", out="proj"), call=alone),
-        "its weights are (D, rows), so transposed(...)",
-    ),
-    "transposed": (
-        lambda: adapt(Packed, transposed(packed("qkv", out="proj")), call=alone),
-        "transposed(packed('qkv', order='qkv', out='proj')) does not fit the module: parameter qkv.weight",
-    ),
-    "a list of weights": (
-        lambda: adapt(Packed, Layout(pack=lambda weights: [weights.query]), call=alone),
-        "Layout(pack=...) makes a list: it must make tensors by parameter name",
     ),
     "pack that raises": (
         lambda: adapt(Packed, Layout(pack=lambda weights: {"qkv.weight": weights.wq}), call=alone),
         "fails to pack a state dict: AttributeError: 'Weights' object has no attribute 'wq'",
     ),
-    "a bias that is None": (
-        packing(lambda name, tensor: None if name == "proj.bias" else tensor),
-        "makes None of proj.bias: it must make a tensor, or leave the entry out",
+    "make that makes nothing": (lambda: adapt(lambda sizes: None, SPLIT), "make returned None: it must return"),
+    "a module of one size": (
+        lambda: adapt(lambda sizes: nn.MultiheadAttention(8, 2), packed("in_proj_{}", out="out_proj"), call=alone),
+        "out_proj.weight is (8, 8) in the module, and (12, 12) in the layout",
     ),
-    "detached weights": (packing(lambda name, tensor: tensor.detach()), "the weights of query, key, value: pack by"),
-    "an output that is None": (made_of(call=lambda m, x, context, mask: None), "the module returned None: it must"),
+    "a bare parameter taken for a layer": (
+        lambda: adapt(lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj", out="out_proj")),
+        'for parameters that are no layer write {} in place of weight and bias, as in "in_proj_{}"',
+    ),
+    "not transposed": (
+        lambda: adapt(Transposed, packed("qkv", out="proj"), call=alone),
+        "weights (D, rows) need transposed(...)",
+    ),
+    "transposed": (
+        lambda: adapt(Packed, transposed(packed("qkv", out="proj")), call=alone),
+        "transposed(packed('qkv', order='qkv', out='proj')) does not fit the module: qkv.weight is",
+    ),
+    "detached weights": (
+        lambda: adapt(Packed, Layout(pack=lambda weights: packed("qkv", out="proj").pack(weights.map(torch.detach)))),
+        "the weights of query, key, value: pack by",
+    ),
+    "an output that is None": (made_of(call=lambda m, x, context, mask: None), "the output is a builtins.NoneType"),
     "an output by head": (
         made_of(call=lambda m, x, context, mask: m(x).unflatten(-1, (3, -1))),
-        "the module returned (2, 9, 3, 4): it must return",
-    ),
-    "a mask that is None": (
-        made_of(call=lambda m, x, context, mask: m(x, mask.visible.float())),
-        "mask.visible and mask.hidden are None where every key is visible",
+        "the output has shape (2, 9, 3, 4), not (2, 9, 12)",
     ),
     "the mask itself": (
         made_of(call=lambda m, x, context, mask: m(x, mask)),
-        "call is given a BoundMask: pass on mask.visible, which is None or boolean (TypeError",
+        "call is given a BoundMask: pass on mask.visible, which is boolean, or None where every key",
     ),
 }
 
@@ -465,18 +432,16 @@ def test_a_misuse_that_shows_later_is_reported_with_its_place(make, said):
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_pack_cannot_make_stands_against_those_biases_alone():
+def test_a_pack_may_give_none_for_a_bias_and_may_need_one():
     right = packed("qkv", out="proj")
-
-    def pack(weights):
-        return right.pack(weights) | {"proj.bias": weights.out_bias}  # None where there is none
-
-    made = adapt(Packed, Layout(pack=pack), call=alone)
+    either = Layout(pack=lambda weights: right.pack(weights) | {"proj.bias": weights.out_bias})
+    needed = Layout(pack=lambda weights: right.pack(weights) | {"proj.bias": weights.out_bias.clone()})
+    without_out = POINT.with_axes({"bias": "qkv"})
+    assert judge(adapt(Packed, either, call=alone), without_out).agrees
+    made = adapt(Packed, needed, call=alone)
     assert judge(made, POINT).agrees
-    with pytest.raises(
-        ValueError, match=r"makes None of proj\.bias of weights without out_bias: it must make a tensor"
-    ):
-        reason_against(made, Workload(**(POINT.axes() | {"bias": "qkv"})))
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'clone'"):
+        judge(made, without_out)
 
 
 def test_a_value_in_a_file_takes_part_and_a_bare_module_is_reported_of_adapters(tmp_path):

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.checking.case import draw_weights
-from attnbench.contract.adapters import head_list, packed, per_head, sizes_of, split, stacked, transposed
+from attnbench.contract.adapters import packed, sizes_of, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 
 ORDERS = ["".join(order) for order in permutations("qkv")]
-HEADS = head_list("heads.{head}", query="a", key="b", value="c", out=None)
+HEADS = split("heads.{head}.a", "heads.{head}.b", "heads.{head}.c", out=None)
 LAYOUTS = st.sampled_from(
     [
         split("q", "k", "v", out="o"),
         HEADS,
         stacked({"to_kv": "vk", "to_q": "q"}, out="out"),
         *(packed("in_proj_{}", order, out="out") for order in ORDERS),
-        *(transposed(per_head("qkv", order, out="out")) for order in ORDERS),
+        *(transposed(packed("qkv", order, out="out", per_head=True)) for order in ORDERS),
     ]
 )
 
@@ -56,13 +56,5 @@ def test_sizes_are_those_of_the_weights(bias, groups, head_dim):
 
 @pytest.mark.parametrize("order", ["qkk", "qk", "qkvv", "abc", ""])
 def test_an_order_names_each_of_three_once(order):
-    for make in (packed, per_head):
-        with pytest.raises(ValueError, match="name q, k and v once each"):
-            make("qkv", order, out="proj")
     with pytest.raises(ValueError, match="name q, k and v once each"):
-        stacked({"to_q": "q", "to_rest": order}, out="proj")
-
-
-def test_a_list_of_heads_says_where_the_number_stands():
-    with pytest.raises(ValueError, match="the number of the head"):
-        head_list("heads", query="q", key="k", value="v", out=None)
+        packed("qkv", order, out="proj")

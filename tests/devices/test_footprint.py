@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import Case, bind, build, draw_normal, place
-from attnbench.contract.bundled import bundled
-from attnbench.contract.loading import from_value
+from attnbench.contract.loading import bundled, from_value
 from attnbench.devices import cpu, device
 from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint

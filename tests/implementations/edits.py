@@ -130,7 +130,7 @@ EDITS = [
     edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
         "torch_mha",
-        {'packed("in_proj_{}",': 'per_head("in_proj_{}",', "adapt, packed": "adapt, per_head"},
+        {'out="out_proj")': 'out="out_proj", per_head=True)'},
         "packed_read_in_thirds",
         MODULE | {"bias": "out", "num_heads": 2},
     ),

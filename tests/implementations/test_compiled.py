@@ -10,15 +10,15 @@ from torch.nn.attention.flex_attention import flex_attention
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import build, draw_normal, place
-from attnbench.contract import NotOneGraphError, compile_whole, missing_compiler
+from attnbench.contract import NotOneGraphError, compile_whole, device
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
-from attnbench.reports import style
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
-needs_compiler = pytest.mark.skipif(missing_compiler("cpu") is not None, reason=str(missing_compiler("cpu")))
+NO_COMPILER = device("cpu").missing_compiler()
+needs_compiler = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 SMALL = {"seq_len": 9, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch_size": 2, "direction": "inference"}
 
 
@@ -206,10 +206,3 @@ def test_an_option_is_part_of_the_name(tmp_path):
         plugins.check_specs(["fused+compil"])
     with pytest.raises(ValueError, match="no implementation fusd"):
         plugins.check_specs(["fusd+compile"])
-
-
-def test_a_variant_looks_like_what_it_is_a_variant_of():
-    plain, variant = style.look("fused"), style.look("fused+compile")
-    assert (variant.colour, variant.marker) == (plain.colour, plain.marker)
-    assert variant.line != plain.line
-    assert variant.width < plain.width

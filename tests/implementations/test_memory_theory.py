@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import bind, build, draw_normal, place
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import stems
 from attnbench.workloads.workload import Workload
@@ -139,8 +139,3 @@ def test_tiles_grow_with_the_length_and_not_its_square(mask):
         for length in lengths[1:]
     )
     assert long < 3 * short  # the textbook form takes four times as much
-
-
-def test_training_by_tiles_takes_a_fraction_of_the_textbook_form():
-    tiles, textbook = (read(name, "forward_backward", num_heads=2)[0].peak_bytes for name in ("chunked", "fused"))
-    assert tiles < textbook / 3

@@ -10,7 +10,7 @@ import torch
 
 from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.bundled import bundled, from_module
+from attnbench.contract.loading import bundled, from_module
 from attnbench.workloads.workload import RETIRED, Workload
 from tests import forks
 from tests.checks import references

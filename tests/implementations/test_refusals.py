@@ -5,7 +5,7 @@ import torch
 
 from attnbench.checking.case import bind
 from attnbench.contract import Implementation, Weights, Workload
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 

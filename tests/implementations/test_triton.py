@@ -14,7 +14,7 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 from attnbench.implementations.triton_flash import block
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan

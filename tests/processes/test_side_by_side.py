@@ -9,11 +9,10 @@ import typer
 from attnbench.analysis.comparisons import comparisons, judgements, whole
 from attnbench.analysis.results import read
 from attnbench.analysis.sides import by_side, losses
-from attnbench.analysis.table import panels, rows, table
+from attnbench.analysis.table import panels, table
 from attnbench.commands import running
 from attnbench.processes.messages import Failed
 from attnbench.reports import endings, pytest_benchmark
-from attnbench.reports.cells import arm
 from attnbench.reports.story import summary, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
@@ -23,6 +22,7 @@ from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Status, Verdi
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
+from tests import tables
 from tests.journals import EVIL
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -91,7 +91,7 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
 def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
     results = session(tmp_path, num_cells=2, budget_s=0.0)
     shown = ["x", "x (base)"]
-    assert sorted({arm(row) for row in rows(table(results))}) == shown
+    assert sorted({row.texts["implementation"] for row in tables.every(results)}) == shown
     names = [each["name"] for each in pytest_benchmark.document(results)["benchmarks"]]
     assert sorted(names) == sorted(f"{name}[{workload.id}]" for name in shown for workload in results.plan.workloads)
     cells = table(results)[["workload", "implementation", "side"]]

@@ -15,7 +15,7 @@ import torch
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
-from attnbench.contract.bundled import bundled
+from attnbench.contract.loading import bundled
 from attnbench.plugins import DISTRIBUTING
 from attnbench.ranks import tokens_of
 from attnbench.ranks.group import RankGroup, group_of

@@ -86,17 +86,10 @@ def test_every_ending_has_its_exit_code():
     assert running.exit_code(Conclusion(ending=Ending.passed, words=""), has_failed=True) == ExitCode.finding
 
 
-@pytest.mark.parametrize(
-    ("ratio", "low", "high", "words"),
-    [
-        (1.10, 1.05, 1.15, "1.10x slower (1.05 to 1.15)"),
-        (0.5, 0.4, 0.625, "2.00x faster (1.60 to 2.50)"),
-        (0.906, None, None, "1.10x faster"),
-    ],
-)
-def test_a_factor_is_one_or_more(ratio, low, high, words):
-    assert factor(ratio, low, high) == words
-    assert factor(1.1, than="sdpa") == "1.10x slower than sdpa"
+def test_a_factor_is_one_or_more():
+    assert factor(1.10, 1.05, 1.15) == "1.10x slower (1.05 to 1.15)"
+    assert factor(0.5, 0.4, 0.625, than="sdpa") == "2.00x faster than sdpa (1.60 to 2.50)"
+    assert factor(0.906) == "1.10x faster"
 
 
 @pytest.mark.parametrize("names", [("sdpa", "fused"), ("sdpa", "fused", "liar"), ("sdpa",), ("sdpa", "torch_mha")])

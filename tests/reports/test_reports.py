@@ -61,19 +61,17 @@ def summary(written: dict[str, list[Path]]) -> str:
 
 
 class Page(HTMLParser):
-    """The tags, the attributes that load something, and the identifiers."""
+    """The tags, and the attributes that load something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.loads: list[str] = []
-        self.ids: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "action", "data"}]
-        self.ids += [value or "" for name, value in attrs if name == "id"]
 
 
 def test_every_promised_report_is_there() -> None:
@@ -99,11 +97,9 @@ def test_a_report_is_the_same_at_every_call(
         assert old.read_bytes() == new.read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(REPORTS))
-def test_no_report_says_nan(name: str, written: dict[str, list[Path]]) -> None:
-    for path in written[name]:
-        if path.suffix not in {".png", ".svg"}:
-            assert not re.search(r"\b(nan|NaN|inf|None|Infinity)\b", SCRIPT.sub("", path.read_text()))
+def test_no_report_says_nan(written: dict[str, list[Path]]) -> None:
+    for path in (path for paths in written.values() for path in paths if path.suffix != ".png"):
+        assert not re.search(r"\b(nan|NaN|inf|None|Infinity)\b", SCRIPT.sub("", path.read_text()))
 
 
 @pytest.mark.parametrize("points", [(), POINTS[:1]], ids=["no workload", "no implementation"])
@@ -146,16 +142,6 @@ class TestMarkdown:
         assert "\x1b" not in summary
         assert escaped("a|b `c` *d* [e](f) <g> \\") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; \\\\"
 
-    def test_it_says_what_ran_and_where(self, summary: str) -> None:
-        fingerprint = journals.ENVIRONMENT.fingerprint
-        for reported in (
-            "**commit**: 1a2b3c4",
-            f"**fingerprint**: {fingerprint}",
-            "Differences below 2.0 % count as equal",
-            "torch 2.13.0",
-        ):
-            assert reported in summary
-
     def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
         assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
         assert (
@@ -188,15 +174,13 @@ class TestPytestBenchmark:
         assert first["stats"]["min"] == min(data) <= first["stats"]["q1"] <= first["stats"]["median"]
         assert first["stats"]["ops"] == pytest.approx(1 / (math.fsum(data) / len(data)))
         assert first["params"]["seq_len"] == 128
-
-    def test_no_host_name_is_reported(self, results: Results) -> None:
-        assert "node" not in pytest_benchmark.document(results)["machine_info"]
+        assert "node" not in pytest_benchmark.document(results)["machine_info"]  # no name of a host
 
 
 class TestPage:
     def test_nothing_is_loaded(self, page: str, whole: str) -> None:
         found = Page(page)
-        assert {"script", "link", "img", "iframe", "object"}.isdisjoint(found.tags)
+        assert {"script", "link", "iframe", "object"}.isdisjoint(found.tags)
         scripts = SCRIPT.findall(whole)
         assert [each.partition(">")[0] for each in scripts] == [
             '<script type="application/json" id="data"',
@@ -209,11 +193,12 @@ class TestPage:
         assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
     def test_time_against_length_is_its_one_picture(self, page: str, tmp_path: Path) -> None:
-        assert page.count("<svg ") == 0  # two lengths
+        assert "<img " not in page  # two lengths
         many = journals.workloads(mask=("none", "causal"), seq_len=(64, 128, 256, 512, 1024))
         text = SCRIPT.sub("", story.page(journals.write(tmp_path, many)))
-        assert text.count("<svg ") == 1
-        assert text.count('role="img"') == 2  # and the chart
+        (loaded,) = Page(text).loads
+        assert loaded.startswith("data:image/png;base64,")
+        assert '<img alt="Time per call against length' in text
 
     def test_the_answer_is_a_table_with_a_row_for_each_shape(self, results: Results, page: str) -> None:
         (table,) = re.findall(r'<table class="cards">.*?</table>', page, re.DOTALL)
@@ -221,11 +206,6 @@ class TestPage:
         headings = re.findall(r'data-heading="([^"]+)"', table.partition("</tr>")[2].partition("</tr>")[0])
         assert headings == list(answers.table(answers.shapes(results), "sdpa")[0])[1:]
         assert page.index('class="cards"') < page.index('id="explore-title"')
-
-    def test_identifiers_are_unique_and_all_references_resolve(self, page: str) -> None:
-        found = Page(page)
-        assert len(set(found.ids)) == len(found.ids)
-        assert {load[1:] for load in found.loads} <= set(found.ids)
 
     def test_no_cell_is_blank_and_text_from_outside_is_text(
         self, results: Results, whole: str, explored: dict[str, Any]
@@ -239,17 +219,13 @@ class TestPage:
 
     def test_each_column_has_a_key_to_sort_by_and_each_axis_its_values(self, explored: dict[str, Any]) -> None:
         assert all(len(row["keys"]) == len(row["text"]) == len(explored["columns"]) for row in explored["rows"])
-        ratio = [column["heading"] for column in explored["columns"]].index("ratio")
-        assert any(isinstance(row["keys"][ratio], float) for row in explored["rows"])
-        assert explored["axes"] == {
-            "seq_len": [128, 2048],
-            "kv_len": [128, 2048],
-            "mask": ["causal", "none"],
-            "scope": ["attention", "module"],
-        }
-        assert {row["implementation"] for row in explored["rows"]} == set(explored["implementations"])
-        timed = [row for row in explored["rows"] if row["time"] is not None]
-        assert all(row["time_low"] < row["time"] < row["time_high"] for row in timed)
+        places = {column["heading"]: place for place, column in enumerate(explored["columns"])}
+        assert any(isinstance(row["keys"][places["verdict"]], float) for row in explored["rows"])
+        assert set(explored["axes"]) == {"seq_len", "kv_len", "mask", "scope"}
+        assert {row["implementation"] for row in explored["rows"]} == set(explored["colours"])
+        times = [(row["time_low"], row["keys"][places["time per call"]], row["time_high"]) for row in explored["rows"]]
+        assert sum(low is not None for low, _, _ in times) > 10
+        assert all(low < time < high for low, time, high in times if low is not None)
 
 
 @pytest.mark.long

@@ -59,20 +59,15 @@ def test_the_first_screen_of_a_real_quick_sweep_answers(question):
     assert re.search(QUESTIONS[question].replace("[^.]*?", r"[\s\S]*?"), text, re.MULTILINE), question
 
 
-def test_every_shape_is_in_a_row(sweeps):
-    """Folded rows of a label cover all of its lengths."""
+def test_every_notable_shape_is_in_a_row_and_the_others_are_counted(sweeps):
     found = sweeps("quick")
     shown = lines(found)
     first = next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
-    rows = shown[first + 1 : shown.index("", first)]
-    covered: dict[str, list[tuple[int, int]]] = {}
-    label = ""
-    for row in rows:
-        name, low, high = re.match(r"(.*?) +T=(\d+)(?:-(\d+))? ", row).groups()
-        label = name.strip() or label
-        covered.setdefault(label, []).append((int(low), int(high or low)))
-    for shape in answers.shapes(found):
-        assert any(low <= shape.workload.seq_len <= high for low, high in covered[shape.label]), shape.name
+    rows = shown[first + 1 : shown.index("", first) - 1]
+    (number,) = re.match(r"(\d+) more rows", shown[first + 1 + len(rows)]).groups()
+    assert len(rows) + int(number) == len(answers.shapes(found))
+    num_faster = sum(bool(shape.faster) for shape in answers.shapes(found))
+    assert sum(bool(re.search(r"\d\.\d\dx", row)) for row in rows) == num_faster
 
 
 def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):

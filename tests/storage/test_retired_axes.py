@@ -8,7 +8,7 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
-from attnbench.reports import cells
+from attnbench.reports import titles
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import RETIRED, Workload
 from tests import journals
@@ -25,8 +25,7 @@ def test_an_older_journal_is_read(tmp_path: Path, axis: str, value: int | str) -
     journals.write(tmp_path / "run", (workload, plain), ("sdpa", "fused"))
     results = read(tmp_path / "run")
     assert {record.workload for record in results.records} == {workload, plain}
-    titles = cells.titles(results)
-    assert titles[workload.id] != titles[plain.id]
+    assert titles.title(workload.axes()) != titles.title(plain.axes())
     reason = reason_against(implementation("sdpa"), workload)
     assert reason is not None
     assert axis in reason

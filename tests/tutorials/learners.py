@@ -55,8 +55,8 @@ class Declared(Attention):
 
     is_applied = False
 
-    def make_layers(self):
-        super().make_layers()
+    def __init__(self, weights):
+        super().__init__(weights)
         self.dropout = nn.Dropout(0.5)
 
     def attend(self, query, key, value, mask):

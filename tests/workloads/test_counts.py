@@ -32,12 +32,6 @@ def points(**changes) -> list[Workload]:
     return found
 
 
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_visible_pairs_are_those_of_a_loop_over_the_dense_mask(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    assert counts.visible_pairs(workload) == sum(bool(seen) for seen in dense.ravel())
-
-
 def test_every_mask_is_counted_at_some_size():
     assert {workload.mask_rule.name for workload in points()} == set(masks())
 
@@ -100,15 +94,6 @@ def test_no_count_is_below_its_least_and_without_a_mask_they_meet(scope, directi
             assert counts.least_bytes(workload) == counts.compulsory_bytes(workload)
 
 
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_the_fewest_tokens_are_no_more_than_take_part(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    queries, keys = int(dense.any(axis=2).sum()), int(dense.any(axis=1).sum())
-    least_queries, least_keys = counts._fewest_tokens(workload)
-    assert least_queries <= queries
-    assert least_keys <= keys
-
-
 def counted(name: str, workload: Workload) -> int:
     """Return torch's count for one call."""
     made = build(workload, implementation(name), placed(workload))
@@ -138,12 +123,3 @@ def test_who_does_not_say_what_it_executes_is_unknown():
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing", batch_size=2)
     assert implementation("sdpa").executed_flops(workload) is None
     assert implementation("chunked").executed_flops(workload) is None
-
-
-def test_torch_counts_nothing_for_its_cpu_flash_kernel_and_ignores_a_causal_mask():
-    """The reason for our own formulas: the day this fails, FlopCounterMode can be trusted with more."""
-    causal = Workload(seq_len=64, num_heads=2, head_dim=8, mask="causal", direction="inference")
-    assert reason_against(implementation("sdpa_flash"), causal) is None
-    assert counted("sdpa_flash", causal) == 0
-    assert counted("sdpa_math", causal) == counted("sdpa_math", Workload(**{**causal.axes(), "mask": "none"}))
-    assert counts.useful_flops(causal) < counted("sdpa_math", causal)

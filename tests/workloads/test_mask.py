@@ -126,9 +126,6 @@ class TestDrawn:
         assert (parse_mask("boolean(50,1)").dense(3, 64, 64) != seen).mean() > 0.4
         assert (parse_mask("boolean(50,0)").dense(3, 64, 64) == seen).all()
 
-    def test_a_longer_mask_begins_as_a_shorter_one(self):
-        assert (parse_mask("boolean(50)").dense(2, 9, 64)[:, :5] == parse_mask("boolean(50)").dense(2, 5, 64)).all()
-
     def test_an_additive_bias_differs_by_head_query_and_key_and_is_rounded_once(self):
         bound = BoundMask(parse_mask("additive"), (2, 64, 64), "cpu", num_heads=8)
         bias = bound.added(torch.float64)
@@ -193,11 +190,6 @@ class TestChange:
 NUMBERED = ["sliding_window", "sliding_window_bottom_right", "prefix", "softcap", "boolean", "additive"]
 
 
-@given(st.sampled_from(NUMBERED), st.integers(1, 99))
-def test_text_and_mask_are_inverse(name, number):
-    assert str(parse_mask(f" {name} ( {number} ) ")) == f"{name}({number})"
-
-
 @given(st.permutations(["causal", "padding(3,4)", "softcap(20)", "alibi"]))
 def test_a_combination_has_one_text_but_for_the_order_of_changes(parts):
     mask = parse_mask(" + ".join(parts))
@@ -224,12 +216,6 @@ def test_nonsense_is_refused_in_one_line(text):
     with pytest.raises(ValueError, match="is not allowed") as refused:
         parse_mask(text)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["softcap(0)", "sliding_window(0)", "boolean(101)", "causal+padding(3,4)"])
-def test_arguments_that_do_not_fit_are_refused_with_how_to_write_it(text):
-    with pytest.raises(ValueError, match="is not allowed: write it as"):
-        Workload(mask=text)
 
 
 @pytest.mark.parametrize("name", ["padding(3,4)", "document(3,5)", "sliding_window(3)", "causal+padding(3,4)+alibi"])

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from attnbench.workloads.policy import Evidence, Policy, Regret, Row, is_plain
+from attnbench.workloads.policy import Evidence, Policy, Regret, Row
 from attnbench.workloads.workload import Workload
 
 KIND = {
@@ -85,17 +85,9 @@ def test_calls_of_another_kind_or_far_from_every_shape_are_pytorchs_own(axes):
     assert always.choose(plain(**axes)) == "sdpa"
 
 
-def test_a_factor_of_two_in_each_size_at_once_is_near():
-    assert policy(rows=(row(48, "bmm"),)).choose(plain(seq_len=96, num_heads=16, head_dim=128)) == "bmm"
-
-
 def test_threads_of_0_are_those_of_the_policy():
     assert policy().choose(plain(num_threads=2)) == policy().choose(plain()) == "chunked"
     assert policy(num_threads=8).choose(plain()) == "sdpa"
-
-
-def test_a_scale_is_no_other_kind_of_call():
-    assert is_plain(plain(scale=0.3))
 
 
 def test_a_file_is_read_as_it_was_written_with_a_line_for_each_shape(tmp_path):

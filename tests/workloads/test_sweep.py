@@ -104,7 +104,10 @@ def test_every_sweep_that_comes_along_is_valid(name):
         ("grid = [", "is not readable"),
         ('summary = "x"\ngrid = []\n', "has no workloads"),
         ('summary = "x"\n[[grid]]\nseq_length = 3\n', "did you mean seq_len?"),
-        ('summary = "x"\nspeed = 3\n[[grid]]\nseq_len = 3\n', "there is no key speed; choose among summary"),
+        (
+            'summary = "x"\nspeed = 3\n[[grid]]\nseq_len = 3\n',
+            "unknown field `speed`; axes belong into a [[grid]] table",
+        ),
         ('summary = "x"\n[[grid]]\nseq_len = "many"\n', "seq_len is a whole number"),
         ('summary = "x"\n[[grid]]\nseq_len = []\n', "has no workloads"),
     ],

@@ -299,7 +299,7 @@ class Case:
     def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
         """One forward call with everything outside the implementation already done, and its leaves."""
         bind = getattr(self.module, "bind", None)
-        if bind is None or self.workload.scope == "module" or "attend" in vars(self.module):  # another one, compiled
+        if bind is None or self.workload.scope == "module":
             return self.output, list(self.leaves.values())
         self.hand_over_operands()
         bound: Bound = bind(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)

@@ -9,6 +9,7 @@ others are right. If nothing explains the answers, the weights are recovered fro
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,10 +32,19 @@ from attnbench.checking.reference import (
     roundings,
 )
 from attnbench.contract import Implementation
-from attnbench.contract.declared import declaration
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement
 from attnbench.workloads.workload import Workload
 
+LINES = {
+    "bottom_right_for_top_left": 'adapt(..., masks=("none", "causal_bottom_right"))',
+    "causal_unasked": 'adapt(..., masks=("causal",))',
+    "heads_for_positions": 'adapt(..., layout="bthk")',
+    "mask_added_as_number": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.added(q.dtype)))",
+    "mask_inverted": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.hidden))",
+    "no_scale": "adapt(..., scale=1.0)",
+}
+"""The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
+_ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 SHORT_LEN = 67
 MOST_HEADS = 4
 MOST_ROWS = 2
@@ -383,6 +393,14 @@ def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding |
         return None
     where = _where(_region(partly), tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
     return _sentence(match(evidence, mistakes, on_step, partly), f",{where}," if where else "")
+
+
+def declaration(name: str, words: str) -> str:
+    """A sentence with the line to write if the mistake `name`, described by `words`, is intended; or ""."""
+    rotary = _ROTARY.search(words)
+    base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
+    line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)
+    return f" If this is meant, write {line}." if line else ""
 
 
 def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:

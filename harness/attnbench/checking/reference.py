@@ -441,7 +441,7 @@ def gradients(
     named = dict(zip(leaves, made, strict=True))
     found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors if name in named}
     packed = {name.removeprefix("parameter "): gradient for name, gradient in named.items()}
-    if packed and hasattr(case.module, "pack") and hasattr(case.module, "pack_out"):
+    if packed and hasattr(case.module, "pack"):
         found |= canonical_gradients(case.module, reference.inputs.weights, packed)
     return {f"gradient of {name}": gradient for name, gradient in found.items() if gradient is not None}
 
@@ -456,7 +456,7 @@ def canonical_gradients(
     """
     with torch.enable_grad():
         watched = weights.filled().map(lambda tensor: tensor.detach().clone().requires_grad_())
-        packed = module.pack(watched) | module.pack_out(watched)  # type: ignore[operator]
+        packed: dict[str, Tensor] = module.pack(watched)  # type: ignore[operator]
         if unnamed := set(given) - set(packed):
             raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
         canonical = watched.tensors()

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking import conduct, oracle
+from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
 from attnbench.checking.conventions import settle
 from attnbench.checking.probes import TOKENS, VacuousError, draw_near
@@ -32,7 +32,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.contract import Implementation, memory
+from attnbench.contract import Implementation
 from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -147,6 +147,7 @@ class Candidate:
         for name in frozen:
             case.leaves[name].requires_grad_(False)  # noqa: FBT003
         vars(case.mask).update(of_mask)
+        case.mask.change = memory.MASK_FORMS.get(case.mask.form, case.mask.change)
         with conduct.watched(case.tensors, case.mask), case.grad_mode():
             output = case.output()
         require_form(self.workload, output)

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.checking.case import Inputs
 from attnbench.checking.oracle import RowMask, output, project, row_mask
 from attnbench.checking.oracle import heads as heads_of
-from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
+from attnbench.contract import Weights, repeat_heads
 from attnbench.explained import explanations
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
@@ -57,6 +57,18 @@ def weights(masked: Tensor, mask: RowMask) -> Tensor:
     """Softmax over the keys and the head's sink, if there is one; all 0 for a query that sees no key."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
     return softmax_with_sinks(masked, mask.sinks).masked_fill(empty, 0.0)
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the keys, the last axis, with sinks (H, 1, 1) as the score of one more key whose value is 0.
+
+    A query that sees no key gives 0 with sinks, and NaN without. Source: gpt-oss, https://arxiv.org/abs/2508.10925,
+    section 2.2.
+    """
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    one_more = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, one_more], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:

@@ -117,7 +117,7 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
     ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0], is_watched=False)
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
-    discarded, blocks = compared.gauge.num_discarded, compared.gauge.num_blocks
+    discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
     value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
     advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""

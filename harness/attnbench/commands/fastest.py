@@ -45,13 +45,13 @@ def fastest(
     --policy, a sweep's answers are learned as a policy: a table of winners.
     """
     from attnbench.analysis.policy import learn
-    from attnbench.analysis.recommendation import Limits, recommend
+    from attnbench.analysis.recommendation import recommend
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan_to_choose, plan_to_search
     from attnbench.reports import endings
 
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
+    memory_bytes = recommending.bytes_of(memory)
     if resume is not None:
         folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
@@ -75,7 +75,7 @@ def fastest(
         else:
             recommending.print_crossings(measured)
         running.finish(endings.of_search(measured), is_silent=as_json)
-    found = recommend(measured, limits)
+    found = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
     learned = None
     try:
         if policy is not None:

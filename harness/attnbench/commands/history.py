@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson, ResultsFolder, require_extra
+from attnbench.commands.options import AsJson, ResultsFolder
 
 
 def history(
@@ -31,7 +31,6 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
-    require_extra("ruptures", "history")
     from attnbench.analysis.history import follow
     from attnbench.commands import terminal
     from attnbench.reports import history as report

@@ -14,7 +14,7 @@ from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.plugins import name_of
-from attnbench.reports import cells, recommended, story
+from attnbench.reports import recommended, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.files import writing_to
 from attnbench.units import percent
@@ -47,7 +47,7 @@ def print_recommendations(
     head = "doubtful: " if doubts(results) else ""
     if learned is not None:
         say(f"{head}{_policy_sentence(*learned)}", "bold")
-    names = cells.names(results)
+    names = titles.names(results)
     for each in choices:
         if len(choices) > 1:
             say(names[each.workload.id], "bold")
@@ -66,11 +66,10 @@ def print_recommendations(
 def print_crossings(results: Results) -> None:
     """Print the crossovers of each pair, and the verdict at each value."""
     print_troubles(results)
-    titles = cells.titles(results)
     head = "doubtful: " if doubts(results) else ""
     for ladder, pair, changes in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
-            say(titles[ladder.workloads[0]], "bold")
+            say(titles.names(results)[ladder.workloads[0]], "bold")
         say(f"{head}{recommended.of_crossing(results, ladder, pair, changes)}", "bold")
         known = points(results, ladder, *pair)
         if known and not VERBOSITY.is_quiet:

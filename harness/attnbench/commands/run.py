@@ -78,7 +78,7 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
     """Print the groups of shapes with their lengths and implementations, or every cell as JSON; nothing is run."""
     from attnbench.commands import terminal
     from attnbench.devices import device
-    from attnbench.reports import cells, grouped
+    from attnbench.reports import grouped, titles
     from attnbench.units import duration
 
     missing = {name: why for name in {each.device for each in plan.workloads} if (why := device(name).missing())}
@@ -88,8 +88,8 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
         typer.echo(json.dumps({"cells": entries, "budget_s": plan.budget_s, "missing": missing}, indent=2))
         return
     rows = []
-    for title, members in grouped(every, lambda cell: cells.title(cell[0].axes())).items():
-        lengths = dict.fromkeys(cells.length(workload.axes()) for workload, _ in members)
+    for title, members in grouped(every, lambda cell: titles.title(cell[0].axes())).items():
+        lengths = dict.fromkeys(titles.length(workload.axes()) for workload, _ in members)
         rows.append((title, ", ".join(lengths), ", ".join(dict.fromkeys(name for _, name in members))))
     terminal.print_table(("shapes", "lengths", "implementations"), rows)
     for name, why in missing.items():

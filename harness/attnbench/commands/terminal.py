@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import changed
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status
-from attnbench.units import plain, show
+from attnbench.units import plain
 
-LONGEST_NAME = 32
+NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
+"""Columns that only files have, as a terminal is narrow."""
 
 
 def say(text: str, style: str = "") -> None:
@@ -43,19 +44,11 @@ def print_results(results: Results) -> None:
 
 def print_cells(results: Results) -> None:
     """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
+    columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        lines = [
-            (
-                cells.length(row),
-                plain(cells.arm(row), limit=LONGEST_NAME),
-                show(row["paired_latency_s"], "s"),
-                cells.verdict(row).partition(" (")[0] if row["status"] == Status.ok else cells.status(row),
-                show(row.get("peak_memory_bytes"), "bytes"),
-            )
-            for row in members
-        ]
-        print_table(("length", "implementation", "time", "verdict", "peak memory"), lines)
+        rows = [[column.text(cell) for column in columns] for cell in members]
+        print_table([column.heading for column in columns], rows)
         say("")
     say(f"{story.decided(results)}; {story.interference(results)}")
     print_findings(results)

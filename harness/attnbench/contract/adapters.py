@@ -9,35 +9,34 @@ the contract.
 """
 
 import copy
-import fnmatch
-import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from itertools import compress
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BIAS_NAMES, BoundMask, Implementation, Weights, out_layer, out_state
-from attnbench.contract.declared import END, Declared, check_callable, kind, reads
-from attnbench.contract.functions import TENSOR_LAYOUTS, from_function, takes_heads, words
+from attnbench.contract import BoundMask, Implementation, linear_layer
+from attnbench.contract.declared import END, Declared, check_callable, kind, reads, words
+from attnbench.contract.functions import TENSOR_LAYOUTS, from_function
 from attnbench.contract.layouts import (
+    BIAS_NAMES,
+    LETTERS,
     Layout,
-    check_layout,
-    head_list,
+    Weights,
+    linear,
     packed,
-    per_head,
     split,
     stacked,
     transposed,
 )
 from attnbench.plugins import unknown
-from attnbench.workloads.masks import Prefix
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,11 @@ class Sizes:
 
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
+SETS_OF_BIASES = [frozenset(parts) for size in (4, 3, 2, 1, 0) for parts in combinations(BIAS_NAMES, size)]
+HELP = (
+    "make is given the sizes; weights (D, rows) need transposed(...); for parameters that are no layer write {} in "
+    'place of weight and bias, as in "in_proj_{}"; one that is no weight needs its value, as in extra={"gain": 1.0}'
+)
 FOR_MODULES = ("extra", "residual", "has_cache", "dropout")
 """Arguments of `adapt` that mean nothing for a function."""
 
@@ -65,7 +69,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
     Args:
         what: the function; or for a module, f(sizes) -> module.
         layout: for a function, the axes of its tensors: "bhtk" or "bthk". For a module, where its weights are: split,
-            packed, per_head, stacked, head_list, transposed or Layout(pack=...).
+            packed, stacked, transposed or Layout(pack=...).
         facts: any field of Declared (contract/declared.py), by name.
 
     Raises:
@@ -75,39 +79,24 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
     for fact in facts:
         if fact not in Declared.__dataclass_fields__:
             raise ValueError(unknown("argument of adapt", fact, Declared.__dataclass_fields__))
-    if not isinstance(layout, Layout):
-        if layout not in TENSOR_LAYOUTS:
-            check_layout("adapt", layout)
-        _check_is_function(what, [fact for fact in FOR_MODULES if facts.get(fact)])
-        declared = Declared(**facts)
-        check_callable("call", declared.call, "lambda function, query, key, value, mask: function(query, key, value)")
-        return from_function(what, getattr(what, "__name__", "adapt(...)"), layout=layout, declared=declared)
-    module = ModuleAdapter(make=what, layout=layout, declared=Declared(**facts))
-    return Implementation(
-        build=module.build,
-        source=module.declared.source,
-        unsupported=module.unsupported,
-        has_dropout=module.declared.dropout is not None,
-        built_in=module.built_in,
-        is_approximate=module.declared.approximate,
-    )
-
-
-def _check_is_function(what: object, for_modules: Collection[str]) -> None:
-    """Check that it is a function of query, key and value, and that no argument for modules is used."""
-    if not callable(what):
-        raise ValueError(f"adapt is given {kind(what)}: give a function of query, key and value, or f(sizes) -> module")
-    try:
-        parameters = list(inspect.signature(what.forward if isinstance(what, nn.Module) else what).parameters)
-    except (TypeError, ValueError):
-        parameters = ["query", "key", "value"]
-    if len(parameters) < 3 and not takes_heads(parameters):  # noqa: PLR2004 - query, key, value
-        raise ValueError(
-            f"adapt is given a function of {', '.join(parameters) or 'nothing'} and no layout: a module's weights need "
-            'one, as in adapt(lambda sizes: ..., packed("qkv", out="proj"))'
+    if isinstance(layout, Layout):
+        module = ModuleAdapter(make=what, layout=layout, declared=Declared(**facts))
+        return Implementation(
+            build=module.build,
+            source=module.declared.source,
+            unsupported=module.unsupported,
+            has_dropout=module.declared.dropout is not None,
+            built_in=module.built_in,
+            is_approximate=module.declared.approximate,
         )
-    if for_modules:
+    if layout not in TENSOR_LAYOUTS:
+        raise ValueError(
+            f"adapt is given {layout!r} for a layout: give split(...), packed(...), stacked(...), transposed(...) or "
+            'Layout(pack=...); a function of query, key and value needs none, or layout="bthk"'
+        )
+    if for_modules := [fact for fact in FOR_MODULES if facts.get(fact)]:
         raise ValueError(f"{', '.join(for_modules)} is about modules: leave it out, or give the layout of its weights")
+    return from_function(what, getattr(what, "__name__", "adapt(...)"), layout=layout, declared=Declared(**facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +114,7 @@ class ModuleAdapter:
 
     def __post_init__(self) -> None:
         call, masks = self.declared.call, self.declared.masks or ()
-        check_callable("make", self.make, "lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads)")
-        check_callable("call", call, "lambda module, x, context, mask: module(x, mask=mask.visible)")
+        check_callable("make", self.make)
         if call is None and len({name.replace(END, "") for name in masks}) > 1:
             raise ValueError(
                 f"adapt is given masks={tuple(masks)!r} and no call, so that the module never gets a mask: add "
@@ -163,11 +151,12 @@ class ModuleAdapter:
             fixed.setdefault("kv_len", 0)  # as long as the queries
         small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
-            every, none = map(self.traits, small)
+            every, none = map(self.biases, small)
         except (ValueError, NotImplementedError):  # checks and builds give the reason
             return fixed
-        is_constant = every.fits and none.fits and every.biases & set("qkv") == none.biases & set("qkv")
-        return {**fixed, "bias": _bias(every.biases)} if is_constant else fixed
+        if every is None or none is None or every - {"out"} != none - {"out"}:
+            return fixed
+        return {**fixed, "bias": _bias(every)}
 
     @property
     def takes_context(self) -> bool:
@@ -195,86 +184,77 @@ class ModuleAdapter:
 
     def _misfit(self, workload: Workload) -> str | None:
         """Return why the module's parameters do not fit the workload, or None."""
-        followed = following(workload.axes())
-        differing = [axis for axis, value in followed.items() if getattr(workload, axis) != value]
-        differing = [axis for axis in differing if axis != "kv_len"]
+        followed = following(workload.axes()).items()
+        differing = [axis for axis, value in followed if axis != "kv_len" and getattr(workload, axis) != value]
         reason = f"its parameters are made for {', '.join(f'{axis} = {FOLLOWS[axis]}' for axis in differing)} alone"
         try:
-            traits = self.traits(workload)
+            biases = self.biases(workload)
         except NotImplementedError as error:
             return f"make raises NotImplementedError: {error}".removesuffix(": ")
         except ValueError:
             if differing:
                 return reason
             raise
-        if differing and not (traits.fits and traits.has_shapes):
-            return reason
-        self.layout.state(_blank(workload, workload.biased))  # raises if it needs a bias that the workload excludes
-        if traits.untraced:
-            raise ValueError(
-                f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
-                f"{', '.join(traits.untraced)}: pack by reshapes, transposes, stacks and cats, without detach(), "
-                ".data, nn.Parameter, numpy or torch.no_grad()"
-            )
-        if not traits.fits or traits.biases == workload.biased:
-            return None
-        return f"bias={_bias(traits.biases)} is built in: add --set bias={_bias(traits.biases)}"
+        if biases is None:
+            return reason if differing else None
+        bias = _bias(biases)
+        return None if biases == workload.biased else f"bias={bias} is built in: add --set bias={bias}"
 
-    def traits(self, workload: Workload) -> "Traits":
-        """The facts in the parameters of the module for a workload's sizes and biases."""
-        return self._traits(sizes_of(_blank(workload, workload.biased)), workload.biased)
+    def biases(self, workload: Workload) -> frozenset[str] | None:
+        """The projections with a bias in the module at a workload's sizes; None if the layout fits no biases.
+
+        They are exactly those of the workload if the module can have them.
+
+        Raises:
+            ValueError: some weights reach no parameter by differentiable steps.
+        """
+        return self._biases(sizes_of(_blank(workload, workload.biased)), workload.biased)
 
     @cached_property
-    def _traits(self) -> Callable[[Sizes, frozenset[str]], "Traits"]:
-        return cache(self._read)
+    def _biases(self) -> Callable[[Sizes, frozenset[str]], frozenset[str] | None]:
+        return cache(self._fitting)
+
+    def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
+        """The biases with which the layout gives each parameter of the module, in its shape; `wanted` if they do."""
+        shapes = shapes_of(self.module(sizes))
+        for parts in (wanted, *SETS_OF_BIASES):
+            if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds an output layer
+                continue
+            try:
+                state = self._traced(_blank(sizes, parts))
+            except ValueError:
+                raise
+            except Exception as error:
+                if len(parts) == len(BIAS_NAMES):
+                    raise ValueError(f"{self.layout.text} fails to pack a state dict: {words(error)}") from error
+                continue  # `pack` needs a bias
+            names = [name for name in {*shapes, *state} if self.constant(name) is None]
+            if all(name in state and state[name] == shapes.get(name) for name in names):
+                return parts
+        return None
 
     @torch.enable_grad()
-    def _read(self, sizes: Sizes, wanted: frozenset[str]) -> "Traits":
-        """Follow each weight and bias into the state dict, and compare that with the module's parameters."""
-        watched = _blank(sizes, BIAS_NAMES).map(lambda tensor: tensor.requires_grad_()).tensors()
-        parameters, state = dict(self.module(sizes).named_parameters()), self.layout.state(Weights(**watched))
-        for pattern in self.declared.extra:
-            for name in fnmatch.filter([*parameters, *state], pattern):
-                parameters.pop(name, None)
-                state.pop(name, None)
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        reached: dict[str, set[str]] = {name: set() for name in watched}
-        for entry, tensor in state.items():
-            if tensor.requires_grad:
-                gradients = torch.autograd.grad(tensor.sum(), [*watched.values()], allow_unused=True, retain_graph=True)
-                for name in compress(watched, (isinstance(gradient, Tensor) for gradient in gradients)):
-                    reached[name].add(entry)
+    def _traced(self, weights: Weights) -> dict[str, tuple[int, ...]]:
+        """The shapes in the state dict of blank weights; empty if one of their biases does not reach it."""
+        watched = weights.map(lambda tensor: tensor.requires_grad_())
+        state, tensors = self.layout.state(watched), watched.tensors()
+        total = torch.stack([tensor.sum() for tensor in state.values()]).sum()
+        gradients: Sequence[Tensor | None] = ()
+        if total.requires_grad:
+            gradients = torch.autograd.grad(total, [*tensors.values()], allow_unused=True)
+        reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
+        if untraced := [name for name in LETTERS.values() if name not in reached]:
+            raise ValueError(
+                f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
+                f"{', '.join(untraced)}: pack by reshapes, transposes, stacks and cats, without detach(), .data, "
+                "nn.Parameter, numpy or torch.no_grad()"
+            )
+        is_whole = reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
+        return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}
 
-        def entries(parts: Collection[str]) -> set[str]:
-            return {entry for part in parts for entry in reached[BIAS_NAMES[part]]}
-
-        biases = frozenset(part for part in BIAS_NAMES if entries([part]) and entries([part]) <= set(shapes))
-        if not self.layout.has_out:  # the adapter adds one
-            biases |= wanted & {"out"}
-        if wanted <= biases and entries(wanted) == entries(biases):
-            biases = wanted
-        absent = entries(BIAS_NAMES) - set(shapes)
-        return Traits(
-            biases=biases,
-            fits=set(shapes) == set(state) - absent,
-            has_shapes=all(name in state and tuple(state[name].shape) == shape for name, shape in shapes.items()),
-            untraced=[name for name in ("query", "key", "value") if not reached[name]],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Facts read from a module's parameters.
-
-    `biases` are the projections with a bias; exactly the requested ones if the module can have those. `fits` says that
-    the layout names all its parameters, `has_shapes` that their shapes are the layout's. The weights in `untraced`
-    reach no parameter.
-    """
-
-    biases: frozenset[str]
-    fits: bool
-    has_shapes: bool
-    untraced: list[str]
+    def constant(self, parameter: str) -> float | None:
+        """The declared value of a parameter that is no weight, by its name; None for any other."""
+        return next((value for name, value in self.declared.extra.items() if fnmatchcase(parameter, name)), None)
 
 
 def _bias(parts: Collection[str]) -> str:
@@ -304,6 +284,11 @@ def sizes_of(weights: Weights) -> Sizes:
     )
 
 
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a module's parameters, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
 class Adapted(nn.Module):
     """A module with the canonical weights loaded, called by the harness's convention."""
 
@@ -317,37 +302,28 @@ class Adapted(nn.Module):
         self.adapter, self.module = adapter, module
         self.biases = [part for part, name in BIAS_NAMES.items() if name in weights.tensors()]
         self.share_dropped = 0.0
-        self.out = None if adapter.layout.has_out else out_layer(weights)
-        merged = weights.query.shape[0] * weights.value.shape[1]  # H * V
-        self.width = merged if weights.out is None or self.out is not None else weights.out.shape[0]
+        added = None if adapter.layout.has_out else weights.out
+        self.out = None if added is None else linear_layer(added, weights.out_bias)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
+        values = {name: adapter.constant(name) for name, _ in module.named_parameters()}
         self.constants = {
-            f"module.{path}": torch.full_like(parameter, value, requires_grad=False)
-            for path, parameter in module.named_parameters()
-            for name, value in adapter.declared.extra.items()
-            if fnmatch.fnmatchcase(path, name)
+            name: torch.full_like(module.get_parameter(name), value, requires_grad=False)
+            for name, value in values.items()
+            if value is not None
         }
         self._check(weights)
-        self.load_state_dict(self.pack(weights) | self.pack_out(weights), strict=False)  # buffers keep their values
+        self.load_state_dict(self.pack(weights), strict=False)  # buffers keep their values
 
     def _check(self, weights: Weights) -> None:
         """Check that the layout gives each parameter of the module, in its shape."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.module.named_parameters()}
-        state = {name.removeprefix("module."): tensor for name, tensor in self.pack(weights).items()}
-        does_not_fit = f"{self.adapter.layout.text} does not fit the module"
-        for name, tensor in state.items():
-            if name not in shapes:
-                has_none = f"the module has no parameters, such as {name}"
-                problem = unknown("parameter", name, shapes) if shapes else has_none
-                raise ValueError(f"{does_not_fit}: {problem}{_bare(name, shapes)}")
-            if (shape := tuple(tensor.shape)) != shapes[name]:
-                hint = _hint(shape, shapes[name], self.adapter.layout, weights)
-                there = f"parameter {name} is {shapes[name]} in the module"
-                raise ValueError(f"{does_not_fit}: {there}, the layout makes {shape}{hint}")
-        if unnamed := [name for name in shapes if name not in state]:
+        shapes = shapes_of(self.module)
+        packed = {name: tuple(tensor.shape) for name, tensor in self._inside(weights).items()}
+        if differing := [name for name in {**packed, **shapes} if packed.get(name) != shapes.get(name)]:
+            name = differing[0]
+            there, here = shapes.get(name, "no parameter"), packed.get(name, "not named")
             raise ValueError(
-                f"{does_not_fit}: it names no {', '.join(unnamed)}, and must name every parameter; where one holds no "
-                f"weight, give its value: extra={{{unnamed[0]!r}: 1.0}}"
+                f"{self.adapter.layout.text} does not fit the module: {name} is {there} in the module, and {here} in "
+                f"the layout, for embed_dim {weights.query.shape[-1]}; the module has {', '.join(shapes)}: {HELP}"
             )
 
     @property
@@ -361,21 +337,29 @@ class Adapted(nn.Module):
         self.adapter.declared.dropout(self.module, share)
         self.share_dropped = share
 
-    def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The module's state dict from the canonical weights, by differentiable steps only."""
-        state = self.adapter.layout.state(weights.biased(self.biases))
-        return {f"module.{name}": tensor for name, tensor in state.items()} | self.constants
+    def _inside(self, weights: Weights) -> dict[str, Tensor]:
+        """The state dict of the user's module."""
+        return self.adapter.layout.state(weights.biased(self.biases)) | self.constants
 
-    def pack_out(self, weights: Weights) -> dict[str, Tensor]:
-        """The output projection that the adapter added; empty if the module has its own."""
-        return {} if self.adapter.layout.has_out else out_state(weights, "out")
+    def pack(self, weights: Weights) -> dict[str, Tensor]:
+        """The state dict from the canonical weights, by differentiable steps only."""
+        added = {} if self.adapter.layout.has_out else linear("out", weights.out, weights.out_bias)
+        return {f"module.{name}": tensor for name, tensor in self._inside(weights).items()} | added
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
         """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared."""
         declared, module = self.adapter.declared, self.module
         if declared.has_cache:
             module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared
-        result = module(x) if declared.call is None else declared.call(module, x, context, mask)
+        try:
+            result = module(x) if declared.call is None else declared.call(module, x, context, mask)
+        except (AttributeError, TypeError) as error:
+            if BoundMask.__name__ not in str(error):
+                raise
+            raise ValueError(
+                "call is given a BoundMask: pass on mask.visible, which is boolean, or None where every key is visible "
+                f"({words(error)})"
+            ) from error
         output = result[0] if isinstance(result, tuple) else result
         if declared.residual and isinstance(output, Tensor) and output.shape == x.shape:
             return output - x
@@ -383,54 +367,5 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
-        tokens = x if context is None else context
-        try:
-            output = self.call(x, tokens, mask)
-        except (AttributeError, TypeError) as error:
-            if BoundMask.__name__ in str(error):
-                raise ValueError(
-                    f"call is given a BoundMask: pass on mask.visible, which is None or boolean ({words(error)})"
-                ) from error
-            if "NoneType" not in str(error) or mask.visible is not None or self._fails_alike(error, x, tokens, mask):
-                raise
-            raise ValueError(
-                "mask.visible and mask.hidden are None where every key is visible: pass on None, or all True "
-                f"({words(error)})"
-            ) from error
-        expected = (*x.shape[:2], self.width)
-        if not isinstance(output, Tensor) or output.shape != expected:
-            wrong = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
-            place = "the output (B, T, D)" if self.out is None else "what out=None leaves to the adapter, (B, T, H*V)"
-            raise ValueError(
-                f"the module returned {wrong}: it must return {place}, here {expected}, "
-                "or a tuple that begins with it; choose it in call"
-            )
+        output: Tensor = self.call(x, x if context is None else context, mask)
         return output if self.out is None else self.out(output)
-
-    def _fails_alike(self, error: Exception, x: Tensor, context: Tensor, mask: BoundMask) -> bool:
-        """Whether a mask of all True gives the same error: then the None mask is not its cause."""
-        full = BoundMask(Prefix(mask.sizes[2]), mask.sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
-        try:
-            self.call(x, context, full)
-        except Exception as other:  # noqa: BLE001 - a user's module may raise anything
-            return str(other) == str(error)
-        return False
-
-
-def _bare(name: str, there: Collection[str]) -> str:
-    """The name to give a layout if the module holds a bare parameter in place of a layer with weight and bias."""
-    base, _, part = name.rpartition(".")
-    for bare in (base, f"{base}_{part}", f"{base}{part}"):
-        if bare in there and bare.endswith(part):
-            return f'; {bare} is a parameter and no layer: write "{bare.removesuffix(part)}{{}}"'
-    return ""
-
-
-def _hint(shape: tuple[int, ...], there: tuple[int, ...], layout: Layout, weights: Weights) -> str:
-    width = weights.query.shape[-1]
-    if shape == there[::-1] and len(shape) > 1:
-        is_transposed = layout.text.startswith("transposed(")
-        return ": leave out transposed(...)" if is_transposed else ": its weights are (D, rows), so transposed(...)"
-    if len(there) > 1 and width not in there:
-        return f": the module is not made for embed_dim {width}; make is given the sizes to make it for"
-    return ""

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.contract.memory import MASK_FORMS
 from attnbench.workloads.masks import Causal, Mask, Padding
 
-Kept = TypeVar("Kept")
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -21,8 +19,8 @@ class BoundMask:
 
     Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
-    `form` is one of MASK_FORMS, in which functions get the mask; `is_inference` says that an isolated process calls in
-    torch.inference_mode.
+    `change` turns a mask into the form, named `form`, in which functions get it; `is_inference` says that an isolated
+    process calls in torch.inference_mode.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -49,12 +47,10 @@ class BoundMask:
         self.num_heads, self.scale, self.world_size = num_heads, scale, world_size
         self.inputs: Mapping[str, Tensor] = {}
         self.form = ""
+        self.change: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda mask, _: mask
         self.is_inference = False
-        self.changes_scores = rule.changes_scores
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
-        self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key only
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
-        self._kept: dict[Hashable, Any] = {}
 
     def scale_for(self, head_dim: int) -> float:
         """The factor of products of queries and keys of that width."""
@@ -65,13 +61,6 @@ class BoundMask:
         """The score of each head's sink (H,), in the dtype of the inputs; None if there are none."""
         return self.inputs.get("sinks")
 
-    def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
-        """The result of `make`, memoized by name: for forms of the mask that a kernel needs."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        kept: Kept = self._kept[name]
-        return kept
-
     def _form(self, name: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
         """A form of the mask, memoized with the way to make it again."""
         if name not in self._forms:
@@ -79,11 +68,8 @@ class BoundMask:
         return self._forms[name][0]
 
     def restore(self) -> list[str]:
-        """Restore tensors that a caller has overwritten; return their names. Forms kept by `keep` are left alone."""
+        """Restore tensors that a caller has overwritten; return their names."""
         changed = []
-        if "per_head" in vars(self) and not all(map(torch.equal, self.per_head, slopes := self._make_per_head())):
-            vars(self)["per_head"] = slopes
-            changed.append("per_head")
         for name, (form, make) in self._forms.items():
             if form is not None and (right := make()) is not None and not torch.equal(form, right):
                 self._forms[name] = right, make
@@ -94,12 +80,9 @@ class BoundMask:
     def _table(self) -> Any:  # noqa: ANN401 - whatever a mask's `table` gives
         return on_device(self.rule.table(*self.sizes), self.device)
 
-    @cached_property
+    @property
     def per_head(self) -> list[Tensor]:
         """For each part that changes scores, the number of each head (H,) that its `bias` gets."""
-        return self._make_per_head()
-
-    def _make_per_head(self) -> list[Tensor]:
         return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -110,14 +93,13 @@ class BoundMask:
     @property
     def visible(self) -> Tensor | None:
         """Boolean, True where visible, broadcastable to (B, H, T, S); None if every key is visible."""
-        return self._form("visible", self._make_visible)
 
-    def _make_visible(self) -> Tensor | None:
-        if not self.rule.hides:
-            return None
-        batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
-        seen = self.sees(batch[:, None, None, None], query[:, None], key)
-        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
+        def make() -> Tensor:
+            batch, query, key = (torch.arange(size, device=self.device) for size in self.sizes)
+            seen = self.sees(batch[:, None, None, None], query[:, None], key)
+            return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
+
+        return self._form("visible", make) if self.rule.hides else None
 
     @property
     def hidden(self) -> Tensor | None:
@@ -155,22 +137,23 @@ class BoundMask:
         for letter, size in zip(AXES, dense.shape, strict=True):
             if letter not in letters and size > 1:
                 raise NotImplementedError(f"mask {self.rule} differs along {letter}, and the code takes {axes}")
-        sizes = dict(zip(AXES, (self.sizes[0], self.num_heads, *self.sizes[1:]), strict=True))
-        whole = dense.expand([sizes[letter] if letter in letters else 1 for letter in AXES])
-        order = [AXES.index(letter) for letter in letters]
-        omitted = [axis for axis in range(len(AXES)) if axis not in order]
-        arranged = whole.permute(*order, *omitted).flatten(len(order) - 1) if omitted else whole.permute(order)
+        whole = dense.expand(self.sizes[0], self.num_heads or 1, *self.sizes[1:])
+        absent = [axis for axis in AXES if axis not in letters]
+        arranged = whole.permute([AXES.index(axis) for axis in (*absent, *letters)])
+        for _ in absent:
+            arranged = arranged[0]
         return arranged.flatten(axes.index("n"), axes.index("n") + 1) if "n" in axes else arranged.contiguous()
 
     @property
     def empty(self) -> Tensor | None:
         """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if there is none."""
-        return self._form("empty", self._make_empty)
 
-    def _make_empty(self) -> Tensor | None:
-        if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
-            return None
-        return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
+        def make() -> Tensor | None:
+            if self.hidden is None or not self.rule.has_empty_rows(*self.sizes):
+                return None
+            return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
+
+        return self._form("empty", make)
 
     @property
     def lengths(self) -> Tensor | None:
@@ -179,7 +162,7 @@ class BoundMask:
         return on_device(tables[0], self.device) if tables else None
 
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
-        """Numbers to add to the scores, (1 or B, 1 or H, T, S): -inf where hidden, unless `hides` is False.
+        """Numbers to add to the scores, (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
 
         None if there is nothing to add. A softcap is not such a number. A learned bias is looked up each time, with its
         gradient; anything else is computed in float64 and kept.
@@ -187,10 +170,10 @@ class BoundMask:
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
             return None
         if self.rule.is_learned:
-            return self._sum(dtype, hides)
-        return self._form(("bias", dtype, hides), lambda: self._sum(dtype, hides))
+            return self._sum(dtype, hides=hides)
+        return self._form(("bias", dtype, hides), lambda: self._sum(dtype, hides=hides))
 
-    def _sum(self, dtype: torch.dtype, hides: bool) -> Tensor:  # noqa: FBT001 - a key of `_forms`
+    def _sum(self, dtype: torch.dtype, *, hides: bool) -> Tensor:
         batch_size, query_len, key_len = self.sizes
         sizes = (batch_size, self.num_heads, query_len, key_len)
         indices = [torch.arange(size, device=self.device) for size in sizes]
@@ -211,10 +194,8 @@ class BoundMask:
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """A mask or bias in this mask's `form`, as functions get it."""
-        if mask is None or not self.form:
-            return mask
-        return MASK_FORMS[self.form](mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
+        """A mask or bias as functions get it."""
+        return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,14 +2,12 @@
 
 import dis
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from attnbench.contract import supports_everything
 from attnbench.plugins import unknown
 from attnbench.workloads.masks import BETWEEN
 from attnbench.workloads.masks import masks as mask_names
@@ -21,16 +19,6 @@ WITHOUT = {
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
-LINES = {
-    "bottom_right_for_top_left": 'adapt(..., masks=("none", "causal_bottom_right"))',
-    "causal_unasked": 'adapt(..., masks=("causal",))',
-    "heads_for_positions": 'adapt(..., layout="bthk")',
-    "mask_added_as_number": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.added(q.dtype)))",
-    "mask_inverted": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.hidden))",
-    "no_scale": "adapt(..., scale=1.0)",
-}
-"""The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
-_ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +44,15 @@ class Declared:
     has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
     approximate: bool = False  # meant to be close, not equal: its error is shown without a judgement
     changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
-    unsupported: Callable[[Workload], str | None] = supports_everything  # the reason why it cannot run, or None
+    unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run, or None
     dropout: Callable[[Any, float], object] | None = None  # f(module, share): drop that share in every later call
     source: str = ""  # the origin of the code, for reports
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
 
     def __post_init__(self) -> None:
-        check_callable("unsupported", self.unsupported, 'lambda workload: "a reason" if ... else None')
-        check_callable("dropout", self.dropout, "lambda module, share: setattr(module, 'dropout', share)")
+        for fact in ("call", "unsupported", "dropout"):
+            check_callable(fact, getattr(self, fact))
         if isinstance(self.masks, str) or not (self.masks is None or isinstance(self.masks, Collection)):
             raise ValueError(f"adapt is given masks={self.masks!r}: give a list of names, as in masks=['causal']")
         for axis in self.sizes:
@@ -110,25 +98,10 @@ class Declared:
         return self.unsupported(workload)
 
 
-def check_callable(what: str, function: object, example: str) -> None:
-    """Raise ValueError unless it is None or a function with as many arguments as the example."""
-    if function is None:
-        return
-    if isinstance(function, nn.Module) or not callable(function):
-        name = "a module that is made already" if isinstance(function, nn.Module) else kind(function)
-        raise ValueError(f"adapt is given {name} for {what}: give a function, as in {what}={example}")
-    num_arguments = example.partition(":")[0].count(",") + 1
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # builtin functions have none
-        return
-    try:
-        signature.bind(*range(num_arguments))
-    except TypeError:
-        raise ValueError(
-            f"adapt is given a function {signature} for {what}: it must take {num_arguments} by position, as in "
-            f"{what}={example}"
-        ) from None
+def check_callable(what: str, function: object) -> None:
+    """Raise ValueError unless it is None or a function; a module that exists already is none."""
+    if function is not None and (isinstance(function, nn.Module) or not callable(function)):
+        raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as docs/adapters.md shows")
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
@@ -150,9 +123,7 @@ def kind(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def declaration(name: str, words: str) -> str:
-    """A sentence with the line to write if the mistake `name`, described by `words`, is intended; or ""."""
-    rotary = _ROTARY.search(words)
-    base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
-    line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)
-    return f" If this is meant, write {line}." if line else ""
+def words(error: BaseException) -> str:
+    """An exception on one line, for use in another message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -11,7 +11,7 @@ contract.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,26 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 from attnbench.contract import Attention, BoundMask, Implementation
-from attnbench.contract.declared import END, Declared
-from attnbench.contract.outside import Bound, Prepared, add_key, add_sink, as_numbers, repeat_heads, show_rows
+from attnbench.contract.declared import END, Declared, kind, words
+from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS, passed_words
-from attnbench.workloads.masks import (
-    UNLIMITED,
-    Causal,
-    CausalBottomRight,
-    Mask,
-    Padding,
-    attention_window,
-    not_a_window,
-)
+from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask, attention_window, not_a_window
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
 """The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
-HAS_PROJECTIONS = (
-    "; a module with projections of its own, or a function of tokens x, needs adapt(lambda sizes: ..., packed(...)) "
-    "(docs/adapters.md)"
-)
+EMPTY = inspect.Parameter.empty
 CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
 """Keywords that stand for a causal mask, by its alignment."""
 
@@ -70,48 +59,73 @@ class Signature:
         """Whether its mask may be numbers to add, to which the harness adds sinks."""
         return self.declared.has_sdpa_mask and "mask" in self.names
 
+    @property
+    def is_tokens_first(self) -> bool:
+        """Whether its tensors are (B, T, H, K)."""
+        return self.layout == "bthk"
+
     def reason_against(self, workload: Workload) -> str | None:
         """Return why the function cannot be passed a workload's operands, or None."""
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
             return "the function has no parameter dropout, the share of the weights to drop"
         is_open = declared.masks is not None or "bound_mask" in names
-        reason = None if is_open else _reason_in_mask(self, workload)
+        reason = None if is_open else self._reason_in_mask(workload)
         return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
 
+    def _reason_in_mask(self, workload: Workload) -> str | None:
+        """Return why the function cannot be passed the mask, or None."""
+        rule, names = workload.mask_rule, self.names
+        if not rule.is_additive and "softcap" not in names:
+            return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
+        if any(not part.is_additive for part in rule.changes[1:]):
+            return f"mask {rule} adds to scores before its softcap, and the function after it"
+        if any(part.is_additive for part in rule.changes) and not ("bias" in names or self.has_sdpa_mask):
+            return f"the function has no parameter bias, and mask {rule} changes scores"
+        if not rule.hides or self.declared.call is not None or {"mask", "bias"} & set(names):
+            return None
+        if "window_size" in names:
+            return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)
+        if self.causal(rule, is_square=workload.seq_len == workload.kv_len):
+            return None
+        taken = [f"{name} passes on the {mask.name} mask alone" for name, mask in CAUSAL.items() if name in names]
+        return f"the function has no parameter mask: {(*taken, 'it takes part in unmasked workloads only')[0]}"
 
-def arguments(
-    signature: Signature, mask: BoundMask, query: Tensor, num_groups: int
-) -> tuple[dict[str, Any], Tensor | None]:
-    """The arguments of one call by the function's own names, and the queries whose output becomes 0.
+    def causal(self, rule: Mask, *, is_square: bool) -> str:
+        """The keyword that stands for the keys that a mask hides, or ""; if T = S, either alignment does."""
+        kinds = tuple(CAUSAL.values())
+        for keyword, aligned in CAUSAL.items():
+            if keyword in self.names and isinstance(_hiding(rule), kinds if is_square else aligned):
+                return keyword
+        return ""
 
-    SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks only in the mask.
-    """
-    names, rule = signature.names, mask.rule
-    has_numbers, is_square = any(part.is_additive for part in rule.changes), mask.sizes[1] == mask.sizes[2]
-    causal = next((name for name, kind in CAUSAL.items() if name in names and _hides_as(rule, kind, is_square)), "")
-    if signature.has_sdpa_mask and (has_numbers or mask.sinks is not None):
-        causal = ""
-    has_empty = signature.declared.has_no_empty_rows and not causal and mask.sinks is None  # every query sees a sink
-    empty = mask.empty if has_empty else None
-    values: dict[str, Any] = {keyword: keyword == causal for keyword in CAUSAL}
-    values |= {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks}
-    values |= {"world_size": mask.world_size, "bound_mask": mask}
-    is_flag = names.get("num_kv_heads") == "enable_gqa"
-    values["num_kv_heads"] = num_groups != query.shape[1] if is_flag else num_groups
-    values["softcap"] = next((float(part.arguments[0]) for part in rule.changes if not part.is_additive), None)
-    values["window_size"] = attention_window(_hiding(rule), *mask.sizes[1:])
-    if "mask" in names:
-        is_added = signature.has_sdpa_mask and has_numbers
-        dense = None if causal else mask.added(query.dtype) if is_added else mask.visible
-        values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
-    elif "key_padding_mask" in names:
-        hidden = mask.hidden if _hides_as(rule, Padding) else None
-        values["key_padding_mask"] = None if hidden is None else hidden[:, 0, 0]
-    if "bias" in names:
-        hides = rule.hides and not causal and "mask" not in names
-        values["bias"] = mask.handed(mask.added(query.dtype, hides=hides))
-    return {name: values[keyword] for keyword, name in names.items() if keyword in values}, empty
+    def arguments(self, mask: BoundMask, query: Tensor, key: Tensor) -> tuple[dict[str, Any], Tensor | None]:
+        """The arguments of one call by the function's own names, and the queries whose output becomes 0.
+
+        SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks only in the mask.
+        """
+        names, rule, sizes = self.names, mask.rule, mask.sizes
+        has_numbers = any(part.is_additive for part in rule.changes)
+        causal = self.causal(rule, is_square=sizes[1] == sizes[2])
+        if self.has_sdpa_mask and (has_numbers or mask.sinks is not None):
+            causal = ""
+        has_empty = self.declared.has_no_empty_rows and not causal and mask.sinks is None  # every query sees a sink
+        empty = mask.empty if has_empty else None
+        values: dict[str, Any] = {keyword: keyword == causal for keyword in CAUSAL}
+        values |= {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks}
+        values |= {"world_size": mask.world_size, "bound_mask": mask, "num_kv_heads": key.shape[1]}
+        if names.get("num_kv_heads") == "enable_gqa":
+            values["num_kv_heads"] = key.shape[1] != query.shape[1]
+        values["softcap"] = next((float(part.arguments[0]) for part in rule.changes if not part.is_additive), None)
+        values["window_size"] = attention_window(_hiding(rule), *sizes[1:])
+        if "mask" in names:
+            is_added = self.has_sdpa_mask and has_numbers
+            dense = None if causal else mask.added(query.dtype) if is_added else mask.visible
+            values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
+        if "bias" in names:
+            hides = rule.hides and not causal and "mask" not in names
+            values["bias"] = mask.handed(mask.added(query.dtype, hides=hides))
+        return {name: values[keyword] for keyword, name in names.items() if keyword in values}, empty
 
 
 class ByFunction:
@@ -123,20 +137,20 @@ class ByFunction:
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
         """Prepare the function's call with query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V)."""
         signature, names = self.signature, self.signature.names
-        passed, empty = arguments(signature, mask, query, key.shape[1])
+        passed, empty = signature.arguments(mask, query, key)
         passed |= {names["dropout"]: self.dropout} if "dropout" in names else {}
         if "num_kv_heads" not in names:
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if mask.sinks is not None and signature.has_sdpa_mask and "sinks" not in names:
-            passed[names["mask"]] = add_sink(as_numbers(passed[names["mask"]], query, key.shape[2]), mask.sinks)
-            key, value = add_key(key), add_key(value)
+            passed[names["mask"]] = add_sink(passed[names["mask"]], mask.sinks, query, key.shape[2])
+            key, value = (F.pad(each, (0, 0, 0, 1)) for each in (key, value))  # (B,G,S,K) -> (B,G,S+1,K), one of zeros
         for name in signature.omitted:
             if passed[name] == (UNLIMITED, UNLIMITED) or (name == names.get("scale") and mask.scale is None):
                 del passed[name]
         tensors: tuple[Tensor, ...] = (query, key, value)
-        if signature.layout == "bthk":
+        if signature.is_tokens_first:
             tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
-        return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.layout == "bthk")
+        return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
         """The function, to be called with prepared arguments; by the adapter's `call` if it has one."""
@@ -145,52 +159,41 @@ class ByFunction:
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
         """The function's call, with all outside work already done."""
-        signature = self.signature
-        if signature.omitted and not signature.declared.has_sdpa_mask:
+        if self.signature.omitted and not self.signature.declared.has_sdpa_mask:
             with torch.no_grad():
                 self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
-        return Bound(self.caller(mask), partial(self.prepare, mask=mask), [query, key, value])
+        return Bound(self.caller(mask), partial(self.prepare, query, key, value, mask), [query, key, value])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
-        signature = self.signature
-        prepared = self.prepare(query, key, value, mask)
+        signature, prepared = self.signature, self.prepare(query, key, value, mask)
         try:
             output: object = self.caller(mask)(*prepared.tensors, **prepared.passed)
         except (AttributeError, TypeError) as error:
-            if signature.omitted and "NoneType" in str(error):
+            absent = [name for name, tensor in prepared.passed.items() if tensor is None]
+            if "NoneType" not in str(error) or not (absent or signature.omitted):
+                raise
+            if signature.omitted:
                 signature.omitted.clear()  # pass numbers from now on
                 return self.attend(query, key, value, mask)
-            absent = [name for name, tensor in prepared.passed.items() if tensor is None]
-            if not absent or "NoneType" not in str(error):
-                raise
             raise ValueError(f"{signature.spec} is passed {', '.join(absent)} = None here ({words(error)})") from error
         batch, heads, tokens, width = (*query.shape[:3], value.shape[3])
         expected = (batch, tokens, heads, width) if prepared.is_tokens_first else (batch, heads, tokens, width)
-        if not isinstance(output, Tensor) or output.shape != expected:
-            raise ValueError(f"{signature.spec} returned {_unfit(output, expected, prepared.is_tokens_first)}")
-        return prepared.finish(output)
+        if isinstance(output, Tensor) and output.shape == expected:
+            return prepared.finish(output)
+        axes, hint = "B, T, H, V" if prepared.is_tokens_first else "B, H, T, V", ""
+        if isinstance(output, Tensor) and output.shape == (batch, tokens, heads, width):
+            hint = ' (heads and tokens have changed places: adapt(..., layout="bthk"))'
+        elif isinstance(output, Tensor) and output.shape == (batch, tokens, heads * width):
+            hint = " (heads are merged, and must stay apart)"
+        shape = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
+        raise ValueError(
+            f"{signature.spec} returned {shape}: it must return one tensor ({axes}), here {expected}{hint}"
+        )
 
 
 class FunctionAttention(ByFunction, Attention):
     """A function with the harness's own projections."""
-
-
-def from_class(kind: type, spec: str, method: str = "attend") -> Implementation:
-    """The implementation from a class with one method, which is a function of query, key and value.
-
-    Raises:
-        ValueError: the class needs arguments, or the method is not such a function.
-    """
-    required = _required(list(inspect.signature(kind).parameters.values()))
-    if required:
-        raise ValueError(
-            f"{spec} needs {', '.join(required)} to be made, and a class with {method} is made without arguments, as "
-            f"{kind.__name__}(): give defaults, or hand in an IMPLEMENTATION (docs/adapters.md)"
-        )
-    instance: Any = kind()
-    function = instance if method == "forward" else getattr(instance, method)
-    return from_function(function, f"{spec}.{method}" if spec else method, declared=Declared(source=spec))
 
 
 def from_function(
@@ -206,49 +209,21 @@ def from_function(
     declared = declared or Declared()
     names = {} if declared.call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
-    parameters = _signature(function, spec).parameters if {"scale", "window_size"} & set(names) else {}
-    scale, window = names.get("scale"), names.get("window_size")
-    omitted = {scale} if scale and parameters[scale].default is None else set()
-    omitted |= {window} if window and parameters[window].default is not inspect.Parameter.empty else set()
-    taken = Signature(
-        function=function,
-        spec=spec,
-        names=names,
-        declared=declared,
-        layout=layout,
-        omitted=omitted,
-    )
-    built_in = declared.built_in
+    parameters = _signature(function, spec).parameters if names else {}
+    defaults = {keyword: parameters[name].default for keyword, name in names.items() if name in parameters}
+    omitted = {names["scale"]} if defaults.get("scale", EMPTY) is None else set()
+    omitted |= {names["window_size"]} if defaults.get("window_size", EMPTY) is not EMPTY else set()
+    taken = Signature(function=function, spec=spec, names=names, declared=declared, layout=layout, omitted=omitted)
     return Implementation(
         build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
         source=f"{declared.source or spec}, given {passed_words(names.values())}",
         unsupported=taken.reason_against,
         has_dropout="dropout" in names,
         distributes="world_size" in names,
-        built_in=lambda: built_in,
-        copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
+        built_in=lambda: declared.built_in,
+        copies="query, key and value as (B, T, H, K)" if taken.is_tokens_first else "",
         is_approximate=declared.approximate,
     )
-
-
-def _unfit(output: object, expected: tuple[int, ...], is_tokens_first: bool) -> str:  # noqa: FBT001 - a private helper
-    """A message about an output that is not a tensor of the expected shape."""
-    wanted = f"it must return one tensor ({'B, T, H, V' if is_tokens_first else 'B, H, T, V'}), here {expected}"
-    if not isinstance(output, Tensor):
-        several = "; of several, return the output alone" if isinstance(output, tuple | list) else ""
-        return f"a {type(output).__name__}: {wanted}{several}"
-    batch, heads, tokens, width = expected
-    hints = {
-        (batch, tokens, heads, width): ' (heads and tokens have changed places: adapt(..., layout="bthk"))',
-        (batch, tokens, heads * width): " (heads are merged, and must stay apart)",
-    }
-    hint = "" if is_tokens_first else hints.get(tuple(output.shape), "")
-    return f"{tuple(output.shape)}: {wanted}{hint}"
-
-
-def takes_heads(parameters: Collection[str]) -> bool:
-    """Whether the first three parameters are called query, key and value, or begin with these letters."""
-    return [name[:1].lower() for name in list(parameters)[:3]] == ["q", "k", "v"]
 
 
 def keywords(function: object, spec: str) -> dict[str, str]:
@@ -257,32 +232,24 @@ def keywords(function: object, spec: str) -> dict[str, str]:
     Raises:
         ValueError: the function has no signature, takes no three tensors by position, or needs an unknown argument.
     """
-    signature = _signature(function, spec)
-    parameters = list(signature.parameters.values())
-    positional = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
-    takes_any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    first, rest = positional[:3], positional[3:]
-    if not takes_any_number and (len(first) < 3 or {*KEYWORDS, *ALIASES} & {each.name for each in first}):  # noqa: PLR2004
+    signature, names = _signature(function, spec), dict[str, str]()
+    for name, parameter in signature.parameters.items():
+        is_by_name = parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+        if is_by_name and name not in _bound(function):
+            names.setdefault(ALIASES.get(name, name), name)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names.setdefault("mask", "mask")
+    names = {keyword: names[keyword] for keyword in KEYWORDS if keyword in names}
+    try:
+        signature.bind("query", "key", "value", **dict.fromkeys(names.values()))
+    except TypeError as error:
         raise ValueError(
-            f"{spec} takes {signature}: the first three parameters must be query, key and value, which are passed by "
-            f"position{HAS_PROJECTIONS}"
-        )
-    by_name = [each for each in rest if each.kind is each.POSITIONAL_OR_KEYWORD]
-    by_name += [each for each in parameters if each.kind is each.KEYWORD_ONLY]
-    others = [each for each in rest if each.kind is each.POSITIONAL_ONLY]
-    if unknown := _required([*others, *(each for each in by_name if each.name not in {*KEYWORDS, *ALIASES})]):
-        raise ValueError(
-            f"{spec} needs {' and '.join(unknown)}: after query, key and value, it can be passed {', '.join(KEYWORDS)} "
-            f"by name, or {', '.join(ALIASES)}; give everything else a default, as in "
-            f"functools.partial({getattr(function, '__name__', spec)}, {unknown[0]}=...)"
-        )
-    names: dict[str, str] = {}
-    for each in by_name:
-        if (keyword := ALIASES.get(each.name, each.name)) in KEYWORDS and each.name not in _bound(function):
-            names.setdefault(keyword, each.name)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names.setdefault("mask", "mask")
-    return {keyword: names[keyword] for keyword in KEYWORDS if keyword in names}
+            f"{spec} takes {signature}, and is called with query, key and value by position and any of "
+            f"{', '.join(KEYWORDS)} by name, or {', '.join(ALIASES)} ({error}); give everything else a default, or use "
+            "functools.partial; a module with projections of its own, or a function of tokens x, needs "
+            "adapt(lambda sizes: ..., packed(...)) (docs/adapters.md)"
+        ) from None
+    return names
 
 
 def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
@@ -318,44 +285,6 @@ def _bound(function: object) -> Mapping[str, object]:
     return function.keywords if isinstance(function, partial) else {}
 
 
-def words(error: BaseException) -> str:
-    """An exception on one line, for use in another message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def _required(parameters: Collection[inspect.Parameter]) -> list[str]:
-    """Names of parameters without a default."""
-    return [
-        each.name
-        for each in parameters
-        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
-    ]
-
-
-def _reason_in_mask(signature: Signature, workload: Workload) -> str | None:
-    """Return why a function with this signature cannot be passed the mask, or None."""
-    rule, names, only = workload.mask_rule, signature.names, ""
-    takes_numbers = "bias" in names or signature.has_sdpa_mask
-    if not rule.is_additive and "softcap" not in names:
-        return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
-    if any(not part.is_additive for part in rule.changes[1:]):
-        return f"mask {rule} adds to scores before its softcap, and the function after it"
-    if any(part.is_additive for part in rule.changes) and not takes_numbers:
-        return f"the function has no parameter bias, and mask {rule} changes scores"
-    if not rule.hides or signature.declared.call is not None or {"mask", "bias"} & set(names):
-        return None
-    if "window_size" in names:
-        return not_a_window(_hiding(rule), workload.seq_len, workload.kv_len)
-    kinds: dict[str, type[Mask]] = {**CAUSAL, "key_padding_mask": Padding}
-    for keyword, kind in kinds.items():
-        if keyword in names:
-            if _hides_as(rule, kind, workload.seq_len == workload.kv_len):
-                return None
-            only = f"{keyword} passes on the {kind.name} mask alone"
-    return f"the function has no parameter mask: {only or 'it takes part in unmasked workloads only'}"
-
-
 def _hiding(rule: Mask) -> Mask:
     """The part that hides keys if there is only one, or the whole mask."""
     hiding = [part for part in rule.parts if part.hides]
@@ -367,10 +296,4 @@ def hides_by_bias(made: Implementation, workload: Workload) -> bool:
     signature = getattr(made.build, "signature", None)
     if not isinstance(signature, Signature) or not workload.mask_rule.hides:
         return False
-    return "bias" in signature.names and not {"mask", "is_causal", f"is_causal{END}"} & set(signature.names)
-
-
-def _hides_as(rule: Mask, kind: type[Mask], is_square: bool = False) -> bool:  # noqa: FBT001, FBT002 - a private helper
-    """Whether a mask hides the same keys as one of that kind; if T = S, both causal alignments do."""
-    kinds = tuple(CAUSAL.values()) if is_square and kind in CAUSAL.values() else (kind,)
-    return isinstance(_hiding(rule), kinds)
+    return "bias" in signature.names and not {"mask", *CAUSAL} & set(signature.names)

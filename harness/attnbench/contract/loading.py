@@ -1,16 +1,25 @@
-"""Load an Implementation by name: from a module class, a plain function or a plugin's value, compiled on request.
+"""Load an Implementation by name: from the folder implementations/, a file or a plugin; compiled on request.
+
+A file of the folder holds a function `attention`, or an IMPLEMENTATION. It may also hold `unsupported(workload)`, which
+gives the reason why the function cannot run a workload, and `MODULE, LAYOUT = a class, the place of its weights` for
+scope `module`. The class's forward takes x (B, T, D), mask and scale; its attribute `dropout` is the share of the
+weights to drop. Without these the harness projects with linear layers. catalogue.toml, in the same folder, has the
+source of each idea and its style in figures.
 
 `fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may turn it into another
 kernel, as the operators that ran show: the plain form without a mask becomes SDPA's flash kernel.
 """
 
-import copy
-import dataclasses
+import importlib
 import inspect
 import sys
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from types import ModuleType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +31,18 @@ from attnbench.contract import (
     Implementation,
     NotOneGraphError,
     Weights,
-    bundled,
     compile_whole,
-    missing_compiler,
+    device,
 )
-from attnbench.contract.functions import from_class, from_function, takes_heads
+from attnbench.contract.adapters import Adapted, ModuleAdapter
+from attnbench.contract.declared import Declared, kind
+from attnbench.contract.functions import ByFunction, FunctionAttention, from_function
+from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
-ADAPTED = (
-    "a module with its own layout of weights, as a value: adapt(lambda sizes: MyAttention(...), packed(...)), with "
-    "split, packed, stacked, per_head or head_list from attnbench.contract.adapters (docs/adapters.md)"
-)
+FLOPS: dict[str, Callable[[Workload], int | None]] = {
+    "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # a sink is an extra key
+}
 
 
 def implementation(spec: str) -> Implementation:
@@ -45,60 +55,139 @@ def implementation(spec: str) -> Implementation:
     base, option = plugins.variant(spec)
     path, attribute = plugins.split(base)
     if path is None and not plugins.is_foreign(base):
-        plain = bundled.named(attribute)
+        plain = named(attribute)
     else:
         value = plugins.load(base)
         plain = from_value(value, base)
         if path is not None and path.parent.name == plugins.IMPLEMENTATIONS and attribute == "attention":
-            plain = bundled.from_module(sys.modules[value.__module__], path.stem)
+            plain = from_module(sys.modules[value.__module__], path.stem)
     return compiled(plain) if option else plain  # plugins.py allows no other option
 
 
 def from_value(value: object, spec: str) -> Implementation:
-    """Create the implementation from a value; `spec` is its name.
-
-    A class takes part as a subclass of Attention, or simply by having `attend`.
+    """Create the implementation from a value; `spec` is its name. A class is made without arguments.
 
     Raises:
         ValueError: the value has no form that can take part.
     """
     if isinstance(value, Implementation):
-        return value if value.source else dataclasses.replace(value, source=spec)
-    if isinstance(value, type):
-        if issubclass(value, Attention):
-            return Implementation(build=value, source=spec)
-        if hasattr(value, "attend"):
-            return from_class(value, spec)
-        if issubclass(value, nn.Module) and takes_heads([*inspect.signature(value.forward).parameters][1:]):
-            return from_class(value, spec, "forward")
-        raise ValueError(
-            f"{spec} is a class without attend(query, key, value, mask): it needs one, or hand in {ADAPTED}"
-        )
-    if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
-        raise ValueError(f"{spec} is a module with weights of its own: hand in {ADAPTED}")
-    if callable(value):
-        return from_function(value, spec)
-    forms = "a class with attend, a function f(query, key, value, *, mask=None), an IMPLEMENTATION"
-    raise ValueError(f"{spec} is a {type(value).__name__}; it can be {forms}, or {ADAPTED}")
+        return value if value.source else replace(value, source=spec)
+    if isinstance(value, type) and issubclass(value, Attention):
+        return Implementation(build=value, source=spec)
+    function = value() if isinstance(value, type) and _is_function(value) else value
+    if hasattr(function, "attend"):
+        return from_function(function.attend, f"{spec}.attend")
+    is_module = isinstance(function, nn.Module) and next(function.parameters(), None) is not None
+    if callable(function) and not isinstance(function, type) and not is_module:
+        return from_function(function, spec)
+    raise ValueError(
+        f"{spec} is {kind(value)}: give a function f(query, key, value, *, mask=None), a class with attend(query, key, "
+        "value, mask), or a module with its own layout of weights as a value: adapt(lambda sizes: MyAttention(...), "
+        "packed(...)), with split, packed or stacked from attnbench.contract.adapters (docs/adapters.md)"
+    )
+
+
+def _is_function(value: type) -> bool:
+    """Whether a class without arguments is a function: it has `attend`, or is a module of query, key and value."""
+    heads = inspect.signature(value.forward).parameters if issubclass(value, nn.Module) else ()
+    return hasattr(value, "attend") or [name[:1].lower() for name in heads][1:4] == ["q", "k", "v"]
+
+
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """The facts in catalogue.toml, by the implementation's name."""
+    text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
+
+
+def bundled() -> dict[str, Implementation]:
+    """Every implementation of the folder, by name."""
+    return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}
+
+
+@cache
+def named(name: str) -> Implementation:
+    """The implementation in the file of that name."""
+    return from_module(importlib.import_module(f"{plugins.PACKAGE}.{name}"), name)
+
+
+def from_module(module: ModuleType, name: str) -> Implementation:
+    """The implementation that a module holds; `name` is its row in the catalogue."""
+    row, holds = catalogue().get(name, {}), vars(module)
+    if "IMPLEMENTATION" in holds:
+        value: Implementation = module.IMPLEMENTATION
+        return value
+    declared = Declared(
+        unsupported=holds.get("unsupported", lambda _: None),
+        has_sdpa_mask=True,
+        has_no_empty_rows=row.get("rows") == "outside",
+    )
+    function = replace(
+        from_function(module.attention, name, declared=declared),
+        source=row.get("source", name),
+        executed_flops=FLOPS.get(row.get("flops", ""), lambda _: None),
+        backend=row.get("backend", ""),
+        compiles=row.get("compiles", False),
+        copies=row.get("copies", ""),
+    )
+    return with_module(function, module, declared) if "MODULE" in holds else function
+
+
+class BothScopes(ByFunction, Adapted):
+    """A file's module in scope `module`, and its function in scope `attention`."""
+
+
+def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
+    """An implementation that uses its own module instead of the harness's projections in scope `module`."""
+
+    def call(module: Any, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001
+        return module(x, mask=mask.added(x.dtype) if mask.rule.changes_scores else mask.visible, scale=mask.scale)
+
+    def unsupported(workload: Workload) -> str | None:
+        """Return why the module cannot run a workload, or None."""
+        sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+        if declared.has_no_empty_rows and workload.mask_rule.has_empty_rows(*sizes):
+            return "its module gives NaN to a query that sees no key"
+        return None if workload.mask_rule.is_additive else "its module takes no softcap"
+
+    core: type[FunctionAttention] = function.build  # type: ignore[assignment] # as from_function makes it
+    drop = lambda module, share: setattr(module, "dropout", share)  # noqa: E731
+    facts = Declared(call=call, changes_scores=True, dropout=drop, unsupported=unsupported)
+    whole = ModuleAdapter(make=module.MODULE, layout=module.LAYOUT, declared=facts, takes=("scale",))
+    both = type("BothScopes", (BothScopes,), {"signature": core.signature})
+
+    def build(weights: Weights) -> nn.Module:
+        """The file's module, or only the function if the module cannot have heads of these sizes."""
+        has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
+        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # the output as the input
+        return whole.build(weights, both) if has_equal_heads and is_as_wide else core(weights)
+
+    def either(workload: Workload) -> str | None:
+        return (function if workload.scope == "attention" else whole).unsupported(workload)
+
+    return replace(function, build=build, unsupported=either)
 
 
 def compiled(plain: Implementation) -> Implementation:
-    """The implementation with its `attend` and its `forward` compiled."""
+    """The implementation with its function compiled, and its module."""
 
     def build(weights: Weights) -> nn.Module:
         module = plain.build(weights)
-        eager = copy.copy(module).eval()  # the same parameters; its forward calls the uncompiled attend
-        for name in ("attend", "forward"):
-            if hasattr(eager, name):
-                setattr(module, name, _compiled(getattr(eager, name)))
+        is_copied = isinstance(module, Adapted) and module.adapter.declared.has_cache
+        if not isinstance(module, ByFunction | Adapted) or is_copied:
+            raise NotOneGraphError("only a function, or an adapted module without a cache, can be compiled")
+        if isinstance(module, ByFunction):
+            module.signature = replace(module.signature, function=_compiled(module.signature.function))
+        if isinstance(module, Adapted):
+            module.module.forward = _compiled(module.module.forward)
         return module
 
     def unsupported(workload: Workload) -> str | None:
         if plain.compiles:
             return "it compiles itself already: name it without +compile"
-        return plain.unsupported(workload) or missing_compiler(workload.device)
+        return plain.unsupported(workload) or device(workload.device).missing_compiler()
 
-    return dataclasses.replace(
+    return replace(
         plain,
         build=build,
         unsupported=unsupported,
@@ -108,25 +197,19 @@ def compiled(plain: Implementation) -> Implementation:
     )
 
 
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function` compiled, to be called with a keyword or a last argument `mask`."""
-    run = compile_whole(function)
-    ready: WeakSet[BoundMask] = WeakSet()
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, compiled after a first call that is not."""
+    run, calls = compile_whole(function), list[object]()
 
-    def call(*by_position: Any, **by_name: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
-        mask: BoundMask = by_name["mask"] if "mask" in by_name else by_position[-1]
-        if mask not in ready:  # tensors created at first use must not be captured in the graph
-            if mask.rule.hides or mask.changes_scores:
-                with torch.no_grad():
-                    function(*by_position, **by_name)
-            else:
-                assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
-            ready.add(mask)
+    def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ
+        if not calls:  # an error has its own place, and tensors created at first use are not captured in the graph
+            with torch.no_grad():
+                function(*by_position, **by_name)
+            calls.append(None)
         try:
-            output: Tensor = run(*by_position, **by_name)
+            return run(*by_position, **by_name)
         except torch._dynamo.exc.Unsupported as error:  # noqa: SLF001 - it has no public name
             first = (str(error).strip().splitlines() or ["no reason given"])[0]
             raise NotOneGraphError(f"torch.compile cannot take it as one graph: {first}") from error
-        return output
 
     return call

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,11 @@ class Prepared:
     empty: Tensor | None = None
     is_tokens_first: bool = False
 
+    @property
+    def arguments(self) -> list[Any]:
+        """All arguments: the tensors, then those passed by name."""
+        return [*self.tensors, *self.passed.values()]
+
     def finish(self, output: Tensor) -> Tensor:
         """The function's output as (B, H, T, V)."""
         output = output.transpose(1, 2) if self.is_tokens_first else output
@@ -38,46 +42,32 @@ class Prepared:
 class Bound:
     """A function's call with everything in place: `call` has no arguments and only calls the function.
 
-    Tensors that `prepare` creates, such as repeated heads, are their own leaves: a backward pass ends there.
+    Tensors that `prepare` creates, such as repeated heads, are their own leaves: a backward pass ends there. `is_plain`
+    says that there are none, and that the function's output is the answer. `leaves` are the tensors that have
+    gradients: query, key and value, then those passed by name.
     """
 
-    def __init__(self, function: Callable[..., Tensor], prepare: Callable[..., Prepared], inputs: list[Tensor]) -> None:
-        self._prepare, self._inputs = prepare, inputs
+    def __init__(self, function: Callable[..., Tensor], prepare: Callable[[], Prepared], inputs: list[Tensor]) -> None:
+        self._prepare = prepare
         with torch.enable_grad():
-            self._prepared = prepare(*inputs)
-        self._tensors = [as_leaf(tensor) for tensor in self._prepared.tensors]
-        self._passed = {name: as_leaf(value) for name, value in self._prepared.passed.items()}
-        self.call: Callable[[], Tensor] = partial(function, *self._tensors, **self._passed)
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        """The tensors that have gradients: query, key and value, then those passed by name."""
-        values = [*self._tensors, *self._passed.values()]
-        return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is done outside: the function gets the inputs themselves, and its output is the answer."""
-        prepared = self._prepared
-        has_finish = prepared.empty is not None or prepared.is_tokens_first
-        made = [*prepared.tensors, *prepared.passed.values()]
-        has_graph = any(isinstance(value, Tensor) and not value.is_leaf for value in made)
-        are_inputs = all(one is other for one, other in zip(prepared.tensors, self._inputs, strict=True))
-        return are_inputs and not has_finish and not has_graph
+            first = prepare()
+        self._arguments = [
+            value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
+            for value in first.arguments
+        ]
+        tensors, named = self._arguments[: len(inputs)], self._arguments[len(inputs) :]
+        self.call: Callable[[], Tensor] = partial(function, *tensors, **dict(zip(first.passed, named, strict=True)))
+        self.leaves = [each for each in self._arguments if isinstance(each, Tensor) and each.requires_grad]
+        plain = [*inputs, *first.passed.values()]
+        are_same = all(one is other for one, other in zip(self._arguments, plain, strict=True))
+        self.is_plain = are_same and first.empty is None and not first.is_tokens_first
 
     def refresh(self) -> None:
         """Prepare again into the same memory, after the inputs' values have changed."""
         with torch.no_grad():
-            prepared = self._prepare(*self._inputs)
-            fresh = [*prepared.tensors, *prepared.passed.values()]
-            for value, right in zip([*self._tensors, *self._passed.values()], fresh, strict=True):
+            for value, right in zip(self._arguments, self._prepare().arguments, strict=True):
                 if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
                     value.copy_(right)
-
-
-def as_leaf(value: Any) -> Any:  # noqa: ANN401 - an argument of any kind
-    """A tensor detached from its graph, with its own gradient; any other value unchanged."""
-    return value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
@@ -91,21 +81,10 @@ def show_rows(mask: Tensor, empty: Tensor) -> Tensor:
     return mask | empty if mask.dtype == torch.bool else mask.masked_fill(empty, 0.0)
 
 
-def as_numbers(mask: Tensor | None, like: Tensor, key_len: int) -> Tensor:
-    """A mask as numbers to add to the scores of queries `like` (B, H, T, K), -inf where hidden: (..., T, S)."""
-    zeros = torch.zeros((1, 1, like.shape[2], key_len), dtype=like.dtype, device=like.device)
-    if mask is None:
-        return zeros
-    return zeros.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask + zeros
-
-
-def add_sink(numbers: Tensor, sinks: Tensor) -> Tensor:
-    """A mask of numbers (..., T, S) with the score of one more key for each head, sinks (H,): (..., H, T, S + 1)."""
-    shape = (len(numbers), len(sinks), *numbers.shape[2:])
-    column = sinks.to(numbers.dtype)[:, None, None].expand(*shape[:-1], 1)  # (H,) -> (B,H,T,1)
-    return torch.cat([numbers.expand(shape), column], dim=-1)
-
-
-def add_key(tensor: Tensor) -> Tensor:
-    """(B, G, S, K) -> (B, G, S + 1, K): one more key, or value, of zeros."""
-    return F.pad(tensor, (0, 0, 0, 1))
+def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -> Tensor:
+    """A mask as numbers (B, H, T, S + 1), -inf where hidden, with sinks (H,) as the score of one more key."""
+    scores = query.new_zeros(1, query.shape[1], query.shape[2], num_keys)  # (1,H,T,S)
+    if mask is not None:
+        scores = scores.where(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)  # (H,) -> (B,H,T,1)
+    return torch.cat([scores, column], dim=-1)

@@ -23,6 +23,7 @@ from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
 from attnbench.checking.case import GIVEN, pull_back, set_dropout
+from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
@@ -156,7 +157,7 @@ def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterat
 
 def packs(module: nn.Module) -> bool:
     """Whether a module maps canonical weights to its parameters."""
-    return hasattr(module, "pack") and hasattr(module, "pack_out")
+    return hasattr(module, "pack")
 
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
@@ -283,10 +284,6 @@ class _Packs(StandIn):
         """The parameters, by name."""
         return {f"{name} weights": tensor for name, tensor in weights.tensors().items()}
 
-    def pack_out(self, weights: Weights) -> dict[str, Tensor]:  # noqa: ARG002 - its signature
-        """Return {}: there are no other parameters."""
-        return {}
-
 
 class _RemoteCall(torch.autograd.Function):
     """A call with its backward pass; a missing gradient is None."""
@@ -365,7 +362,7 @@ class Candidates:
             bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
             self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
         mask = self._masks[key]
-        mask.form = request.mask_form
+        mask.change = MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         inputs = tensors.values()
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))

@@ -3,15 +3,21 @@
 Idea of reporting through a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
+import io
 import itertools
 import textwrap
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.analysis.results import Results
 from attnbench.storage.files import put
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -22,27 +28,37 @@ class Picture:
     """A figure, ready for a page."""
 
     title: str
-    caption: str  # note for readers: unmeasured points, hollow markers
-    svg: str
-    png: Callable[[], bytes]  # drawn on demand: a page needs only the SVG
+    caption: str  # note for readers: unmeasured points, the meaning of bars
+    figure: "Figure"
 
-    def _repr_svg_(self) -> str:
-        """The SVG, for notebooks."""
-        return self.svg
+    @cached_property
+    def png(self) -> bytes:
+        """The picture at 160 dots per inch, drawn once."""
+        return self._drawn("png")
+
+    def _repr_png_(self) -> bytes:
+        """The picture, for notebooks."""
+        return self.png
 
     def save(self, path: Path | str) -> Path:
-        """Write the picture as .svg or .png, by the suffix of the path; return the path.
+        """Write the picture as .png, .svg or .pdf, by the suffix of the path; return the path.
 
         Raises:
             OSError: it cannot be written.
             ValueError: the suffix is another.
         """
-        match Path(path).suffix:
-            case ".svg":
-                return put(Path(path), self.svg)
-            case ".png":
-                return put(Path(path), self.png())
-        raise ValueError(f"{path} is no picture: end its name with .svg or .png")
+        suffix = Path(path).suffix
+        if suffix not in {".png", ".svg", ".pdf"}:
+            raise ValueError(f"{path} is no picture: end its name with .png, .svg or .pdf")
+        return put(Path(path), self.png if suffix == ".png" else self._drawn(suffix[1:]))
+
+    def _drawn(self, form: str) -> bytes:
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
+            self.figure.savefig(file, format=form, dpi=160)
+        self.figure.set_layout_engine("none")  # the layout is final: another one would differ, and take as long
+        return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +69,17 @@ class Report:
     """
 
     summary: str
-    files: tuple[str, ...]  # in the run's folder; a picture may have several, by suffix
+    file: str  # in the run's folder
     text: Callable[[Results], str] | None = None
     draw: Callable[[Results], Picture | None] | None = None
     is_usual: bool = False
 
     def write(self, results: Results, folder: Path) -> list[Path]:
-        """Write the files into an existing folder; return their paths."""
+        """Write the file into an existing folder; return its path, or nothing if there is nothing to draw."""
         if self.text is not None:
-            return [put(folder / self.files[0], self.text(results))]
+            return [put(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)
-        return [] if picture is None else [picture.save(folder / file) for file in self.files]
+        return [] if picture is None else [picture.save(folder / self.file)]
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

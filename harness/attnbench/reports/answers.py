@@ -1,7 +1,7 @@
-"""The answer of a run for each shape: the baseline's time, the marks of the others, and memory.
+"""The answer of a run for each shape: the baseline's time, the marks of the others, and memory; and advice from it.
 
-The closing screen, the summary, the page and the API show these shapes and the advice derived from them. If two states
-of the code are compared, each implementation has its own shapes, with the base as baseline.
+The closing screen, the summary, the page and the API show these shapes. If two states of the code are compared, each
+implementation has its own shapes, with the base as baseline.
 """
 
 import math
@@ -10,73 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
-from attnbench.analysis.conclusion import Mark, factor, mark_of
-from attnbench.analysis.recommendation import PEAK_MEMORY
+from attnbench.analysis.conclusion import Mark, factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
-from attnbench.reports import cells, grouped
-from attnbench.statistics.intervals import median
-from attnbench.storage.records import Record
-from attnbench.storage.samples import Samples
+from attnbench.reports import cells, grouped, titles
+from attnbench.reports.cells import Cell
 from attnbench.units import MISSING, plain, show
 from attnbench.workloads.workload import Workload
 
-FEW_VALUES = 3
+FEW = 3
 """Most values of an axis, and most shapes, that a sentence lists."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cell:
-    """One implementation on one shape."""
-
-    record: Record
-    seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
-    comparison: Comparison | None  # with the baseline of the shape
-
-    @property
-    def name(self) -> str:
-        """The implementation or, if two states of the code are compared, the side."""
-        return self.record.side or plain(self.record.implementation) or MISSING
-
-    @cached_property
-    def mark(self) -> Mark | None:
-        """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
-        if self.comparison is None:
-            return mark_of(self.record)
-        return mark_of(self.record, self.comparison.verdict, is_doubtful=self.comparison.is_doubtful)
-
-    @property
-    def ratio(self) -> float | None:
-        """The time divided by the baseline's; None if they were not compared."""
-        return None if self.comparison is None else self.comparison.ratio
-
-    @property
-    def speedup(self) -> float:
-        """Factor by which it is faster than the baseline; below 1 it is slower."""
-        return 1 / self.ratio if self.ratio else 1.0
-
-    @property
-    def may_be_faster(self) -> bool:
-        """Whether it is undecided, but possibly faster by more than the margin."""
-        if self.comparison is None or self.mark is not Mark.undecided:
-            return self.mark is Mark.doubtful
-        return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
-
-    @property
-    def peak_bytes(self) -> float | None:
-        """Memory of a call beyond its inputs."""
-        samples = self.record.samples(PEAK_MEMORY)
-        return median(Samples.of(samples).value) if samples else None
-
-    @property
-    def words(self) -> str:
-        """The mark, with the factor by which it is faster or slower."""
-        if self.mark in {Mark.faster, Mark.slower} and self.ratio:
-            return factor(self.ratio)
-        if self.mark in {Mark.right, Mark.imprecise} and self.seconds is not None:
-            return show(self.seconds, "s")
-        return self.record.status.replace("_", " ") if self.mark in {None, Mark.failed} else str(self.mark)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,9 +69,14 @@ class Shape:
         return bool(self.faster or (self.has_sides and self.having(Mark.slower)))
 
     @property
+    def is_compared(self) -> bool:
+        """Whether some cell has a ratio to the baseline."""
+        return any(cell.ratio is not None for cell in self.others)
+
+    @property
     def length(self) -> str:
         """The length in a label: "T=512", or "T=1 x 512"."""
-        return f"T={cells.length(self.workload.axes())}"
+        return f"T={titles.length(self.workload.axes())}"
 
     @property
     def name(self) -> str:
@@ -139,22 +87,17 @@ class Shape:
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Shape]:
     """All shapes of a run, grouped by label, then by length."""
-    has_sides, hidden = results.plan.sides is not None, cells.absent(results)
-    shown = [record for record in results.records if record.implementation not in hidden]
-    by_shape = grouped(shown, lambda record: (record.workload.id, record.implementation * has_sides))
-    labels = cells.labels(list({record.workload.id: record.workload for record in shown}.values()))
-    by_key = {each.key: each for each in comparisons(results)}
+    has_sides, shown = results.plan.sides is not None, cells.shown(results)
+    labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
+    by_shape = grouped(shown, lambda cell: (cell.workload.id, cell.record.implementation * has_sides))
     unsorted = []
-    for (name, implementation), records in by_shape.items():
-        workload = records[0].workload
-        by_arm = {record.arm: _cell(results, record, by_key.get(record.key)) for record in records}
-        base = next((arm for arm in by_arm if arm == reference(results, (name, arm))), None)
-        others = [cell for arm, cell in by_arm.items() if arm != base]
+    for (name, implementation), members in by_shape.items():
+        others = [cell for cell in members if not cell.is_baseline]
         unsorted.append(
             Shape(
-                workload=workload,
+                workload=members[0].workload,
                 label=plain(f"{implementation} {labels[name]}"),
-                base=None if base is None else by_arm[base],
+                base=next((cell for cell in members if cell.is_baseline), None),
                 others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
             )
@@ -163,31 +106,17 @@ def shapes(results: Results) -> list[Shape]:
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
-def _cell(results: Results, record: Record, compared: Comparison | None) -> Cell:
-    seconds = paired_times(results).get(record.key) if mark_of(record) not in {Mark.wrong, Mark.failed} else None
-    return Cell(record=record, seconds=seconds, comparison=compared)
-
-
-def shared(members: Sequence[Shape]) -> str:
-    """Describe the axes that all or most of the shapes share."""
-    workloads = [shape.workload for shape in members]
-    usual = cells.usual_values(workloads)
-    varying = {axis for axis in usual if len({workload.axes()[axis] for workload in workloads}) > 1}
-    text = cells.title({**workloads[0].axes(), **usual}, leave_out=varying & {*cells.LABELLED})
-    return f"{text[:1].upper()}{text[1:]}{', unless a row says otherwise' if varying - {*cells.LABELLED} else ''}:"
-
-
 def advice(results: Results) -> list[str]:
     """Recommend an implementation in a few sentences, derived from the marks of the shapes.
 
     Shapes without a time of the baseline follow those with one.
     """
-    base = cells.base(results.plan)
+    base = titles.base(results.plan)
     timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
     groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
-        is_compared = any(cell.ratio is not None for shape in members for cell in shape.others)
+        is_compared = any(shape.is_compared for shape in members)
         there = f"the others are compared with {substitute}" if is_compared else f"only {substitute} has a time"
         lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
     return [plain(line) for line in lines]
@@ -203,47 +132,35 @@ def _problem(shape: Shape, base: str) -> str:
 
 def _advice(members: Sequence[Shape], base: str) -> list[str]:
     """The advice on shapes with one baseline."""
-    timed = [shape for shape in members if any(cell.ratio is not None for cell in shape.others)]
+    timed = [shape for shape in members if shape.is_compared]
     if not timed:
         return []
     if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
         return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
-    beaten = [shape for shape in timed if shape.faster]
     rest = [shape for shape in timed if not shape.faster]
     num_open = sum(shape.is_open for shape in rest)
     compared = [cell for shape in timed for cell in shape.others if cell.ratio is not None]
-    if beaten:
-        lines = [*_beaten(beaten, rest, base)]
-        lines += [f"{num_open} shape{'s are' if num_open > 1 else ' is'} undecided."] * bool(num_open)
-    elif len({cell.name for cell in compared}) == 1:
-        lines = [_of_two(compared, base, timed[0].length)]
-    elif num_open:
+    if len(rest) < len(timed):
+        undecided = f"{num_open} shape{'s are' if num_open > 1 else ' is'} undecided."
+        return [*_beaten([shape for shape in timed if shape.faster], rest, base), *[undecided] * bool(num_open)]
+    if len({cell.name for cell in compared}) == 1:
+        return [_of_two(compared, base, timed[0].length)]
+    if num_open:
         end = f"; {num_open} of {len(timed)} shapes are undecided." if num_open < len(timed) else " so far."
-        lines = [f"Nothing is shown to be faster than {base}{end}"]
-    else:
-        lines = [f"Keep {base}: nothing is faster on {_counted(len(timed), 'any of')}."]
-    return lines
-
-
-def _counted(number: int, words: str) -> str:
-    return "this shape" if number == 1 else f"{words} {number} shapes"
+        return [f"Nothing is shown to be faster than {base}{end}"]
+    return [f"Keep {base}: nothing is faster on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}."]
 
 
 def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
     """Compare one implementation with the baseline, which it never beats."""
     parts = []
-    for mark in (Mark.slower, Mark.equal, Mark.undecided):
-        members = [cell for cell in compared if cell.mark is mark]
+    for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
         if mark is Mark.undecided and len(members) == 1:
-            reason = members[0].comparison.reason if members[0].comparison else ""
-            text += f", {factor(members[0].ratio or 1.0)} so far ({reason})"
-        if len(members) < len(compared):
-            text += f" on {len(members)} of {len(compared)} shapes"
-        if members:
-            parts.append(text + (f" at {length}" if len(compared) == 1 else ""))
-    head = f"Keep {base}: " if all(cell.mark is Mark.slower for cell in compared) else ""
-    return f"{head}{compared[0].name} is {', '.join(parts)}."
+            text += f", {factor(members[0].ratio or 1.0)} so far ({members[0].reason})"
+        parts.append(text + f" on {len(members)} of {len(compared)} shapes" * (len(members) < len(compared)))
+    keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
+    return f"{keep}{compared[0].name} is {', '.join(parts)}{f' at {length}' * (len(compared) == 1)}."
 
 
 def _range(factors: Sequence[float]) -> str:
@@ -260,25 +177,22 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
     others = [shape for shape in [*beaten, *rest] if shape not in won]
     where, part = _place(won, others)
     gain = _range([cell.speedup for cell, shape in wins[choice] if shape in part])
-    more = len(won) - len(part)
     text = f"Take {choice} {where} ({gain} faster than {base})"
-    text += f" and on {more} other shape{'s' * (more > 1)}" if more else ""
+    if more := len(won) - len(part):
+        text += f" and on {more} other shape{'s' * (more > 1)}"
     if num_alike := len(wins) - 1:
         text += f"; {num_alike} other{'s' * (num_alike > 1)} beat{'s' * (num_alike == 1)} {base}, too"
     lines = [f"{text}."]
-    elsewhere = [shape for shape in others if shape.faster]
-    if elsewhere:
+    if elsewhere := [shape for shape in others if shape.faster]:
         lines.append(f"Others are faster than {base} on {_named(elsewhere)}.")
-    kept = [shape for shape in rest if not shape.is_open]
-    if kept:
+    if kept := [shape for shape in rest if not shape.is_open]:
         is_all = len(kept) == len(rest) and not elsewhere
         lines.append(f"Keep {base} {'elsewhere' if is_all else f'on {len(kept)} of the others'}.")
     return lines
 
 
 def _named(members: Sequence[Shape]) -> str:
-    few = len(members) <= FEW_VALUES
-    return ", ".join(shape.name for shape in members) if few else f"{len(members)} shapes"
+    return ", ".join(shape.name for shape in members) if len(members) <= FEW else f"{len(members)} shapes"
 
 
 AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if axis not in {"dtype", "mask"}))
@@ -288,13 +202,13 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
     """A condition that holds in no other shape ("for bfloat16"), and the shapes that meet it: as many as possible."""
     if not others:
-        return f"on {_counted(len(won), 'all')}", won
+        return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won
     best = "", list[Shape]()
     for axis in AXES:
         elsewhere = {shape.workload.axes()[axis] for shape in others}
         part = [shape for shape in won if shape.workload.axes()[axis] not in elsewhere]
-        words = dict.fromkeys(cells.word(axis, shape.workload.axes()) for shape in part)
-        if len(part) > len(best[1]) and len(words) <= FEW_VALUES:
+        words = dict.fromkeys(titles.word(axis, shape.workload.axes()) for shape in part)
+        if len(part) > len(best[1]) and len(words) <= FEW:
             best = f"for {' and '.join(words)}", part
     inside, outside = ([shape.workload.kv_len for shape in part] for part in (won, others))
     if len(best[1]) < len(won) and min(inside) > max(outside):
@@ -307,10 +221,9 @@ def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence
 def memory_line(members: Sequence[Shape], most: int = 100) -> str:
     """List the memory of each implementation on the largest shape, at most `most` amounts; "" if none was measured."""
     peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
-    measured = [shape for shape in members if len(peaks[shape]) > 1] or [shape for shape in members if peaks[shape]]
-    if not measured:
+    if not any(peaks.values()):
         return ""
-    largest = max(measured, key=lambda shape: (shape.workload.num_scores, len(peaks[shape])))
+    largest = max(members, key=lambda shape: (min(len(peaks[shape]), 2), shape.workload.num_scores, len(peaks[shape])))
     ordered = sorted(peaks[largest].items(), key=lambda item: item[1])
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]

@@ -17,7 +17,7 @@ def text(results: Results) -> str:
 
 REPORT = Report(
     summary="every cell as a row of a table, for spreadsheets and pandas",
-    files=("records.csv",),
+    file="records.csv",
     text=text,
     is_usual=True,
 )

@@ -10,7 +10,7 @@ from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation, points
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import failed, untried
-from attnbench.reports import cells, recommended
+from attnbench.reports import recommended, titles
 from attnbench.storage.records import LATENCY, Verdict
 from attnbench.units import percent, plain
 
@@ -60,7 +60,7 @@ def of_sides(results: Results) -> Conclusion:
 
     Undecided single cells do not count if all cells together are decided.
     """
-    names, compared = cells.names(results), comparisons(results)
+    names, compared = titles.names(results), comparisons(results)
     assert results.plan.sides is not None
     by_name = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
     for record, _ in failed(results):
@@ -99,7 +99,7 @@ def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion
         for record in results.records
         if (kind := mark_of(record)) in {Mark.wrong, Mark.failed} and (record.is_wrong or record.workload.id in planned)
     }
-    names = cells.names(results)
+    names = titles.names(results)
     decided = {names[each.workload.id]: _settled(results, each) for each in choices}
     details = {names[each.workload.id]: each.choice for each in choices}
     end = conclude(bad | decided, Question.choice, details=details)

@@ -9,61 +9,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of
-from attnbench.reports import cells, style
-from attnbench.units import show
+from attnbench.reports import cells, style, titles
+from attnbench.reports.cells import Cell, Column
 from attnbench.workloads.workload import Workload
 
+WORKLOAD = Column(heading="workload", text=lambda cell: titles.title(cell.workload.axes()))
 LIBRARY = Path(__file__).with_name("vega.js")
-USUAL = ("workload", "length", "implementation", "time per call", "ratio", "verdict")
-"""The first columns of a table."""
-METRICS = {
-    "ratio": "ratio",
-    "time": "latency_s",
-    "memory": "peak_memory_bytes",
-    "error": "error_ratio",
-    "rate": "flops_per_s",
-}
-SORTED_BY = {
-    "time per call": "paired_latency_s",
-    "ratio": "ratio",
-    "FLOP/s": "flops_per_s",
-    "error": "error_ratio",
-    "peak memory": "peak_memory_bytes",
-    "length": "kv_len",
-}
-"""Column of the table of cells that sorts a displayed column; other columns are sorted by their text."""
 DIGITS = 5
 
 
 def data(results: Results) -> str:
     """All cells of a run as JSON that is safe inside a script element.
 
-    `rows` have a text and a sort key for each of `columns`, the values of the varying `axes`, and numbers.
+    `rows` have a text and a sort key for each of `columns`, the value of each varying axis, and intervals. page.js
+    derives menus and charts from them. `colours` are those of the pictures.
     """
-    columns, shown = cells.columns(results), cells.shown_rows(results)
-    axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
-    panels = cells.names(results)
-    headings = ["workload", *(column.heading for column in columns)]
-    explanations = ["", *(column.explanation for column in columns)]
-    entries = [_row(row, columns, axes) | {"panel": panels[row["workload"]]} for row in shown]
-    names = _by_ratio(shown)
+    columns, panels = [WORKLOAD, *cells.columns(results)], titles.names(results)
+    shown = [cell.workload.axes() for cell in cells.shown(results)]
+    axes = [axis for axis in Workload.__struct_fields__ if len({each[axis] for each in shown}) > 1]
+    rows = [
+        _row(cell, columns, axes) | {"panel": panels[cell.workload.id]}
+        for members in cells.groups(results).values()
+        for cell in members
+    ]
     content = {
-        "axes": {axis: sorted({row[axis] for row in shown}, key=_sortable) for axis in axes},
-        "implementations": names,
-        "colours": {
-            scheme: {name: style.readable(style.look(name).colour, ground, style.MARK_CONTRAST) for name in names}
-            for scheme, ground in (("light", style.LIGHT), ("dark", style.DARK))
-        },
+        "axes": axes,
+        "colours": {row["implementation"]: style.look(row["implementation"])["color"] for row in rows},
         "columns": [
-            {"heading": heading, "explanation": explanation, "kind": heading.replace(" ", "-")}
-            for heading, explanation in zip(headings, explanations, strict=True)
+            {"heading": each.heading, "explanation": each.explanation, "is_number": each.number is not None}
+            for each in columns
         ],
-        "usual": [headings.index(heading) for heading in USUAL if heading in headings],
-        "places": {"time": headings.index("time per call"), "ratio": headings.index("ratio")},
-        "has": {name: any(entry[name] is not None for entry in entries) for name in METRICS},
-        "rows": entries,
+        "rows": rows,
     }
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -73,40 +51,21 @@ def library() -> str:
     return LIBRARY.read_text(encoding="utf-8")
 
 
-def _row(row: Row, columns: Sequence[cells.Column], axes: Sequence[str]) -> dict[str, Any]:
-    texts = [row["title"], *(column.text(row) for column in columns)]
-    names = [None, *(SORTED_BY.get(column.heading) for column in columns)]
-    verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
-    is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
+def _row(cell: Cell, columns: Sequence[Column], axes: Sequence[str]) -> dict[str, Any]:
+    record = cell.record
+    kind = "failed" if cell.mark in {Mark.wrong, Mark.failed} else str(record.status)
+    ends = {"time": cell.ends, "ratio": cell.ratio_ends}
     return {
-        "implementation": str(arm_of(row)),
-        "status": row["status"],
-        "verdict": "equal" if verdict == "equivalent" else verdict,
-        "kind": f"{'predicted' if row['is_predicted'] else row['status']}{' failed' * is_failed}",
-        "title": row["title"],
-        "length": row["kv_len"],
-        "axes": {axis: row[axis] for axis in axes},
-        "text": texts,
-        "keys": [_number(row[name]) if name in row else text for name, text in zip(names, texts, strict=True)],
-        "shown": show(row.get("peak_memory_bytes"), "bytes"),
-        **{name: _number(row.get(column)) for name, column in METRICS.items()},
-        **{f"time_{end}": _number(row[f"latency_{end}_s"]) for end in ("low", "high")},
-        **{f"ratio_{end}": _number(row[f"ratio_{end}"]) for end in ("low", "high")},
+        "implementation": str(record.arm),
+        "kind": "predicted" if record.is_predicted else kind,
+        "verdict": "baseline" if cell.is_baseline and cell.seconds is not None else str(cell.mark or kind),
+        "axes": {axis: cell.workload.axes()[axis] for axis in axes},
+        "text": [column.text(cell) for column in columns],
+        "keys": [None if column.number is None else _number(column.number(cell)) for column in columns],
+        **{f"{name}_low": _number(low) for name, (low, _) in ends.items()},
+        **{f"{name}_high": _number(high) for name, (_, high) in ends.items()},
     }
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401 - a cell of a table
+def _number(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
-
-
-def _sortable(value: Any) -> tuple[bool, float, str]:  # noqa: ANN401 - of any axis
-    is_text = isinstance(value, str)
-    return is_text, 0.0 if is_text else float(value), str(value)
-
-
-def _by_ratio(shown: Sequence[Row]) -> list[str]:
-    """The implementations, the fastest overall first; those without a time last."""
-    ratios: dict[str, list[float]] = {str(arm_of(row)): [] for row in shown}
-    for row in shown:
-        ratios[str(arm_of(row))] += [] if row["ratio"] is None else [row["ratio"]]
-    return sorted(ratios, key=lambda name: (not ratios[name], sum(ratios[name]) / max(len(ratios[name]), 1), name))

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from attnbench.analysis.history import FEWEST, Change, Series
+from attnbench.analysis.history import Series
 from attnbench.analysis.table import Row, arm_of
-from attnbench.reports import cells, grouped
+from attnbench.reports import grouped, titles
+from attnbench.statistics.levels import FEWEST, Change
 from attnbench.units import plain, show
 
 
@@ -45,5 +46,5 @@ def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
     """Series by machine and workload, in words; workloads with changes come first."""
     return grouped(
         sorted(series, key=lambda each: (machine_of(each), not each.changes)),
-        lambda each: f"{cells.title(each.cell)}, T={cells.length(each.cell)}, on {machine_of(each)}",
+        lambda each: f"{titles.title(each.cell)}, T={titles.length(each.cell)}, on {machine_of(each)}",
     )

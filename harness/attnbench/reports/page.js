@@ -5,16 +5,46 @@ const $ = (id) => document.getElementById(id);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const PAGE = 100;
 const MOST_PANELS = 12;
+const RING = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0";
 const METRICS = {
-  ratio: { title: "ratio to the baseline", low: "ratio_low", high: "ratio_high" },
-  time: { title: "time per call in seconds", low: "time_low", high: "time_high" },
-  memory: { title: "peak memory in bytes" },
-  error: { title: "error / tolerance" },
-  rate: { title: "useful FLOP/s" },
+  ratio: { title: "ratio to the baseline", column: "verdict" },
+  time: { title: "time per call in seconds", column: "time per call" },
+  memory: { title: "peak memory in bytes", column: "peak memory" },
+  error: { title: "error / tolerance", column: "error" },
+  rate: { title: "useful FLOP/s", column: "FLOP/s" },
 };
-const USUAL = { view: "dots", metric: data.has.ratio ? "ratio" : "time", scale: "log", sort: "", hide: "", cols: data.usual.join(","), rows: String(PAGE), find: "" };
-for (const axis of Object.keys(data.axes)) USUAL["f." + axis] = "";
+const FIRST = ["workload", "length", "implementation", "time per call", "verdict"]; // the columns at the beginning
+const places = Object.fromEntries(data.columns.map((column, place) => [column.heading, place]));
+for (const row of data.rows) for (const [name, metric] of Object.entries(METRICS)) row[name] = row.keys[places[metric.column]] ?? null;
+const has = Object.fromEntries(Object.keys(METRICS).map((name) => [name, data.rows.some((row) => row[name] !== null)]));
+const implementations = byRatio();
+const USUAL = { view: "dots", metric: has.ratio ? "ratio" : "time", scale: "log", sort: "", hide: "", cols: FIRST.map((name) => places[name]).join(","), rows: String(PAGE), find: "" };
+for (const axis of data.axes) USUAL["f." + axis] = "";
 let state = read();
+
+// The fastest overall first; those without a ratio last.
+function byRatio() {
+  const names = [...new Set(data.rows.map((row) => row.implementation))];
+  const mean = {};
+  for (const name of names) {
+    const ratios = data.rows.filter((row) => row.implementation === name && row.ratio !== null).map((row) => row.ratio);
+    mean[name] = ratios.length ? ratios.reduce((sum, ratio) => sum + ratio, 0) / ratios.length : Infinity;
+  }
+  return names.sort((a, b) => (mean[a] === mean[b] ? a.localeCompare(b) : mean[a] - mean[b]));
+}
+function valuesOf(axis) {
+  const values = [...new Set(data.rows.map((row) => row.axes[axis]))];
+  return values.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
+}
+// A colour is mixed with ink until it can be seen on the page. Source: WCAG 2.2, criterion 1.4.11, a contrast of 3.
+function readable(colour, isDark) {
+  const luminance = (parts) => parts.map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, place) => sum + [0.2126, 0.7152, 0.0722][place] * part, 0);
+  const parts = [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16));
+  const isPlain = () => (isDark ? (luminance(parts) + 0.05) / 0.0567 : 1.05 / (luminance(parts) + 0.05)) < 3;
+  while (isPlain()) for (const place of [0, 1, 2]) parts[place] += ((isDark ? 255 : 0) - parts[place]) / 10;
+  return `rgb(${parts.map(Math.round)})`;
+}
 
 // The view is in the address: whoever gets the link sees the same.
 function read() {
@@ -48,14 +78,14 @@ function choice(label, options, name) {
 }
 
 function isShown(row) {
-  for (const axis of Object.keys(data.axes)) if (state["f." + axis] && String(row.axes[axis]) !== state["f." + axis]) return false;
+  for (const axis of data.axes) if (state["f." + axis] && String(row.axes[axis]) !== state["f." + axis]) return false;
   if (listed(state.hide).includes(row.implementation)) return false;
   return !state.find || row.text.some((text) => text.toLowerCase().includes(state.find.toLowerCase()));
 }
 function sorted(rows) {
   if (!state.sort) return rows;
   const place = parseInt(state.sort, 10), sign = state.sort.endsWith("d") ? -1 : 1;
-  const key = (row) => row.keys[place];
+  const key = (row) => (data.columns[place].is_number ? row.keys[place] : row.text[place]);
   return [...rows].sort((a, b) => {
     const [x, y] = [key(a), key(b)];
     if (x === null || y === null) return (x === null) - (y === null);
@@ -67,13 +97,13 @@ function controls() {
   const own = $("controls");
   own.replaceChildren(
     choice("Show", [["dots", "by implementation"], ["lines", "over length"]], "view"),
-    choice("Metric", Object.entries(METRICS).filter(([name]) => data.has[name]).map(([name, metric]) => [name, metric.title]), "metric"),
+    choice("Metric", Object.entries(METRICS).filter(([name]) => has[name]).map(([name, metric]) => [name, metric.title]), "metric"),
     choice("Scale", [["log", "logarithmic"], ["linear", "linear"]], "scale"),
-    ...Object.entries(data.axes).map(([axis, values]) =>
-      choice(axis.replaceAll("_", " "), [["", "all"], ...values.map((value) => [String(value), String(value)])], "f." + axis)),
+    ...data.axes.map((axis) =>
+      choice(axis.replaceAll("_", " "), [["", "all"], ...valuesOf(axis).map((value) => [String(value), String(value)])], "f." + axis)),
   );
   const names = make("fieldset", {}, make("legend", {}, "Implementations"));
-  for (const name of data.implementations) {
+  for (const name of implementations) {
     const hidden = listed(state.hide);
     const toggle = () => change({ hide: (hidden.includes(name) ? hidden.filter((each) => each !== name) : [...hidden, name]).join(",") });
     const box = make("input", { type: "checkbox", onchange: toggle });
@@ -98,7 +128,7 @@ function table(rows) {
     const line = make("tr", { class: row.kind });
     for (const place of shown) {
       const tag = data.columns[place].heading === "implementation" ? "th" : "td";
-      line.append(make(tag, { scope: tag === "th" && "row", class: data.columns[place].kind + (data.columns[place].heading === "verdict" ? " is-" + row.verdict : "") }, row.text[place]));
+      line.append(make(tag, { scope: tag === "th" && "row", class: data.columns[place].heading.replaceAll(" ", "-") + (data.columns[place].heading === "verdict" ? " is-" + row.verdict : "") }, row.text[place]));
     }
     body.append(line);
   }
@@ -121,25 +151,24 @@ function columns() {
 // A chart of what is shown, drawn by Vega-Lite.
 function spec(rows, ink, soft) {
   const metric = METRICS[state.metric];
-  const scheme = darkness.matches ? "dark" : "light";
   const scale = { type: state.scale, nice: false, ...(state.scale === "linear" && { zero: false }) };
   const panels = [...new Set(rows.map((row) => row.panel))];
   const few = new Set(panels.slice(0, MOST_PANELS));
   const points = rows.filter((row) => few.has(row.panel) && row[state.metric] > 0).map((row) => ({
-    implementation: row.implementation, panel: row.panel, length: row.length, group: row.title,
-    verdict: row.verdict || row.status, value: row[state.metric],
-    low: row[metric.low] ?? row[state.metric], high: row[metric.high] ?? row[state.metric],
-    time: row.text[data.places.time], ratio: row.text[data.places.ratio], memory: row.shown,
+    implementation: row.implementation, panel: row.panel, length: row.keys[places.length], group: row.text[places.workload],
+    verdict: row.verdict, value: row[state.metric],
+    low: row[state.metric + "_low"] ?? row[state.metric], high: row[state.metric + "_high"] ?? row[state.metric],
+    time: row.text[places["time per call"]], compared: row.text[places.verdict], memory: row.text[places["peak memory"]] ?? "-",
   }));
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
-  const order = data.implementations;
-  const tooltip = ["implementation", "group", "length", "verdict", "time", "ratio", "memory"].map((field) => ({ field, type: "nominal" }));
-  const verdicts = { domain: ["faster", "equal", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", soft, "#dd6b20", soft, ink, soft] };
-  const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0", "circle", "circle"] }; // undecided: a ring
+  const order = implementations;
+  const tooltip = ["implementation", "group", "length", "time", "compared", "memory"].map((field) => ({ field, type: "nominal" }));
+  const verdicts = { domain: ["faster", "equal", "slower", "undecided", "doubtful", "baseline", "right"], range: ["#3b8fd4", soft, "#dd6b20", soft, soft, ink, soft] };
+  const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", RING, RING, "circle", "circle"] };
   const width = Math.max(160, $("chart").clientWidth - 40);
   const top = { orient: "top", columns: width < 600 ? 3 : 6 };
   const color = state.view === "lines"
-    ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[scheme][name]) } }
+    ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => readable(data.colours[name], darkness.matches)) } }
     : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: top };
   const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150 } };
   const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };

@@ -1,24 +1,24 @@
 """The closing screen of a run: at most 25 lines of 80 columns for any sweep.
 
 In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, the
-undecided, and the files. If there are too many shapes they are folded; `-v` prints a table of every cell.
+undecided, and the files. If there are too many shapes, the least notable are omitted; `-v` prints every cell.
 """
 
 import itertools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, grouped, story, text_lines
-from attnbench.reports.answers import Cell, Shape, memory_line, shapes, shared
+from attnbench.reports import cells, story, text_lines, titles
+from attnbench.reports.answers import Shape, memory_line, shapes
 from attnbench.units import MISSING, plain, show
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3
-"""Up to this number, each implementation has a column of its own."""
+"""Up to this number, slower implementations have a column even if others are faster or equal."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY = 4, 3, 3
 """Most lines of each section."""
 FEW_OPEN = 2
@@ -42,7 +42,7 @@ def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> lis
     answer = "" if results.plan.sides is not None else " ".join(story.answer(results))
     tail = _wrapped([answer], width, "bold")[: max(2, height // 4)]
     tail += _memory(members, width) + [Line(text=line) for line in [*left_over(results, width), *where(results)]]
-    body = table(members, cells.base(results.plan), width, height - len(head) - len(tail) - 2)
+    body = table(members, titles.base(results.plan), width, height - len(head) - len(tail) - 2)
     return [*head, Line(text=""), *body, *([Line(text="")] if body else []), *tail]
 
 
@@ -51,12 +51,9 @@ def _wrapped(texts: Sequence[str], width: int, style: str = "") -> list[Line]:
 
 
 def _troubles(results: Results, width: int) -> list[Line]:
-    is_doubt = doubts(results)
-    lines = [
-        line
-        for text in story.troubles(results)
-        for line in _wrapped([text], width, "bold reverse yellow" if text in is_doubt else "bold yellow")
-    ]
+    lines = list[Line]()
+    for text in story.troubles(results):
+        lines += _wrapped([text], width, "bold reverse yellow" if text in doubts(results) else "bold yellow")
     if len(lines) <= MOST_DOUBTS:
         return lines
     return [*lines[: MOST_DOUBTS - 1], Line(text="More about that is in summary.md.", style="bold yellow")]
@@ -70,146 +67,67 @@ def _findings(results: Results, width: int) -> list[Line]:
     return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fold:
-    """Shapes in one row: with one label, at neighbouring lengths."""
-
-    label: str
-    members: tuple[Shape, ...]
-
-    @property
-    def length(self) -> str:
-        """The range of lengths."""
-        first, last = self.members[0], self.members[-1]
-        if len(self.members) == 1:
-            return first.length
-        is_decoding = first.workload.seq_len == last.workload.seq_len
-        return f"{first.length}-{last.workload.kv_len if is_decoding else last.length.removeprefix('T=')}"
-
-    def seconds(self, base: str) -> str:
-        """The range of the baseline's times, or of those of its substitute."""
-        known = [shape.base.seconds for shape in self.members if shape.base and shape.base.seconds is not None]
-        if len(known) < 2:  # noqa: PLR2004 - no range
-            return self.members[0].time_of(base)
-        low, high = show(min(known), "s", digits=2), show(max(known), "s", digits=2)
-        return f"{low.split()[0]}-{high}" if low.split()[1] == high.split()[1] else f"{low}-{high}"
-
-    @property
-    def rank(self) -> tuple[bool, bool]:
-        """Sort key of importance: rows in which something is faster come first, then undecided ones."""
-        is_notable = any(shape.is_notable for shape in self.members)
-        return not is_notable, not any(shape.is_open for shape in self.members)
-
-    def having(self, mark: Mark) -> dict[str, list[tuple[Shape, Cell]]]:
-        """Shapes with this mark by implementation, the most frequent first."""
-        places = [(shape, cell) for shape in self.members for cell in shape.having(mark)]
-        by_name = grouped(places, lambda place: place[1].name)
-        return dict(sorted(by_name.items(), key=lambda item: -len(item[1])))
-
-
 def table(members: Sequence[Shape], base: str, width: int, height: int) -> list[Line]:
-    """Format the shapes with their times and marks; empty if nothing was timed."""
+    """Format the shapes with their times and marks; empty if nothing was timed.
+
+    If they do not fit, shapes on which nothing is faster are omitted first, short ones before long ones.
+    """
     timed = [shape for shape in members if any(cell.seconds is not None for cell in shape.cells)]
     if not timed:
         return []
-    above = _wrapped([shared(timed)], width, "dim")
-    folds, note = folded(timed, max(2, height - len(above) - 1), base)
-    heading, *lines = _rows(folds, base, width)
-    below = [Line(text=note, style="dim")] if note else []
+    above = _wrapped([f"{titles.shared([shape.workload for shape in timed])}:"], width, "dim")
+    room, below = max(2, height - len(above) - 1), list[Line]()
+    ranked = sorted(timed, key=lambda shape: (not shape.is_notable, not shape.is_open, -shape.workload.num_scores))
+    if dropped := ranked[room - 1 :] if len(timed) > room else []:
+        nothing = sum(not (shape.is_notable or shape.is_open) for shape in dropped)
+        note = f"; in {nothing} of them nothing is faster than {base}" if nothing else ""
+        below = [Line(text=f"{len(dropped)} more rows (-v){note}.", style="dim")]
+    heading, *lines = _rows([shape for shape in timed if shape not in dropped], base, width)
     return [*above, Line(text=heading, style="bold"), *(Line(text=line) for line in lines), *below]
 
 
-LEVELS: tuple[Callable[[Shape], object], ...] = (
-    lambda shape: shape.workload.id,
-    lambda shape: [frozenset(cell.name for cell in shape.having(mark)) for mark in (Mark.faster, Mark.equal)],
-    lambda shape: (shape.best.name if shape.best else "", shape.is_open),
-    lambda _: 0,
-)
-"""Criteria for folding neighbouring lengths of a label into one row; the first that fits is used."""
-
-
-def folded(members: Sequence[Shape], room: int, base: str) -> tuple[list[Fold], str]:
-    """Fold the shapes until they fit into the rows, with a note on omitted rows; notable rows are omitted last."""
-    folds: list[Fold] = []
-    for key in LEVELS:
-        folds = [
-            Fold(label=label, members=tuple(neighbours))
-            for label, alike in grouped(members, lambda shape: shape.label).items()
-            for _, neighbours in itertools.groupby(alike, lambda shape: (shape.base and shape.base.name, key(shape)))  # noqa: B023 - used at once
-        ]
-        if len(folds) <= room:
-            return folds, ""
-    ranked = sorted(folds, key=lambda fold: fold.rank)
-    kept, dropped = ranked[: room - 1], ranked[room - 1 :]
-    nothing = sum(fold.rank == (True, True) for fold in dropped)
-    note = f"{len(dropped)} more rows (-v); in {nothing} of them nothing is faster than {base}."
-    return [fold for fold in folds if fold in kept], note
-
-
-COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful)
-MOST_NAMES = {
-    **dict.fromkeys((Mark.wrong, Mark.failed), (3, 3, 3, 3, 3, 3, 0)),
-    **dict.fromkeys((Mark.faster, Mark.slower, Mark.right), (3, 3, 2, 1, 1, 0, 0)),
-    **dict.fromkeys((Mark.equal, Mark.undecided, Mark.doubtful), (3, 1, 1, 1, 0, 0, 0)),
-}
+COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful, Mark.slower, Mark.right)
+"""Columns of the table; if it is too wide, the last ones are omitted."""
+MOST_NAMES = {**dict.fromkeys(COLUMNS, (3, 3, 2, 1, 1, 0)), Mark.wrong: (3,) * 6, Mark.failed: (3,) * 6}
+MOST_NAMES |= dict.fromkeys((Mark.equal, Mark.undecided, Mark.doubtful), (3, 1, 1, 1, 0, 0))
 """Names in a cell of each column, from the widest table to the narrowest."""
 
 
-def _rows(folds: Sequence[Fold], base: str, width: int) -> list[str]:
+def _rows(members: Sequence[Shape], base: str, width: int) -> list[str]:
     """The lines of the table, its headings first, within the width."""
-    cells_of = (cell for fold in folds for shape in fold.members for cell in shape.cells)
-    names = list(dict.fromkeys([base, *(cell.name for cell in cells_of)]))
-    if len(names) <= 1 + FEW_OTHERS and all(len(fold.members) == 1 for fold in folds):
-        lines = _lines(folds, {name: [_words(fold, name) for fold in folds] for name in names})
-        if max(map(len, lines)) <= width:
-            return lines
-    present = {mark for mark in Mark if any(shape.having(mark) for fold in folds for shape in fold.members)}
-    more = () if present & {Mark.faster, Mark.equal, Mark.doubtful} else (Mark.slower, Mark.right)
-    columns = [mark for mark in (*COLUMNS, *more) if mark in present]
+    every = [cell for shape in members for cell in shape.others]
+    present, num_names = {cell.mark for cell in every}, len({cell.name for cell in every})
+    is_crowded = num_names > FEW_OTHERS and present & {Mark.faster, Mark.equal, Mark.doubtful}
+    columns = [mark for mark in COLUMNS if mark in present and not (is_crowded and mark in {Mark.slower, Mark.right})]
+    labels = [shape.label for shape in members]
+    labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
+    lengths = [shape.length for shape in members]
+    first = {"Time of a call": labels, "": lengths} if any(labels) else {"Time of a call": lengths}
+    first |= {base: [shape.time_of(base) for shape in members]}
     lines = list[str]()
-    for step in range(len(MOST_NAMES[Mark.equal])):
-        texts = {base: [fold.seconds(base) for fold in folds]}
-        texts |= {str(mark): [_named(fold, mark, MOST_NAMES[mark][step]) for fold in folds] for mark in columns}
-        lines = _lines(folds, texts)
+    for number, step in itertools.product(range(len(columns), -1, -1), range(len(MOST_NAMES[Mark.equal]))):
+        texts = {
+            str(mark): [_named(shape, mark, MOST_NAMES[mark][step]) for shape in members] for mark in columns[:number]
+        }
+        rows = list(zip(*first.values(), *texts.values(), strict=True))
+        lines = text_lines([*first, *texts], rows, right={len(first) - 1})
         if max(map(len, lines)) <= width:
             break
-    while max(map(len, lines)) > width and len(texts) > 1:
-        texts.popitem()
-        lines = _lines(folds, texts)
     return lines
 
 
-def _lines(folds: Sequence[Fold], columns: dict[str, list[str]]) -> list[str]:
-    labels = ["" if place and folds[place - 1].label == fold.label else fold.label for place, fold in enumerate(folds)]
-    lengths = [fold.length for fold in folds]
-    first = {"Time of a call": labels, "": lengths} if any(labels) else {"Time of a call": lengths}
-    texts = {**first, **columns}
-    return text_lines(list(texts), list(zip(*texts.values(), strict=True)), right={len(first)})
-
-
-def _words(fold: Fold, name: str) -> str:
-    return next((cell.words for cell in fold.members[0].cells if cell.name == name), MISSING)
-
-
-def _named(fold: Fold, mark: Mark, most: int) -> str:
-    """The names with a mark and their factors, with a count of the rest: "bmm 1.68x +3"."""
-    by_name = fold.having(mark)
-    if not by_name or not most or (mark in {Mark.undecided, Mark.doubtful} and len(by_name) > FEW_OPEN):
-        return str(len(by_name)) if by_name else MISSING
-    texts = []
-    for name, places in list(by_name.items())[:most]:
-        text = plain(name, 24)
-        if mark in {Mark.faster, Mark.slower}:
-            factors = sorted(max(cell.speedup, 1 / cell.speedup) for _, cell in places)
-            text += f" {'-'.join(dict.fromkeys(f'{end:.2f}' for end in (factors[0], factors[-1])))}x"
-        if mark is Mark.right:
-            text += f" {places[0][1].words}"
-        if len(places) < len(fold.members):
-            at = [shape.length.removeprefix("T=") for shape, _ in places]
-            text += f" at {'-'.join(dict.fromkeys((at[0], at[-1])))}"
-        texts.append(text)
-    more = len(by_name) - len(texts)
-    return ", ".join(texts) + (f" +{more}" if more else "")
+def _named(shape: Shape, mark: Mark, most: int) -> str:
+    """At most `most` names with a mark, and their factors, with a count of the rest: "bmm 1.68x +3"."""
+    found = shape.having(mark)
+    is_open = mark in {Mark.undecided, Mark.doubtful} and len(found) > FEW_OPEN
+    if not found or not most or is_open:
+        return str(len(found)) if found else MISSING
+    texts = [plain(cell.name, 24) for cell in found[:most]]
+    if mark in {Mark.faster, Mark.slower}:
+        texts = [f"{text} {max(cell.speedup, 1 / cell.speedup):.2f}x" for text, cell in zip(texts, found, strict=False)]
+    if mark is Mark.right:
+        texts = [f"{text} {show(cell.seconds, 's')}" for text, cell in zip(texts, found, strict=False)]
+    return ", ".join(texts) + (f" +{len(found) - most}" if len(found) > most else "")
 
 
 def _memory(members: Sequence[Shape], width: int) -> list[Line]:

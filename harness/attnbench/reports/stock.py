@@ -1,4 +1,4 @@
-"""The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as Markdown.
+"""The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as a Markdown list.
 
 It is small and self-contained, so that it can be attached to an issue, and several can be set side by side; `check
 --json` is for programs.
@@ -6,19 +6,18 @@ It is small and self-contained, so that it can be attached to an issue, and seve
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.reports import cells
 from attnbench.reports.story import described
-from attnbench.units import markdown_list, markdown_table, plain
+from attnbench.units import escaped, markdown_list, markdown_table, plain
 
 FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
 SUFFIX = ".md"
-ABSENT = "-"
-TITLE, FINDINGS = "# Stock attention on this machine", "## Findings"
+TITLE = "# Stock attention on this machine"
 
 
 def require_suffix(file: Path) -> None:
@@ -38,41 +37,31 @@ def write(file: Path, results: Results) -> None:
     known = [described(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
-    verdicts = {judged.implementation: _by_place(judged) for judged in judgements(results)}
-    places = dict.fromkeys(place for row in verdicts.values() for place in row)
-    rows = [{"implementation": name} | dict.fromkeys(places, ABSENT) | row for name, row in verdicts.items()]
-    findings = [
-        {
-            "implementation": plain(record.implementation),
-            "workload": record.workload.id,
-            "status": str(record.status),
-            "message": plain(record.message),
-        }
-        for judged in judgements(results)
-        for record in (*judged.wrong, *judged.failed)
-    ]
-    parts = [TITLE, markdown_list(facts), markdown_table(rows), FINDINGS]
-    parts += [markdown_table(findings) if findings else "No findings."]
+    verdicts, findings = dict[str, str](), dict[str, str]()
+    for judged in judgements(results):
+        name = escaped(plain(judged.implementation))
+        verdicts |= {f"{name}, {place}": text for place, text in _by_place(judged)}
+        for record in (*judged.wrong, *judged.failed):
+            findings[f"{name} on {record.workload.id}"] = plain(f"{record.status}: {record.message}")
+    parts = [TITLE, markdown_list(facts), "## Verdicts", markdown_list(verdicts)]
+    parts += ["## Findings", markdown_list(findings) or "No findings."]
     parts += [results.reason, f"The same inputs again: --seed {results.plan.seed}"]
     file.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
-def _by_place(whole: Judgement) -> dict[str, str]:
+def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
     """The verdict and the largest error, as a share of the tolerance, for each device and dtype."""
-    texts = {}
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
         of_place = Judgement(
             implementation=whole.implementation,
             records=tuple(each for each in whole.records if (each.workload.device, each.workload.dtype) == place),
             planned=tuple(each for each in whole.planned if (each.device, each.dtype) == place),
         )
-        if of_place.is_unsupported:
-            texts[" ".join(place)] = plain(of_place.records[0].message) if of_place.records else ABSENT
-            continue
         worst = "" if of_place.worst is None else f", error {cells.multiple(of_place.worst)} of the tolerance"
-        compared = f"{len(of_place.compared)} of {len(of_place.planned)}"
-        texts[" ".join(place)] = f"{of_place.verdict} on {compared}{worst}"
-    return texts
+        text = f"{of_place.verdict} on {len(of_place.compared)} of {len(of_place.planned)}{worst}"
+        if of_place.is_unsupported:
+            text = plain(of_place.records[0].message) if of_place.records else "nothing was tried"
+        yield " ".join(place), text
 
 
 def load(file: Path) -> dict[str, str]:
@@ -81,28 +70,11 @@ def load(file: Path) -> dict[str, str]:
     Raises:
         ValueError: it is not such a file.
     """
-    above, _, below = file.read_text(encoding="utf-8").partition(FINDINGS)
-    if not above.startswith(TITLE) or not below:
+    text = file.read_text(encoding="utf-8")
+    if not text.startswith(TITLE) or "## Verdicts" not in text:
         raise ValueError(f"{file} was not written by attnbench check --report")
-    facts = (re.fullmatch(r"- \*\*(.*?)\*\*: (.*)", line) for line in above.splitlines())
-    texts = {fact[1]: _unescaped(fact[2]) for fact in facts if fact}
-    for row in _rows(above):
-        name = row.pop("implementation", "")
-        texts |= {f"{name}, {place}": text for place, text in row.items()}
-    return texts | {
-        f"{row.get('implementation')} on {row.get('workload')}": row.get("message", "") for row in _rows(below)
-    }
-
-
-def _rows(text: str) -> Iterable[dict[str, str]]:
-    """The rows of the Markdown table in a text."""
-    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
-    cells_of = [[_unescaped(cell.strip()) for cell in line] for line in lines]
-    return (dict(zip(cells_of[0], row, strict=False)) for row in cells_of[2:])
-
-
-def _unescaped(text: str) -> str:
-    return html.unescape(re.sub(r"\\(.)", r"\1", text))
+    entries = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", html.unescape(text), re.MULTILINE)
+    return {re.sub(r"\\(.)", r"\1", name): re.sub(r"\\(.)", r"\1", entry) for name, entry in entries}
 
 
 def side_by_side(files: Sequence[Path]) -> str:
@@ -113,7 +85,7 @@ def side_by_side(files: Sequence[Path]) -> str:
     """
     columns = {file.stem: load(file) for file in files}
     names = dict.fromkeys(name for texts in columns.values() for name in texts)
-    rows = [{"": name} | {stem: texts.get(name, ABSENT) for stem, texts in columns.items()} for name in names]
+    rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
     differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
     num_verdicts = sum(", " in name for name in names)
     num_same = num_verdicts - sum(", " in row[""] for row in differing)

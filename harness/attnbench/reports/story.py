@@ -3,21 +3,21 @@
 Both begin with the answer, and end with facts about the run and the machine.
 """
 
+import base64
 import re
 from collections import Counter
 from pathlib import Path
 
 import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import contention, doubts, session_doubts, throttled, too_noisy
+from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
-from attnbench.reports import Picture, Report, answers, cells, endings, grouped, recommended
-from attnbench.statistics.interference import MANY
+from attnbench.reports import Report, answers, cells, endings, grouped, recommended, titles
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show
@@ -52,8 +52,8 @@ def rendered(template: str, results: Results, **more: object) -> str:
         machine=machine(results),
         answer=answer(results),
         hosts=hosts(results),
-        shared=answers.shared(shapes) if shapes else "",
-        table=answers.table(shapes, cells.base(results.plan)),
+        shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
+        table=answers.table(shapes, titles.base(results.plan)),
         memory=answers.memory_line(shapes),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
@@ -64,8 +64,8 @@ def summary(results: Results) -> str:
     """The run as Markdown, with all tables of cells that fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     tables = {
-        title: [{column.heading: column.text(row) for column in columns} for row in rows]
-        for title, rows in cells.groups(results).items()
+        title: [{column.heading: column.text(cell) for column in columns} for cell in members]
+        for title, members in cells.groups(results).items()
     }
     number = len(tables)
     while True:
@@ -87,20 +87,13 @@ def page(results: Results) -> str:
     return rendered(
         "page.html.jinja",
         results,
-        figure="" if picture is None else inlined(picture),
+        caption="" if picture is None else picture.caption,
+        figure="" if picture is None else base64.b64encode(picture.png).decode(),
         legend=cells.legend(cells.columns(results)),
         data=Markup(explorer.data(results)),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
-
-
-def inlined(picture: Picture, number: int = 1) -> Markup:
-    """A picture's SVG as part of a page, with a text alternative and identifiers of its own."""
-    svg = re.sub(r'\bid="', f'id="picture{number}-', picture.svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
-    opening = f'<svg role="img" aria-label="{escape(picture.caption)}" '
-    return Markup(svg.replace("<svg ", opening, 1))  # noqa: S704 - drawn by us; text in it is outlines
 
 
 def verdict(results: Results) -> str:
@@ -181,18 +174,16 @@ def facts(results: Results) -> dict[str, str]:
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
     absent = cells.absent(results)
     reasons = grouped(absent, lambda name: absent[name])
-    rates = {
-        f"{dtype} on {device}" + (f" with {number} thread{'s' * (number > 1)}" if number else ""): ceilings
-        for (device, dtype, number), ceilings in results.ceilings.items()
-    }
+    rates = [
+        f"{dtype} on {device}{f', threads: {number}' * bool(number)}: "
+        + (plain(each.message) if each.matmul is None else show(each.matmul.rate, "flops/s"))
+        for (device, dtype, number), each in results.ceilings.items()
+    ]
     return {
         "run": plain(results.run),
         "started": plain(results.started.time),
         "commit": plain(results.started.commit) or MISSING,
-        "took": "did not come to its end" if results.elapsed_s is None else show(results.elapsed_s, "s"),
         "budget": show(plan.budget_s, "s"),
-        "sweep": plain(plan.sweep) or MISSING,
-        "baseline": sides(results) or cells.base(plan),
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
@@ -201,11 +192,7 @@ def facts(results: Results) -> dict[str, str]:
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
-        "fastest matrix product": "; ".join(
-            f"{where}: {plain(each.message) if each.matmul is None else show(each.matmul.rate, 'flops/s')}"
-            for where, each in rates.items()
-        )
-        or "not measured",
+        "fastest matrix product": "; ".join(rates) or "not measured",
     }
 
 
@@ -245,9 +232,6 @@ def troubles(results: Results) -> list[Warned]:
     if not results.has_digests:
         text = "Its journal is older than digests: a number that was changed since would not be noticed."
         lines.append(Warn.no_digests.says(text))
-    slowed, is_usual = throttled(results)
-    if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
-        lines.append(slowed)
     noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
@@ -263,14 +247,13 @@ def findings(results: Results) -> list[str]:
     """
     if results.plan.sides is not None:
         return [plain(line) for line in losses(results)]
-    titles = cells.titles(results)
     alike = grouped(
         (record for record in results.records if record.is_finding),
-        lambda record: (record.arm, record.status, titles[record.workload.id], record.message),
+        lambda record: (record.arm, record.status, titles.title(record.workload.axes()), record.message),
     )
     lines = []
     for (arm, status, title, reason), records in alike.items():
-        lengths = ", ".join(cells.length(record.workload.axes()) for record in records)
+        lengths = ", ".join(titles.length(record.workload.axes()) for record in records)
         lines.append(plain(f"{arm}: {status} at length {lengths} ({title}): {reason or 'no reason was recorded'}"))
     return lines
 
@@ -310,10 +293,10 @@ def of_model(results: Results) -> list[str]:
 
 
 def _timed(total: Total) -> str:
-    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower (2.20 to 2.40))"."""
+    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower)"."""
     text = f"{total.arm} {show(total.seconds, 's')}"
     is_base = total.ratio is None or total.ratio == 1.0
-    return text if is_base else f"{text} ({factor(total.ratio or 1.0, total.low, total.high)})"
+    return text if is_base else f"{text} ({factor(total.ratio or 1.0)})"
 
 
 def hosts(results: Results) -> str:
@@ -337,8 +320,6 @@ def interference(results: Results) -> str:
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
-    if results.num_discarded > MANY * results.num_blocks:
-        text += ": other work disturbed this machine too much for verdicts to be trusted"
     if results.system_load is not None:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
         text += f"; others had {others} of the processors' time, and the host took {host}"
@@ -348,11 +329,11 @@ def interference(results: Results) -> str:
 REPORT = {
     "html": Report(
         summary="one page with pictures and tables, complete in itself",
-        files=("report.html",),
+        file="report.html",
         text=page,
         is_usual=True,
     ),
     "markdown": Report(
-        summary="the whole run as a readable text with tables", files=("summary.md",), text=summary, is_usual=True
+        summary="the whole run as a readable text with tables", file="summary.md", text=summary, is_usual=True
     ),
 }

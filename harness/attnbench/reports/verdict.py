@@ -13,18 +13,15 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import comparisons, doubts, num_processes, paired_times, whole
+from attnbench.analysis.comparisons import doubts, num_processes, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
-from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
+from attnbench.analysis.recommendation import PEAK_MEMORY, Change, Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.analysis.sanity import warnings_of
-from attnbench.analysis.sides import changed
-from attnbench.reports import answers, recommended, story
-from attnbench.statistics.intervals import median, median_estimate
+from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
-from attnbench.storage.records import BASE, LATENCY, Status, Verdict
-from attnbench.storage.samples import Samples
+from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
@@ -102,17 +99,6 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     verdict: Verdict
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A size from which on another implementation is faster; it lies between `low` and `high`."""
-
-    axis: str
-    at: float
-    low: float
-    high: float
-    before: str
-    after: str
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,8 +195,8 @@ def report(  # noqa: PLR0913 - parts that only one command has
 ) -> Report:
     """The report of a command; `words` is its command line without the program."""
     environment = next(iter(results.environments.values()), None)
-    cells, together = tuple(_cells(results)), whole(results)
-    implementations = {each.implementation: _implementation(each, results, cells) for each in judgements(results)}
+    found_cells, together = tuple(_cells(results)), whole(results)
+    implementations = {each.implementation: _implementation(each, results, found_cells) for each in judgements(results)}
     return Report(
         command=words[0],
         exit_code=exit_code,
@@ -226,8 +212,8 @@ def report(  # noqa: PLR0913 - parts that only one command has
         versions={} if environment is None else environment.versions,
         implementations=implementations,
         not_judged=dict(not_judged or {}),
-        cells=cells,
-        counts=Counter(str(each.status) for each in cells),
+        cells=found_cells,
+        counts=Counter(str(each.status) for each in found_cells),
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
         crossings=tuple(_crossings(results)),
         policy=msgspec.convert(policy, Policy) if policy else None,
@@ -268,18 +254,8 @@ def _speed(judged: Judged, baseline: str) -> Speed:
 
 
 def _cells(results: Results) -> Iterator[Cell]:
-    seconds, by_key = paired_times(results), {each.key: each for each in comparisons(results)}
-    for record in results.records:
-        latency, agreement = record.measurement(LATENCY), record.agreement
-        time = median_estimate(latency.samples) if latency is not None and latency.samples else None
-        cautions = [*warnings_of(record, time, is_cold=results.plan.cache != "warm")]
-        cautions += results.warnings.get(record.key, ())
-        metrics = {
-            each.metric: median(Samples.of(each.samples).value)
-            for each in record.measurements
-            if each is not latency and each.samples
-        }
-        speed = by_key.get(record.key)
+    for cell in cells.every(results).values():
+        record, agreement = cell.record, cell.record.agreement
         yield Cell(
             workload=record.workload.id,
             axes=record.workload.axes(),
@@ -292,19 +268,19 @@ def _cells(results: Results) -> Iterator[Cell]:
             message=record.message,
             mistakes=() if agreement is None else agreement.mistakes,
             broken_rules=() if agreement is None else tuple(rule.rule for rule in agreement.broken_rules),
-            error_ratio=None if agreement is None else agreement.error_ratio,
-            seconds=None if record.is_wrong else seconds.get(record.key),
-            speed=None if speed is None else _speed(speed, speed.baseline),
-            peak_memory_bytes=metrics.pop(PEAK_MEMORY, None),
-            metrics=metrics,
-            warnings=_warnings(cautions) if results.plan.metrics else (),
+            error_ratio=cell.error,
+            seconds=cell.seconds,
+            speed=None if cell.comparison is None else _speed(cell.comparison, cell.comparison.baseline),
+            peak_memory_bytes=cell.peak_bytes,
+            metrics={name: value for name, value in cell.metrics.items() if name != PEAK_MEMORY},
+            warnings=_warnings(cell.warnings) if results.plan.metrics else (),
         )
 
 
-def _implementation(judged: Judgement, results: Results, cells: Sequence[Cell]) -> Implementation:
+def _implementation(judged: Judgement, results: Results, every: Sequence[Cell]) -> Implementation:
     """The verdict on one implementation; if two states of the code are compared, on the candidate."""
     judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
-    own = [each for each in cells if each.implementation == judged.implementation and each.side != BASE]
+    own = [each for each in every if each.implementation == judged.implementation and each.side != BASE]
     speeds = [each.speed for each in own if each.speed is not None]
     worst = min(speeds, key=lambda speed: (WORST_FIRST.index(speed.verdict), speed.speedup), default=None)
     is_fine = judged.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
@@ -330,8 +306,7 @@ def _choices(results: Results) -> Iterator[Choice]:
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
-        timed = {cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None}
-        if shape.best is None or shape.base is None or all(cell.ratio is None for cell in shape.others):
+        if shape.best is None or shape.base is None or not shape.is_compared:
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"
@@ -343,7 +318,7 @@ def _choices(results: Results) -> Iterator[Choice]:
             answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be" * bool(alike),
             equals=tuple(alike),
             reference=shape.base.name,
-            seconds=timed,
+            seconds={cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None},
             peak_memory_bytes={cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes is not None},
         )
 
@@ -360,7 +335,7 @@ def _crossings(results: Results) -> Iterator[Crossing]:
             workload=ladder.workloads[0],
             implementations=pair,
             answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(msgspec.convert(change._asdict(), Change) for change in changes),
+            changes=tuple(changes),
             points={
                 str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
                 for value, each in known

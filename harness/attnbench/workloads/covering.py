@@ -39,9 +39,6 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
     def valued(row: Row) -> dict[str, Any]:
         return {axis: axes[axis][place] for axis, place in row.items()}
 
-    def num_missing(row: Row) -> int:
-        return sum(pair in missing for pair in pairs(row))
-
     def completed(row: Row) -> Row | None:
         """The row with values for the other axes: those that add most missing pairs, and among these the least used."""
         if not is_possible(valued(row)):
@@ -50,7 +47,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
             return row
         axis = next(axis for axis in order if axis not in row)
         options = [row | {axis: place} for place in range(len(axes[axis]))]
-        options.sort(key=lambda option: (-num_missing(option), uses[axis, option[axis]]))
+        options.sort(key=lambda option: (-sum(pair in missing for pair in pairs(option)), uses[axis, option[axis]]))
         return next((whole for option in options if (whole := completed(option)) is not None), None)
 
     while missing:

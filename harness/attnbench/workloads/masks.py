@@ -499,10 +499,7 @@ class RelativeBucketsPast(RelativeBuckets):
     """
 
     name = "relative_buckets_past"
-    usage = (
-        "relative_buckets_past or relative_buckets_past(n,farthest), n even and at least 4, farthest more than n; "
-        "else 32,128"
-    )
+    usage = RelativeBuckets.usage.replace("relative_buckets", "relative_buckets_past")
     is_two_sided = False
     parameter = "relative_bias_past"
 

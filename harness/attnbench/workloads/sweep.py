@@ -71,13 +71,8 @@ def load(name_or_file: str) -> Sweep:
         known = f"name a .toml file, or choose among {', '.join(names())}"
         raise ValueError(f"cannot read the sweep {path}: {error.strerror}; {known}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        field = re.search(r"unknown field `(.*)`", str(error))
-        if field is not None and field[1] in AXES:
-            raise ValueError(f"the sweep {path} has {field[1]} at its top: put axes into a [[grid]] table") from None
-        if field is not None:
-            raise ValueError(f"the sweep {path}: {unknown('key', field[1], Sweep.__struct_fields__)}") from None
-        example = f"write it as in {FOLDER / 'growth.toml'}"
-        raise ValueError(f"the sweep {path} is not readable: {error}; {example}") from None
+        keys = f"axes belong into a [[grid]] table, and its other keys are {', '.join(Sweep.__struct_fields__)}"
+        raise ValueError(f"the sweep {path} is not readable: {error}; {keys}") from None
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:

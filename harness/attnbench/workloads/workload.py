@@ -146,9 +146,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{axis}={getattr(self, axis)} follows from {parts} and is more than 2^31: give less")
         if math.isclose(self.scale, 1 / math.sqrt(self.head_dim), rel_tol=1e-9):
             fill("scale", 0.0)
-        if self.scope == "attention":
-            fill("bias", "all")
-        fill("bias", {"qkv+out": "all"}.get(self.bias, self.bias))
+        fill("bias", "all" if self.scope == "attention" or self.bias == "qkv+out" else self.bias)
         if self.rotary != "none":
             fill("rotary", f"{self.rotary.partition('(')[0]}({self.rotary_base:g})")
             if self.head_dim % 2 or self.kv_len != self.seq_len:

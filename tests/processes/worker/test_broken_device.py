@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
-from attnbench.contract.memory import LAYOUTS
+from attnbench.checking.memory import LAYOUTS
 from attnbench.devices import device
 from attnbench.processes.messages import Check, Failed, Heartbeat, Prepare, SampleBlocks
 from attnbench.processes.worker.answers import Worker

@@ -13,8 +13,18 @@ from torch import Tensor
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import QKV
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import Mistake, after, before, hide, product, with_bias, with_change, wrong
-from attnbench.contract import Weights, softmax_with_sinks
+from attnbench.checking.steps import (
+    Mistake,
+    after,
+    before,
+    hide,
+    product,
+    softmax_with_sinks,
+    with_bias,
+    with_change,
+    wrong,
+)
+from attnbench.contract import Weights
 from attnbench.workloads import masks
 from attnbench.workloads.workload import Workload
 

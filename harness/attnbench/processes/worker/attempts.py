@@ -17,7 +17,7 @@ import torch
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
-from attnbench.contract.functions import words
+from attnbench.contract.declared import words
 from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import LimitedRequest
 from attnbench.processes.remote import CandidateError

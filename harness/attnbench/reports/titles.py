@@ -1,0 +1,124 @@
+"""Workloads in words: titles of groups, short labels of shapes, and lengths.
+
+All are derived from the axes of workloads, so that new axes appear automatically.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import GROUP_AXES
+from attnbench.storage.events import Plan
+from attnbench.storage.records import BASE
+from attnbench.units import plain
+from attnbench.workloads.workload import Workload, following
+
+Axes = Mapping[str, Any]
+"""The value of every axis, as in `Workload.axes()`."""
+SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
+SCOPES = {"attention": "attention only", "module": "whole module"}
+BIASES = {
+    "all": "all biases",
+    "qkv": "biases of query, key and value alone",
+    "out": "a bias of the output alone",
+    "none": "no biases",
+}
+LONG_MASK = 60
+"""Most characters of a mask: some have long lists of numbers."""
+WORDS: dict[str, Callable[[Any], str]] = {
+    "scope": lambda scope: SCOPES.get(scope, scope),
+    "direction": lambda direction: str(direction).replace("_", " and "),
+    "dtype": str,
+    "mask": lambda mask: "no mask" if mask == "none" else plain(mask.replace("_", " "), limit=LONG_MASK),
+    **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
+    "bias": lambda bias: BIASES.get(bias, f"biases of {bias} alone"),
+    "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
+    "device": lambda device: f"on {device}",
+    "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",
+    "seed": lambda seed: f"seed {seed}",
+    "layout": lambda layout: "values in the keys" if layout == "value_in_key" else f"{layout} in memory",
+    "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
+    "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
+    "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
+    "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
+    "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
+}
+"""Format of an axis in a title, in the order of titles."""
+ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
+"""Axes that every title names."""
+NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))
+"""All axes in the order of titles; those without a format of their own are shown as axis=value."""
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
+SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
+"""Shorter words in labels: a line has 80 columns."""
+
+
+def word(axis: str, axes: Axes) -> str:
+    """The value of one axis in words."""
+    value = axes[axis]
+    if axis in WORDS:
+        return WORDS[axis](value)
+    return f"{axis}={f'{value:g}' if isinstance(value, float) else value}"
+
+
+def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
+    """A workload without its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
+
+    Axes that follow from others, hold their default or are in `leave_out` are omitted.
+    """
+    defaults = DEFAULTS | following(axes)
+    names = [axis for axis in NAMED if axis not in leave_out and (axis in ALWAYS or axes[axis] != defaults[axis])]
+    return ", ".join(
+        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
+        for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
+    )
+
+
+def length(axes: Axes) -> str:
+    """The query length, with the key length if it differs: "512" or "1 x 512"."""
+    same = axes["kv_len"] == axes["seq_len"]
+    return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
+
+
+def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
+    """The most common value of each axis, and the axes that vary; lengths excluded."""
+    members = [workload.axes() for workload in workloads]
+    values = {axis: Counter(axes[axis] for axes in members) for axis in GROUP_AXES} if members else {}
+    return (
+        {axis: counts.most_common(1)[0][0] for axis, counts in values.items()},
+        {axis for axis, counts in values.items() if len(counts) > 1},
+    )
+
+
+def labels(workloads: Sequence[Workload]) -> dict[str, str]:
+    """Short labels by workload id: the mask if masks vary, and each unusual value of another axis."""
+    usual, varying = _usual(workloads)
+    ordered = sorted((axis for axis in NAMED if axis in varying), key=lambda axis: ("dtype", "mask", axis).index(axis))
+    texts = {}
+    for workload in workloads:
+        axes = workload.axes()
+        unusual = [axis for axis in ordered if axis == "mask" or axes[axis] != usual[axis]]
+        texts[workload.id] = " ".join(SHORT.get(str(axes[axis])) or word(axis, axes) for axis in unusual)
+    return texts
+
+
+def shared(workloads: Sequence[Workload], place: str = "row") -> str:
+    """Describe the axes that all or most of the workloads share; labels, in each `place`, name those that differ."""
+    usual, varying = _usual(workloads)
+    text = title({**workloads[0].axes(), **usual}, leave_out=varying & {"mask"})
+    return f"{text[:1].upper()}{text[1:]}{f', unless a {place} says otherwise' if varying - {'mask'} else ''}"
+
+
+def names(results: Results) -> dict[str, str]:
+    """Label and length by workload id: "causal T=512"."""
+    by_id = labels(results.plan.workloads)
+    return {each.id: f"{by_id[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
+
+
+def base(plan: Plan) -> str:
+    """Name the baseline of a run."""
+    return plain(plan.baseline) if plan.sides is None else BASE
