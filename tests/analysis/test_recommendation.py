@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
-from attnbench.commands import recommending
+from attnbench.commands.fastest import bytes_of
 from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult, Status
 from attnbench.units import show
@@ -115,10 +115,10 @@ def test_all_of_it_is_json(results: Results) -> None:
     [("", 0), ("1000", 1000), ("512MiB", 2**29), ("8GiB", 2**33), ("8G", 2**33), ("1.5 KiB", 1536), ("2tb", 2**41)],
 )
 def test_sizes_are_read(text: str, size: int) -> None:
-    assert recommending.bytes_of(text) == size
+    assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["8 apples", "GiB", "-1GiB", "1e9", "inf"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size: give a number of bytes"):
-        recommending.bytes_of(text)
+        bytes_of(text)
