@@ -133,7 +133,7 @@ def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():
 
 def test_zeros_are_no_answer_to_an_earlier_call():
     found = verdict(Zeros, direction="inference", scope="module", dtype="bfloat16", mask="sliding_window(9)")
-    assert agreement.OUTPUTS_APART not in broken_rules(found)
+    assert not broken_rules(found) & {agreement.OUTPUTS_APART, "without gradients"}
     assert wrong_probes(found)
 
 
@@ -184,9 +184,3 @@ def test_roundings_of_large_terms_that_cancel_are_honest_in_half_precision():
     honest = Implementation(build=RoundsExponentials, source="a test")
     assert all(each.agrees for each in errors(ask(honest, reference).compared, reference))
     assert set(reference.expected) == {"output", "gradient of value"}
-
-
-def test_code_that_is_wrong_in_any_mode_breaks_no_rule_about_modes():
-    found = verdict(Zeros, direction="inference")
-    assert "right when short" in broken_rules(found)
-    assert "without gradients" not in broken_rules(found)
