@@ -56,8 +56,17 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
             points = tuple(sorted((getattr(workload, axis), peak) for workload, peak in peaks.items()))
             workload = max(peaks, key=lambda each: (each.seq_len, each.kv_len))
             limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
-            line = {"axis": axis, "other": other, "implementation": name, "workload": workload}
-            found.append(Growth(**line, points=points, fit=fit(points), limit_bytes=limit))
+            found.append(
+                Growth(
+                    axis=axis,
+                    other=other,
+                    implementation=name,
+                    workload=workload,
+                    points=points,
+                    fit=fit(points),
+                    limit_bytes=limit,
+                )
+            )
     return found
 
 
