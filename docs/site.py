@@ -7,15 +7,15 @@ each other, so that a link that works in the repository works on the site.
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from typer.testing import CliRunner
 
 from attnbench import plugins
+from attnbench.cli import app
 from attnbench.commands import EXIT_CODES, Command
 from attnbench.explained import KINDS, explanations
 from attnbench.reports import verdict
@@ -100,9 +100,8 @@ def commands() -> Iterator[str]:
 
 
 def _help(name: str) -> str:
-    environment = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
-    asked = [sys.executable, "-m", "attnbench", name, "--help"]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
+    done = CliRunner().invoke(app, [name, "--help"], env=environment, prog_name="attnbench")
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 

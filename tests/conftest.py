@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnbench.analysis import comparisons
-from attnbench.commands import VERBOSITY
+from attnbench.commands import OUTPUT
 from tests import forks
 from tests.apart import pytest_configure, pytest_runtest_protocol
 from tests.closest import closest_call
@@ -66,7 +66,7 @@ def one_thread():
 def own_verbosity() -> Iterator[None]:
     """Restore the verbosity that a command in this process sets."""
     yield
-    VERBOSITY.is_quiet = VERBOSITY.is_verbose = False
+    OUTPUT.is_json = OUTPUT.is_quiet = OUTPUT.is_verbose = False
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ from pathlib import Path
 import coverage
 
 IMPORTED = (
-    *("coverage", "jinja2", "msgspec", "numpy", "psutil", "pytest", "rich.table", "rich.progress", "ruptures"),
+    *("coverage", "jinja2", "msgspec", "numpy", "psutil", "pytest", "rich.table", "rich.progress"),
     *("pydantic", "scipy.special", "scipy.stats", "statistics", "typer.testing"),
     *("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("torch.fx.experimental.symbolic_shapes", "torch.nn.attention.flex_attention"),

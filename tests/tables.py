@@ -18,7 +18,7 @@ class Shown:
     def __getitem__(self, name: str) -> Any:
         """Return the value of an axis, or a field of the record."""
         axes = self.cell.workload.axes() | {"workload": self.cell.workload.id}
-        return axes[name] if name in axes else getattr(self.cell.record, name)
+        return axes[name] if name in axes else getattr(self.cell, name, getattr(self.cell.record, name, None))
 
 
 def every(results: Results) -> list[Shown]:

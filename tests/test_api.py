@@ -69,12 +69,6 @@ def test_two_are_compared_and_everything_is_stored(tmp_path):
     assert len(attnbench.table("results")) == 4
 
 
-@pytest.mark.long
-def test_a_baseline_that_is_named_is_the_baseline_of_several() -> None:
-    found = attnbench.compare("fused", "einsum", baseline="sdpa", budget=0.0, **SMALL)
-    assert (found.results.plan.implementations, found.results.plan.baseline) == (("fused", "einsum", "sdpa"), "sdpa")
-
-
 def test_the_wrong_one_of_two_is_not_timed():
     found = attnbench.compare(closure(1.25), budget=0.0, **SMALL)
     assert found.verdict == "WRONG"

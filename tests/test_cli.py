@@ -12,12 +12,20 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from attnbench import cli, commands, plugins, samples, table
+from attnbench import cli, commands, samples, table
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
-FAST = [*SMALL, "--set", "mask=causal", "--set", "direction=inference", "--set", "batch_size=1", "--budget", "0"]
+AXES = (
+    "seq_len=16",
+    "num_heads=2",
+    "head_dim=8",
+    "dtype=float32",
+    "mask=causal",
+    "direction=inference",
+    "batch_size=1",
+)
+SMALL = [f"--set={axis}" for axis in (*AXES, "scope=attention")]
 THEIRS = '''"""Somebody's attention, in a file of their own."""
 
 import torch
@@ -66,18 +74,9 @@ def theirs(tmp_path_factory):
     """Run with a file from outside the repository, in a folder of its own."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "mine.py").write_text(THEIRS)
-    found = command("run", "-i", "mine.py:theirs", "-i", "fused", *FAST, cwd=folder)
+    found = command("run", "-i", "mine.py:theirs", "-i", "fused", *SMALL, "--budget", "0", cwd=folder)
     (run,) = (folder / "results" / "runs").iterdir()
     return folder, found, run
-
-
-def test_a_file_from_outside_is_listed(theirs):
-    folder, _, _ = theirs
-    assert len(THEIRS.splitlines()) <= 30
-    found = command("list", "implementations", "-i", "mine.py:theirs", "--json", cwd=folder)
-    (entry,) = json.loads(found.stdout)
-    assert entry["implementation"] == "theirs"
-    assert entry["causal"] == "yes"
 
 
 def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
@@ -93,38 +92,27 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     names = {file.name for file in run.iterdir()}
     assert not any(name.endswith(("_plot.png", "_plot.svg")) for name in names)
     assert {"records.csv", "summary.md", "picture.png", "report.html", "journal.jsonl"} <= names
-    assert "theirs" in (run / "summary.md").read_text()
-    assert "theirs" in (run / "report.html").read_text()
+    assert all("theirs" in (run / name).read_text() for name in ("summary.md", "report.html"))
     assert len(samples(run)) > len(frame)
     with (run / "records.csv").open() as file:
         assert {row["implementation"] for row in csv.DictReader(file)} == {"theirs", "fused", "sdpa"}
 
 
-def test_reports_are_rebuilt_with_torch_blocked(theirs):
+def test_reports_are_rebuilt_with_torch_blocked_here_and_elsewhere_with_their_journal(theirs):
     folder, _, run = theirs
     blocker = folder / "blocked"
     (blocker / "torch").mkdir(parents=True)
     (blocker / "torch" / "__init__.py").write_text("raise ImportError('torch is blocked')\n")
-    (run / "picture.png").unlink()
     path = f"{blocker}{os.pathsep}{ROOT / 'harness'}"
-    found = command("report", cwd=folder, PYTHONPATH=path)
-    assert found.returncode == 0, found.stderr
-    assert (run / "picture.png").exists()
-    program = ("-c", f"import attnbench; print(len(attnbench.table({str(run)!r})))")
-    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(table(run)))
-    blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
-    assert blocked.returncode == 2
-    assert "torch is blocked" in blocked.stderr  # so the block really blocked
-
-
-def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
-    folder, _, run = theirs
-    found = command("report", run.name, "--to", "gallery/mine", cwd=folder)
+    found = command("report", "--to", "gallery/mine", cwd=folder, PYTHONPATH=path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1].endswith("complete in one file: gallery/mine/report.html")
-    again = command("report", "gallery/mine", cwd=folder)
+    again = command("report", "gallery/mine", cwd=folder, PYTHONPATH=path)
     assert again.returncode == 0, again.stderr
-    assert (folder / "gallery" / "mine" / "report.html").exists()
+    assert {"picture.png", "report.html"} <= {file.name for file in (folder / "gallery" / "mine").iterdir()}
+    program = ("-c", f"import attnbench; print(len(attnbench.table({str(run)!r})))")
+    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(table(run)))
+    assert "torch is blocked" in command(cwd=folder, program=("-c", "import torch"), PYTHONPATH=path).stderr
 
 
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
@@ -206,8 +194,9 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, called, argument
     assert found.stderr.count("\n") == 1
 
 
-def test_nothing_checked_is_no_pass(called):
-    found = called("check", "torch_mha", "--set", "scope=attention", *FAST[:-2])
+def test_nothing_checked_is_no_pass(called, monkeypatch):
+    monkeypatch.setattr(sys, "executable", forks.python())
+    found = called("check", "torch_mha", *SMALL)
     assert found.returncode == 3
     assert found.stdout.splitlines()[-1].startswith("inconclusive: ")
 
@@ -233,23 +222,12 @@ def test_help_needs_no_heavy_module(tmp_path):
     assert found.stdout.count("--help") >= 5
 
 
-@pytest.mark.parametrize("what", ["implementations", "sweeps", "axes", "masks", "metrics", "reports"])
+@pytest.mark.parametrize("what", ["sweeps", "axes", "masks", "models", "metrics", "reports"])
 def test_everything_can_be_listed(called, what):
+    """Implementations are listed in test_list.py."""
     entries = json.loads(called("list", what, "--json").stdout)
     assert entries
     assert all(value for entry in entries for value in entry.values())
-    if what == "implementations":
-        assert {entry["implementation"] for entry in entries} >= set(plugins.stems(plugins.PACKAGE))
-        assert not any("?" in entry.values() for entry in entries)
-
-
-@pytest.mark.long
-def test_a_broken_plug_is_listed_with_its_error(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
-    found = command("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
-    broken, sdpa = json.loads(found.stdout)
-    assert "nothing_of_this_name" in broken["source"]
-    assert sdpa["module"] == "yes"
 
 
 INTERRUPTED_IN_A_STRING = """
@@ -277,6 +255,8 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
     [
         (["crossover", "fused", "sdpa"], "fastest A B --along"),
         (["cluster", "doctor"], "doctor --cluster"),
+        (["run", "--dry-run"], "attnbench list sweeps"),
+        (["history", "--smallest=3"], "2 % or more"),
     ],
 )
 def test_a_retired_command_names_its_replacement(called, words, replacement):
@@ -289,7 +269,7 @@ def test_a_retired_command_names_its_replacement(called, words, replacement):
 def test_there_are_fifteen_commands():
     names = {each.name for each in cli.app.registered_commands}
     assert len(names) == 15
-    assert not names & set(commands.RETIRED_COMMANDS)
+    assert not names & set(commands.RETIRED)
 
 
 def test_run_has_at_most_20_options():

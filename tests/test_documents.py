@@ -73,7 +73,9 @@ if arguments and arguments[0] in adjusted and "--help" not in arguments and not 
     arguments = [re.sub(r"(?<=[=,])padding\(([\d,]+)\)", shorter, argument) for argument in arguments]
     given = " ".join(arguments)
     if arguments[0] == "run" and any(word in given for word in os.environ["ONLY_PLANNED"].split()):
-        arguments.append("--dry-run")
+        from attnbench.commands import running
+
+        running.execute = lambda *_, **__: sys.exit(0)
     fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "").replace("padding(16,", "")
     if "(" not in fitting:  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]

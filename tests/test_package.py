@@ -81,17 +81,16 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     """`pip install attnbench` has what check, run and compare use; the set-up commands install the rest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {re.split(r"[><=\[]", each)[0] for each in project["dependencies"]}
-    optional = {"tensorboard", "torch-tb-profiler", "pytest", "pytest-benchmark", "ray", "transformers", "ruptures"}
+    optional = {"tensorboard", "torch-tb-profiler", "pytest", "pytest-benchmark", "ray", "transformers"}
     assert needed.isdisjoint(optional)
     extras = project["optional-dependencies"]
     offered = {re.split(r"[><=\[]", each)[0] for name in extras for each in extras[name]}
     assert optional <= offered
-    assert extras["all"] == ["attnbench[cluster,history,pytest,tensorboard,transformers]"]
+    assert extras["all"] == ["attnbench[cluster,pytest,tensorboard,transformers]"]
     assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     for words, extra in (
         (["tensorboard"], "tensorboard"),
-        (["history", "."], "history"),
         (["model", "."], "transformers"),
     ):
         done = CliRunner().invoke(app, words)
@@ -100,13 +99,13 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
 
 HIDDEN = """
 import sys
-for name in ("tensorboard", "torch_tb_profiler", "pytest", "pytest_benchmark", "ray", "transformers", "ruptures"):
+for name in ("tensorboard", "torch_tb_profiler", "pytest", "pytest_benchmark", "ray", "transformers"):
     sys.modules[name] = None  # importing it raises
 """
 
 
 def test_no_module_imports_an_optional_part_when_it_is_imported(monkeypatch):
-    optional = re.compile(r"^(from|import) (tensorboard|torch_tb|pytest|ray|transformers|ruptures)", re.MULTILINE)
+    optional = re.compile(r"^(from|import) (tensorboard|torch_tb|pytest|ray|transformers)", re.MULTILINE)
     files = [path for path in (ROOT / "harness").rglob("*.py") if optional.search(path.read_text(encoding="utf-8"))]
     assert {path.name for path in files} == {"plugin.py", "pytest_plugin.py", "server.py"}  # TensorBoard's and pytest's
     monkeypatch.setitem(sys.modules, "pytest_benchmark.stats", None)

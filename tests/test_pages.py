@@ -19,7 +19,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.explained import KINDS, explanations
-from attnbench.reports import ratio_plot
+from attnbench.reports import lines
 from attnbench.statistics.verdict import Effect, judge
 from attnbench.storage.records import Status, Verdict
 
@@ -102,7 +102,7 @@ def pixels(path: Path) -> np.ndarray:
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
     figures = program("docs/figures.py")
-    (again,) = ratio_plot.REPORT["picture"].write(read(figures.QUICK), tmp_path)
+    (again,) = lines.REPORT["picture"].write(read(figures.QUICK), tmp_path)
     figures.shrink(again)
     kept = pixels(figures.QUICK / "picture.png")
     redrawn = pixels(again)

@@ -36,7 +36,7 @@ def mine(query, key, value, *, mask=None):
 
 
 def test_a_much_slower_one_is_slower(attention_bench, benchmark):
-    found = attention_bench(mine, "sdpa", **AXES, mask="causal")
+    found = attention_bench(mine, "sdpa", **AXES, mask="causal", budget_s=1.0)
     assert found.ratio > 2
     assert found.comparison.effect.num_processes >= 4
     assert benchmark.stats is not None

@@ -10,27 +10,26 @@ They work in scripts and in notebooks: functions without a file are passed to th
 
 import base64
 import os
-import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import Comparison, comparisons
 from attnbench.analysis.judgements import CheckVerdict, judgements
-from attnbench.analysis.recommendation import Limits, Recommendation, recommend
+from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
-from attnbench.commands import recommending, running
-from attnbench.commands.options import MOST_SEEDS, held
+from attnbench.commands import running
+from attnbench.commands.fastest import bytes_of
+from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
-from attnbench.processes.planning import build_plan, plan_to_choose, rejected
+from attnbench.processes.planning import plan_to_choose, rejected
 from attnbench.reports import Picture, answers, recommended, screen, story, titles
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
@@ -45,8 +44,6 @@ T = TypeVar("T")
 Given = str | Callable[..., Any]
 """An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
 `adapt`."""
-CANDIDATE = " (candidate)"
-"""Suffix of the candidate's name if the baseline has the same."""
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -55,8 +52,6 @@ import cloudpickle
 
 GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
-
-
 WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slower)
 """The verdict over several workloads is the last of these that any workload has."""
 
@@ -103,6 +98,11 @@ class Outcome:
         return _only(self.recommendations, "recommendations").choice
 
     @property
+    def comparisons(self) -> list[Comparison]:
+        """Each cell against the baseline: ratio, interval, verdict."""
+        return comparisons(self.results)
+
+    @property
     def comparison(self) -> Comparison:
         """The only comparison, with its ratio, interval and verdict.
 
@@ -123,19 +123,12 @@ class Outcome:
         answer = list(map(recommended.answer, self.recommendations)) or story.answer(self.results)
         return [*story.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """Each cell against the baseline: ratio, interval, verdict."""
-        return comparisons(self.results)
-
     def to_frame(self) -> "pd.DataFrame":
         """Every cell as a row, as in records.csv."""
         return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
-        """A picture that notebooks show, or None if there is nothing to draw.
-
-        Kinds are ratio, latency and memory.
+        """A picture of ratio, latency or memory that notebooks show, or None if there is nothing to draw.
 
         Raises:
             ValueError: there is no such kind.
@@ -148,20 +141,15 @@ class Outcome:
         return picture
 
     def __repr__(self) -> str:
-        """Verdicts, answer, and the times as a table."""
+        """Verdicts, answer, and the times and verdicts of the shapes, as on the closing screen."""
+        shapes, base = answers.shapes(self.results), titles.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *self._table()])
+        rows = [line.text for line in screen.table(shapes, base, screen.WIDTH, screen.HEIGHT)]
+        return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])
 
     def _repr_html_(self) -> str:
         """Verdicts, answer and times for a notebook."""
-        head = "".join(f"<li><b>{escape(name)}</b>: {escape(each)}</li>" for name, each in self.verdicts.items())
-        text = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
-        return f"<ul>{head}</ul>{text}<pre>{escape(chr(10).join(self._table()))}</pre>"
-
-    def _table(self) -> list[str]:
-        """The times and verdicts of the shapes, as on the closing screen."""
-        lines = screen.table(answers.shapes(self.results), titles.base(self.results.plan), screen.WIDTH, screen.HEIGHT)
-        return [line.text for line in lines]
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
 def _only(items: Sequence[T], name: str) -> T:
@@ -195,8 +183,7 @@ def check(
         specs = _specs(given, Path(name))
         rejects = rejected(empty_rows=empty_rows, hidden_nan=hidden_nan)
         more: dict[str, Any] = {"timeout_s": timeout, "metrics": (), "rejects": rejects, "with_baseline": False}
-        planned = _plan("check", specs, seed, axes, **more)
-        results = _executed(planned, specs, Path(name), stages=("check",))
+        results = _executed("check", specs, Path(name), seed, axes, stages=("check",), **more)
     return Outcome(results, {each.implementation: each.word for each in judgements(results)})
 
 
@@ -229,10 +216,9 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     folder = execution.new_folder(Path(results), "compare")
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
     if len(specs) == 1 and name_of(specs[0]) == name_of(reference):
-        specs = [f"{name_of(reference)}{CANDIDATE}={specs[0]}"]
+        specs = [f"{name_of(reference)} (candidate)={specs[0]}"]
     more: dict[str, Any] = {"budget_s": budget, "smallest_effect": smallest_effect, "false_share": false_share}
-    planned = _plan("quick", specs, seed, axes, baseline=reference, **more)
-    return outcome(_executed(planned, specs, folder))
+    return outcome(_executed("quick", specs, folder, seed, axes, baseline=reference, **more))
 
 
 def run(
@@ -253,9 +239,7 @@ def run(
     True
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
-    specs = _specs(given, folder)
-    planned = _plan(sweep, specs, seed, axes, is_exact=False, budget_s=budget)
-    found = _executed(planned, specs, folder)
+    found = _executed(sweep, _specs(given, folder), folder, seed, axes, is_exact=False, budget_s=budget)
     running.write_reports(found, folder)
     return outcome(found)
 
@@ -283,13 +267,11 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
+    memory_bytes = bytes_of(memory)
     folder = execution.new_folder(Path(results), "fastest")
-    specs = _specs(given, folder)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
-    planned = _plan("fastest", specs, seed, axes, **more)
-    measured = _executed(plan_to_choose(planned), specs, folder)
-    return Outcome(measured, {}, recommend(measured, limits))
+    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)
+    return Outcome(measured, {}, recommend(measured, memory_bytes=memory_bytes, is_deterministic=deterministic))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -315,40 +297,31 @@ def outcome(results: Results) -> Outcome:
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})
 
 
-def _plan(
+def _executed(  # noqa: PLR0913 - a run has all of these
     sweep: str,
     specs: Sequence[str],
+    folder: Path,
     seed: int | None,
     axes: Mapping[str, Any],
     *,
-    is_exact: bool = True,
+    stages: Sequence[str] = execution.STAGES,
+    adjust: Callable[[Plan], Plan] = lambda plan: plan,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
-) -> Plan:
-    settings = []
-    for axis, value in axes.items():
-        values = value if isinstance(value, list | tuple | range) else [value]
-        settings.append(f"{axis}={','.join(map(str, values))}")
-    drawn = secrets.randbelow(MOST_SEEDS) if seed is None else seed
-    return build_plan(sweep=sweep, settings=settings, is_exact=is_exact, implementations=specs, seed=drawn, **more)
-
-
-def _executed(planned: Plan, specs: Iterable[str], folder: Path, stages: Sequence[str] = execution.STAGES) -> Results:
-    with running.watching(set(map(name_of, specs))) as watch, _own_path():
-        execution.execute(planned, folder, watch, stages)
-    return read(folder)
-
-
-@contextmanager
-def _own_path() -> Iterator[None]:
-    """Inside the context, let child processes import the modules that this process can import."""
-    before = os.environ.get("PYTHONPATH")
+) -> Results:
+    """Plan and run it; its processes can import the modules that this process can import."""
+    several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
+    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
+    options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)
+    planned = adjust(options.plan(**({"is_exact": True, "implementations": specs} | more)))
+    before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
-        yield
+        with running.watching() as watch:
+            execution.execute(planned, folder, watch, stages)
     finally:
         del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        os.environ |= before
+    return read(folder)
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:

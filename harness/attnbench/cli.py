@@ -8,56 +8,33 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand
 
-from attnbench.commands import EXIT_CODES, RETIRED_COMMANDS, ExitCode
-from attnbench.commands.options import flattened
+from attnbench.commands import EXIT_CODES, RETIRED, ExitCode
+from attnbench.commands.frame import framed
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
 platforms.require()
 
-PANELS = {
-    "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
-    "batch-size seq-len dtype gradients invariance interpret",
-    "Output": "results resume json quiet verbose to open format policy dry-run salvage help",
-}
-"""Long option names by the title of their group in help; all other options are in the group How."""
-
-
-def _plain(parameters: list[Any], *, has_panels: bool = False) -> list[Any]:
-    """Group parameters for help, and hide types, which typer would show for flags as <bool>."""
-    for each in parameters:
-        if isinstance(each, TyperArgument):
-            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
-        elif each.metavar is None and each.is_flag:
-            each.metavar = ""
-        if has_panels and not isinstance(each, TyperArgument):
-            long = max(each.opts, key=len).removeprefix("--")
-            vars(each)["rich_help_panel"] = next((name for name, own in PANELS.items() if long in own.split()), "How")
-    return parameters
-
 
 class Plain(TyperCommand):
-    """A command with plain parameters."""
+    """A command that shows no types of arguments, and --help among the options of the output."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
         """All parameters, --help included."""
-        return _plain(super().get_params(ctx), has_panels=True)
-
-
-class PlainGroup(TyperGroup):
-    """The program with plain parameters."""
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
-        """All parameters, --help included."""
-        return _plain(super().get_params(ctx))
+        parameters = super().get_params(ctx)
+        for each in parameters:
+            if isinstance(each, TyperArgument):
+                vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
+            elif each.name == "help":
+                each.metavar, vars(each)["rich_help_panel"] = "", "Output"
+        return parameters
 
 
 app = typer.Typer(
     name="attnbench",
-    cls=PlainGroup,
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
     epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.",
     no_args_is_help=True,
@@ -67,16 +44,13 @@ app = typer.Typer(
 
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
-    _examples = "\n\n".join(["Examples:", *_command.examples])
-    app.command(_name, cls=Plain, epilog=_examples)(flattened(_command.function))
+    _function, _examples = framed(_command)
+    app.command(_name, cls=Plain, epilog="\n\n".join(["Examples:", *_examples] if _examples else []))(_function)
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it
     if is_asked:
-        try:
-            typer.echo(f"attnbench {metadata.version('attnbench')}")
-        except metadata.PackageNotFoundError:
-            typer.echo("attnbench, from its source: it is not installed")
+        typer.echo(f"attnbench {metadata.version('attnbench')}")
         raise typer.Exit
 
 
@@ -129,17 +103,7 @@ def _code() -> int:
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
-        if (replacement := RETIRED_COMMANDS.get(next(iter(sys.argv[1:]), ""))) is not None:
-            typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
-            return ExitCode.wrong_usage
-        mistake: Any = error
-        if not sys.argv[1:]:
-            mistake.show()  # the help
-        else:
-            line = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
-            message = mistake.format_message().rstrip(".")
-            typer.echo(plain(f"error: {message}; given: {line}; see: attnbench {_named()}--help"), err=True)
-        return ExitCode.wrong_usage
+        return _wrong_usage(error, sys.argv[1:])
     except typer.Abort:
         return ExitCode.wrong_usage
     except BrokenPipeError:  # the reader of the output has stopped
@@ -152,13 +116,20 @@ def _code() -> int:
         typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
         return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        typer.echo(
-            plain(f"error: {error.strerror or error}{where}; fix this and rerun; finished work is kept"), err=True
-        )
+        what = ": ".join(filter(None, [error.strerror or str(error), error.filename and str(error.filename)]))
+        typer.echo(plain(f"error: {what}; fix this and rerun; finished work is kept"), err=True)
         return ExitCode.wrong_usage
 
 
-def _named() -> str:
-    """The command on the command line followed by a space, if it exists; else ""."""
-    return next((f"{word} " for word in sys.argv[1:2] if word in {each.name for each in app.registered_commands}), "")
+def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - click's
+    """Print the mistake in the command line, or the replacement of a removed name."""
+    names = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
+    if retired := [name for name in names if name in RETIRED]:
+        typer.echo(f"error: attnbench {retired[0]} is gone: {RETIRED[retired[0]]}", err=True)
+    elif not words:
+        error.show()  # the help
+    else:
+        command = "".join(f"{word} " for word in words[:1] if word in plugs("attnbench.commands", "COMMAND"))
+        given, message = plain(shlex.join(words), LONGEST_GIVEN), error.format_message().rstrip(".")
+        typer.echo(plain(f"error: {message}; given: {given}; see: attnbench {command}--help"), err=True)
+    return ExitCode.wrong_usage

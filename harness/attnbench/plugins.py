@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from importlib.machinery import PathFinder, SourceFileLoader
 from itertools import count
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnbench.units import meant
@@ -29,18 +29,8 @@ PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
 """Suffixes of a name after a plus: the same implementation run in another way (contract/loading.py)."""
 KEYWORDS = (
-    "mask",
-    "is_causal",
-    "is_causal_bottom_right",
-    "bias",
-    "scale",
-    "sinks",
-    "softcap",
-    "window_size",
-    "num_kv_heads",
-    "dropout",
-    "world_size",
-    "bound_mask",
+    *("mask", "is_causal", "is_causal_bottom_right", "bias", "scale", "sinks", "softcap"),
+    *("window_size", "num_kv_heads", "dropout", "world_size", "bound_mask"),
 )
 """Arguments that a plain function may receive by name, after query, key and value (contract/functions.py)."""
 ALIASES = {
@@ -153,23 +143,17 @@ def check_specs(specs: Iterable[str]) -> None:
         if path is not None:
             _check_file(path, attribute)
         elif attribute.endswith(".py"):
-            raise ValueError(
-                f"{base} names a file alone: add what to take from it, as in {base}:NAME; "
-                f"attnbench check {base} checks all that it holds"
-            )
+            raise ValueError(f"{base} names a file alone: name what to take from it, as in {base}:NAME")
         elif attribute not in known:
             raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
-        name = name_of(spec)
+        name, again = name_of(spec), f"give another, as in other={spec.split('=')[-1]}"
         if not name.isprintable() or not re.search(r"\w", name) or len(name) > LONGEST_NAME:
             allowed = f"a name has printable characters, a letter or digit among them, and no more than {LONGEST_NAME}"
-            raise ValueError(f"{spec!r} is not allowed: {allowed}; give another, as in other={spec.split('=')[-1]}")
+            raise ValueError(f"{spec!r} is not allowed: {allowed}; {again}")
         is_own = path is not None and name_of(base) in known and not _LABELLED.fullmatch(spec)
-        clash = owners.get(name, name if is_own else spec)
+        clash = owners.setdefault(name, name if is_own else spec)
         if clash != spec:
-            raise ValueError(
-                f"{spec} and {clash} would share the name {name}: give another, as in OTHER={spec.split('=')[-1]}"
-            )
-        owners[name] = spec
+            raise ValueError(f"{spec} and {clash} would share the name {name}: {again}")
 
 
 def labelled(specs: Iterable[str]) -> list[str]:
@@ -179,15 +163,13 @@ def labelled(specs: Iterable[str]) -> list[str]:
     """
     specs = list(dict.fromkeys(specs))
     names, known = [name_of(spec) for spec in specs], set(implementation_names())
-    found: list[str] = []
+    labels = []
     for spec, name in zip(specs, names, strict=True):
         path, attribute = split(variant(spec)[0])
         is_shared = names.count(name) > 1 or name_of(variant(spec)[0]) in known
-        if path is not None and is_shared and not _LABELLED.fullmatch(spec) and attribute != "IMPLEMENTATION":
-            found.append(f"{path.stem}.{name}={spec}")
-        else:
-            found.append(spec)
-    return found
+        is_free = path is None or attribute == "IMPLEMENTATION" or _LABELLED.fullmatch(spec)
+        labels.append(f"{path.stem}.{name}={spec}" if path and is_shared and not is_free else spec)
+    return labels
 
 
 def held(path: Path) -> list[str]:
@@ -202,16 +184,16 @@ def held(path: Path) -> list[str]:
         ValueError: the file cannot be read, or has no implementation.
     """
     tree = _parsed(path)
-    body = tree.body
-    attending = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _attends(node)}
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    attending -= {
-        node.name for node in body if isinstance(node, ast.FunctionDef) and node.name in calls and _needs_more(node)
-    }
-    adapted = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) == "adapt"]
-    attending -= {each.id for node in adapted for each in ast.walk(node) if isinstance(each, ast.Name)}
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = {_last_name(node.func) for node in calls}
+    helpers = {name for name, node in defined.items() if name in called and _needs_more(node)}
+    for call in calls:
+        if _last_name(call.func) == "adapt":
+            helpers |= {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
+    attending = {name for name, node in defined.items() if _attends(node)} - helpers
     found: list[str] = []
-    for node in body:
+    for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in attending:
             found.append(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and any(_makes(each, attending) for each in ast.walk(node)):
@@ -229,12 +211,10 @@ def held(path: Path) -> list[str]:
 def plug_in(path: Path) -> str:
     """The name of the implementation in a file of the folder implementations: `attention`, or IMPLEMENTATION."""
     try:
-        body = _parsed(path).body
+        names = {each.get_name() for each in _symbols(path) if each.is_assigned()}
     except ValueError:  # the check of specs reports the error
-        body = []
-    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    values = {ast.unparse(target) for node in body if isinstance(node, ast.Assign) for target in node.targets}
-    return "attention" if "attention" in functions and "IMPLEMENTATION" not in values else "IMPLEMENTATION"
+        return "IMPLEMENTATION"
+    return "attention" if "attention" in names and "IMPLEMENTATION" not in names else "IMPLEMENTATION"
 
 
 def imported(spec: str) -> set[str]:
@@ -260,8 +240,10 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     return _heads(node.args)[:3] in HEADS
 
 
-def _needs_more(node: ast.FunctionDef) -> bool:
+def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
     """Whether a function has a parameter without a default after query, key and value that the harness cannot fill."""
+    if isinstance(node, ast.ClassDef):
+        return False
     positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
     required = positional[3 : len(positional) - len(node.args.defaults)]
     required += [each for each, default in zip(by_name, node.args.kw_defaults, strict=True) if default is None]
@@ -288,11 +270,6 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def passed_words(keywords: Iterable[str]) -> str:
-    """The arguments of a function that takes these keywords, in words."""
-    return ", ".join(("query", "key", "value", *keywords))
-
-
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
@@ -308,15 +285,19 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
 
 
-def _check_file(path: Path, attribute: str) -> None:
-    tree, text = _parsed(path), path.read_text(encoding="utf-8")
+def _symbols(path: Path) -> list[symtable.Symbol]:
+    """The names of a file, without running it."""
+    _parsed(path)
     try:
-        symbols = symtable.symtable(text, str(path), "exec").get_symbols()
+        return symtable.symtable(path.read_text(encoding="utf-8"), str(path), "exec").get_symbols()
     except SyntaxError as error:  # such as a return outside of a function, which the grammar allows
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
-    defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
-    takes_all = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
-    if attribute not in defined and not takes_all:
+
+
+def _check_file(path: Path, attribute: str) -> None:
+    defined = sorted(each.get_name() for each in _symbols(path) if each.is_assigned() or each.is_imported())
+    imports = [node for node in ast.walk(_parsed(path)) if isinstance(node, ast.ImportFrom)]
+    if attribute not in defined and not any(node.names[0].name == "*" for node in imports):
         raise ValueError(unknown("name", attribute, defined, f" in {path}"))
 
 
@@ -354,6 +335,27 @@ def _import_namesake(path: Path) -> None:
     found.loader.exec_module(package)
 
 
+def _load_file(path: Path) -> ModuleType:
+    """Import a file as a new module; as a script, it can import the files next to it."""
+    digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
+    names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())
+    name = next(name for name in names if name not in sys.modules)
+    found = importlib.util.spec_from_loader(name, _FromSource(name, str(path)))
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    if path.stem in imported(f"{path}:{path.stem}") and path.stem not in sys.modules:
+        _import_namesake(path)
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))
+    sys.modules[name] = module  # as for any module: torch.compile, dataclasses and pickle need it there
+    try:
+        _FromSource(name, str(path)).exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
     """Import the value of `name` or `path/to/file.py:Name`.
 
@@ -363,23 +365,7 @@ def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any va
     """
     path, attribute = split(spec)
     if path is not None:
-        digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
-        names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())  # each load gets a new module
-        name = next(name for name in names if name not in sys.modules)
-        found = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        if path.stem in imported(spec) and path.stem not in sys.modules:
-            _import_namesake(path)
-        if str(path.parent.resolve()) not in sys.path:
-            sys.path.append(str(path.parent.resolve()))  # as for a script: it can import files next to it
-        sys.modules[found.name] = module  # as for any module: torch.compile, dataclasses and pickle need it there
-        try:
-            found.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[found.name]
-            raise
+        module = _load_file(path)
     elif attribute in stems(PACKAGE):
         module, attribute = importlib.import_module(f"{PACKAGE}.{attribute}"), "IMPLEMENTATION"
     else:

@@ -10,16 +10,14 @@ that also has the fixture `benchmark` of pytest-benchmark, the candidate's sampl
 
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from attnbench.api import Outcome
+    from attnbench.api import Given, Outcome
 
-Given = str | Callable[..., Any] | type
-"""A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
 MOST_SEEDS = 2**31
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001
@@ -30,27 +28,23 @@ class AttentionBench:
     """Check a candidate and time it against a baseline, in fresh processes and randomised blocks."""
 
     def __init__(self, seed: int, benchmark: Any = None, node: pytest.Item | None = None) -> None:  # noqa: ANN401
-        """Keep the seed of the inputs and of all orders, pytest-benchmark's fixture if the test uses it, and the test.
-
-        The test's report shows each outcome if it fails.
-        """
+        """Keep the seed, pytest-benchmark's fixture if there is one, and the test, whose report has each outcome."""
         self.seed, self.benchmark, self.node = seed, benchmark, node
 
     def __call__(
         self,
-        candidate: Given,
-        baseline: Given = "sdpa",
+        candidate: "Given",
+        baseline: "Given" = "sdpa",
         *,
         budget_s: float = BUDGET_S,
-        seed: int | None = None,
         **more: Any,  # noqa: ANN401 - one value of an axis, or several; or another parameter of `attnbench.compare`
     ) -> "Outcome":
         """Compare both, and return the outcome of `attnbench.compare`: ratio, interval, verdict and more.
 
         `more` are the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
-        each a value or a list of values; and `smallest_effect` or `false_share` as in `attnbench.compare`, where the
-        default of the latter is 0.001. The comparison ends when the verdict is settled, or `budget_s`, shared by all
-        workloads, is spent. `seed` defaults to the session's. Nothing stays on disk.
+        each a value or a list of values; and `seed` (default: the session's), `smallest_effect` or `false_share`
+        (default: 0.001) as in `attnbench.compare`. The comparison ends when the verdict is settled, or `budget_s`,
+        shared by all workloads, is spent. Nothing stays on disk.
 
         Raises:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
@@ -61,14 +55,9 @@ class AttentionBench:
 
         if candidate == baseline:
             raise ValueError(f"{candidate} would be compared with itself: give two different ones")
-        options: dict[str, Any] = {
-            "budget": budget_s,
-            "seed": self.seed if seed is None else seed,
-            "direction": "inference",
-            "false_share": FALSE_SHARE,
-        }
+        usual: dict[str, Any] = {"seed": self.seed, "direction": "inference", "false_share": FALSE_SHARE}
         with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as folder:
-            outcome = compare(candidate, baseline=baseline, results=folder, **(options | more))
+            outcome = compare(candidate, baseline=baseline, results=folder, budget=budget_s, **(usual | more))
         if self.node is not None:
             self.node.add_report_section("call", "attnbench", repr(outcome))
         for record in outcome.results.records:
@@ -79,10 +68,11 @@ class AttentionBench:
                 raise ValueError(f"{record.implementation} does not support {record.workload.id}: {record.message}")
         if self.benchmark is not None:
             (name,) = outcome.verdicts
-            samples = [cell.samples(LATENCY) for cell in outcome.results.records if cell.implementation == name]
-            self.benchmark.extra_info.update(ratio=outcome.ratio, verdict=str(outcome.verdict))
-            CLOCK.load([sample.value for sample in samples[0]])
-            self.benchmark.pedantic(CLOCK.play, rounds=len(samples[0]), iterations=1)
+            cell = next(record for record in outcome.results.records if record.implementation == name)
+            values = [sample.value for sample in cell.samples(LATENCY)]
+            self.benchmark.extra_info.update(ratio=outcome.ratio, verdict=outcome.verdict)
+            CLOCK.samples = iter(values)
+            self.benchmark.pedantic(CLOCK.play, rounds=len(values), iterations=1)
         return outcome
 
 
@@ -90,21 +80,16 @@ class ReplayClock:
     """A timer whose time passes only when a sample is played: pytest-benchmark then finds the sample's value."""
 
     def __init__(self) -> None:
-        """Nothing to play yet."""
-        self._now_s = 0.0
-        self._samples: Iterator[float] = iter(())
-
-    def load(self, samples: Sequence[float]) -> None:
-        """Seconds per call, to be played in this order."""
-        self._samples = iter(samples)
+        self.now_s = 0.0
+        self.samples: Iterator[float] = iter(())  # seconds per call, to be played in this order
 
     def play(self) -> None:
         """Let as much time pass as the next sample took; none after the last."""
-        self._now_s += next(self._samples, 0.0)
+        self.now_s += next(self.samples, 0.0)
 
     def __call__(self) -> float:
         """Seconds since the clock was made."""
-        return self._now_s
+        return self.now_s
 
 
 CLOCK = ReplayClock()

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from attnbench import cli
-from attnbench.commands import run, running
+from attnbench.commands import running
 from attnbench.units import plain
 from studies.torture.trial import Trial, note
 
@@ -156,7 +156,7 @@ def _child(folder: Path, arguments: list[str], output: Path) -> None:
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         os.chdir(folder)
         signal.alarm(LIMIT_S)
-        running.execute = run.print_plan = accept  # type: ignore[assignment]
+        running.execute = accept  # type: ignore[assignment]
         sys.argv = ["attnbench", *arguments]
         with contextlib.suppress(SystemExit):
             try:

@@ -55,30 +55,10 @@ def test_nearly_equal_is_equivalent_and_twice_the_time_is_slower(results: Result
     assert {found.verdict for found in named(results, "fused")} == {Verdict.slower}
 
 
-def test_half_the_time_is_faster(tmp_path: Path) -> None:
-    quick = journals.write(tmp_path, POINTS, ("sdpa", "sdpa_flash"), slowdown=0.5)
-    assert {found.verdict for found in comparisons(quick)} == {Verdict.faster}
-
-
-def test_one_process_of_two_visits_decides_nothing(tmp_path: Path) -> None:
-    short = journals.write(tmp_path, POINTS, ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    for found in comparisons(short):
-        assert (found.verdict, found.low, found.high) == (Verdict.undecided, None, None)
-        assert found.detectable is None
-        assert found.ratio > 1
-
-
 def test_without_a_time_of_the_baseline_the_first_with_a_time_takes_its_place(tmp_path: Path) -> None:
     run = journals.write(tmp_path, POINTS, ("fused", "einsum"))
     assert {(found.baseline, found.implementation) for found in comparisons(run)} == {("fused", "einsum")}
     assert {row["implementation"]: row["is_baseline"] for row in tables.every(run)} == {"fused": True, "einsum": False}
-
-
-def test_equals_of_the_baseline_are_equal_and_none_is_faster(tmp_path: Path) -> None:
-    points = journals.workloads(seed=tuple(range(30)))
-    names = ("sdpa", *(f"equal_{number}" for number in range(4)))
-    equal = comparisons(journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3))
-    assert [each.verdict for each in equal] == [Verdict.equivalent] * 120
 
 
 def test_the_time_of_a_cell_is_its_ratio_times_the_time_of_its_baseline(results: Results) -> None:

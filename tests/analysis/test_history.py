@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import among_neighbours, changes, follow
+from attnbench.analysis.history import follow
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
+from attnbench.statistics.levels import changes
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
@@ -62,12 +63,6 @@ def test_what_never_varies_shows_any_step():
     assert changes([100.0] * 10, 0.0) == []
     (found,) = changes([100.0] * 5 + [101.0] * 5, 0.0)
     assert (found.place, found.before, found.after) == (5, pytest.approx(100.0), pytest.approx(101.0))
-
-
-def test_a_lone_value_goes_back_among_its_neighbours_and_a_step_stays():
-    logs = np.array([0.0, 0.01, 0.0, 0.9, 0.0, 0.01, 0.5, 0.51, 0.5])
-    assert among_neighbours(logs)[3] == pytest.approx(0.01, abs=0.011)
-    assert among_neighbours(logs)[6:].tolist() == [0.5, 0.51, 0.5]
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +144,6 @@ def test_the_command_prints_a_table_or_json(stored):
     assert [row["runs"] for row in msgspec.json.decode(as_json.stdout)] == ["9", "9"]
 
 
-@pytest.mark.parametrize("given", [["nowhere"], ["--metric", "nothing"], ["--smallest", "-1"]])
-def test_wrong_use_is_reported(stored, given):
-    done = CliRunner().invoke(app, ["history", *(given if given == ["nowhere"] else [str(stored), *given])])
-    assert done.exit_code != 0
-
-
 def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
     def changed(event, **changes):
         if isinstance(event, RunStarted):
@@ -172,12 +161,6 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
     (latency,), (note,) = follow([stored, tmp_path], "latency", implementations=("fused",), workload="*-t512-*")
     assert len(latency.points) == len(SLOWDOWNS) + 1
     assert note.startswith("runs left out: 1 ")
-
-
-def test_text_from_a_journal_stays_on_its_line():
-    point = {"run": "r", "time": "x\n# heading", "commit": "\x1b[2Jab\n# c", "value": 1.0}
-    assert "\n" not in history_report.commit(point) + history_report.day(point)
-    assert "\x1b" not in history_report.commit(point)
 
 
 HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40

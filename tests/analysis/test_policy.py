@@ -28,11 +28,6 @@ def test_the_regret_is_that_of_the_nearest_other_shape():
     assert odd.worst == pytest.approx(math.expm1(0.5))
 
 
-def test_without_a_neighbour_the_regret_is_that_of_sdpa():
-    alone = regret([measured(16, "bmm", bmm=-0.3), measured(256, "bmm", bmm=-0.3)])
-    assert alone.mean == alone.sdpa_mean == pytest.approx(math.expm1(0.3))
-
-
 @pytest.mark.parametrize(("logs", "cost"), [({"bmm": 0.0}, 0.0), ({}, 1.5)])
 def test_a_choice_that_is_not_supported_costs_what_sdpa_does_and_one_that_failed_more(logs, cost):
     found = regret([measured(64, "bmm", bmm=-0.3), measured(96, **logs)])

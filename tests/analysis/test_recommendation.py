@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import NOT_TIMED, Limits, recommend
+from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import table
-from attnbench.commands import recommending
+from attnbench.commands.fastest import bytes_of
 from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult, Status
 from attnbench.units import show
@@ -49,7 +48,7 @@ def test_a_clear_winner_says_its_lead_over_the_next_and_over_pytorch(tmp_path: P
 def test_too_much_memory_and_answers_that_vary_exclude(results: Results) -> None:
     peaks = recommend(results)[0].peaks
     assert set(peaks) == set(NAMES)
-    (found,) = recommend(results, Limits(memory_bytes=int(max(peaks.values())) - 1))
+    (found,) = recommend(results, memory_bytes=int(max(peaks.values())) - 1)
     largest = [name for name, peak in peaks.items() if peak == max(peaks.values())]
     assert set(found.excluded) >= set(largest)
     assert all("more than the" in found.excluded[name].detail for name in largest)
@@ -65,13 +64,13 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
     )
     changed = dataclasses.replace(results, records=records)
     assert recommend(changed)[0].choice == "sdpa"
-    (found,) = recommend(changed, Limits(is_deterministic=True))
+    (found,) = recommend(changed, is_deterministic=True)
     assert found.choice == "sdpa_flash"
     assert str(found.excluded["sdpa"]) == "not deterministic: two calls differ by 1e-7"
 
 
 def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> None:
-    (found,) = recommend(results, Limits(memory_bytes=1))
+    (found,) = recommend(results, memory_bytes=1)
     assert found.choice == ""
     least = min(found.peaks, key=lambda name: found.peaks[name])
     needed = show(found.peaks[least], "bytes")
@@ -83,7 +82,6 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
 def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     why = {
         "einsum": (Status.timeout, True, True, "predicted 5 ms for one call"),
-        "chunked": (Status.timeout, True, True, "predicted 9 ms for one call"),
         "fused": (Status.timeout, True, False, "predicted 9 s for one call, 2 times as long as the limit"),
         "sdpa_flash": (Status.timeout, False, False, "no answer within 60 s"),
     }
@@ -98,37 +96,11 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     )
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
-        "not tried, predicted to be slower: einsum, chunked",
+        "not tried, predicted to be slower: einsum (predicted 5 ms for one call)",
         "not tried, predicted to take too long: fused (predicted 9 s for one call, 2 times as long as the limit)",
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
-
-
-def test_a_cell_without_samples_is_excluded_with_its_reason(results: Results) -> None:
-    records = tuple(
-        msgspec.structs.replace(each, measurements=()) if each.implementation == "einsum" else each
-        for each in results.records
-    )
-    (found,) = recommend(dataclasses.replace(results, records=records))
-    assert "einsum" not in found.seconds
-    assert found.excluded["einsum"].kind == NOT_TIMED
-    assert any("einsum" in line for line in recommended.of_excluded(found))
-
-
-def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:
-    (found,) = recommend(results)
-    shifted = {name: 3 * took if name == "fused" else took for name, took in found.seconds.items()}
-    rows = {row[0]: row for row in recommended.figures(dataclasses.replace(found, seconds=shifted))}
-    lead = found.lead("fused")
-    assert lead is not None
-    assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.ratio, "s")
-
-
-def test_a_cell_has_the_time_that_every_table_shows(results: Results) -> None:
-    (found,) = recommend(results)
-    cells = table(results).set_index("implementation")
-    assert found.seconds == {name: cells["paired_latency_s"][name] for name in NAMES}
 
 
 def test_all_of_it_is_json(results: Results) -> None:
@@ -143,10 +115,10 @@ def test_all_of_it_is_json(results: Results) -> None:
     [("", 0), ("1000", 1000), ("512MiB", 2**29), ("8GiB", 2**33), ("8G", 2**33), ("1.5 KiB", 1536), ("2tb", 2**41)],
 )
 def test_sizes_are_read(text: str, size: int) -> None:
-    assert recommending.bytes_of(text) == size
+    assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["8 apples", "GiB", "-1GiB", "1e9", "inf"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size: give a number of bytes"):
-        recommending.bytes_of(text)
+        bytes_of(text)

@@ -41,27 +41,11 @@ def test_the_time_between_two_workers_is_left_out():
     assert found == SystemLoad(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
 
 
-def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
-    idle = at(total_s=100, idle_s=100)
-    resumed, end = at(began_s=1, total_s=5000), at(began_s=1, total_s=5100, idle_s=100)
-    for first in ([], [ended(idle)]):
-        found = system_load(
-            [started(at(), at()), *first, started(at(began_s=1, total_s=4000), resumed), ended(end)], ()
-        )
-        assert found == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
-    later = [started(at(total_s=900), at(total_s=900)), ended(at(total_s=1000, idle_s=100))]
-    again = system_load([started(at(), at()), ended(idle), *later], ())
-    assert again == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
-
-
 @pytest.mark.parametrize(
     "found",
     [
         [],
-        [started(None, None), ended(None)],
-        [started(at(), at())],
         [started(at(), at()), ended(None)],
-        [started(None, None), ended(at())],
         [started(at(), at()), ended(at())],
     ],
 )

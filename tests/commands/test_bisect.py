@@ -1,67 +1,45 @@
 """`attnbench compare ... --bisect` exits as `git bisect run` wants it."""
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.cli import app
-from attnbench.commands import compare
+from attnbench.commands import compare, running
+from attnbench.reports import endings
+from tests.repositories import PLAIN, WRONG, commit, repository
 from tests.test_cli import command
 
-RIGHT = """
-def attention(query, key, value, *, scale=None):
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return (query @ key.mT * scale).softmax(-1) @ value
-"""
-OPTIONS = "-i mine.py:attention --set seq_len=16 --set mask=none --set scope=attention --budget 0 --bisect"
+AXES = ("seq_len=16", "mask=none", "scope=attention", "direction=inference", "dtype=float32")
+OPTIONS = ["-i", "mine.py:mine", *(f"--set={axis}" for axis in AXES), "--budget", "0", "--bisect"]
 
 
-def git(folder, *arguments: str) -> str:
-    given = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-    return subprocess.run(given, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-
-def commit(folder, subject: str, text: str) -> None:
-    (folder / "mine.py").write_text(f"# {subject}\n{text}")
-    git(folder, "add", "mine.py")
-    git(folder, "commit", "-qm", subject)
-
-
-@pytest.fixture(scope="module")
-def history(tmp_path_factory):
-    """Three commits: right, wrong, and without the function."""
-    folder = tmp_path_factory.mktemp("history")
-    git(folder, "init", "-q")
-    commit(folder, "right", RIGHT)
-    git(folder, "tag", "good")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("text", "code"), [(RIGHT.replace("* scale", "* scale * 1.1"), 1), ("def other(query, key, value): ...\n", 125)]
-)
-def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(history, text, code):
-    (history / "mine.py").write_text(text)
-    done = command("compare", "rev:good", "rev:WORKTREE", *shlex.split(OPTIONS), cwd=history)
+@pytest.mark.parametrize(("text", "code"), [(WRONG, 1), ("def other(query, key, value): ...\n", 125)])
+def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_path, text, code):
+    folder = repository(tmp_path / "history")
+    commit(folder, "good", mine=PLAIN)
+    (folder / "mine.py").write_text(text)
+    done = command("compare", "rev:good", "rev:WORKTREE", *OPTIONS, cwd=folder)
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("ended", "code"), [(0, 0), (1, 1), (2, 2), (3, 125), (4, 125), (130, 130), (ValueError("no such revision"), 125)]
-)
-def test_what_is_inconclusive_invalid_or_missing_is_passed_over(monkeypatch, ended, code):
-    def compared(*_, **__):
-        raise ended if isinstance(ended, Exception) else typer.Exit(ended)
+@pytest.mark.parametrize(("ending", "code"), [("passed", 0), ("finding", 1), ("inconclusive", 125), ("invalid", 125)])
+def test_what_is_inconclusive_or_invalid_is_passed_over(monkeypatch, ending, code):
+    answered = SimpleNamespace(records=[SimpleNamespace(status="ok", arm=SimpleNamespace(side="candidate"))])
+    monkeypatch.setattr(compare, "_measured", lambda *_: answered)
+    monkeypatch.setattr(endings, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
+    monkeypatch.setattr(running, "print_report", lambda *_: None)
+    assert CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"]).exit_code == code
 
-    monkeypatch.setattr(compare, "_compare", compared)
-    found = CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"])
-    assert found.exit_code == code
+
+def test_a_mistake_in_the_sides_is_passed_over():
+    assert CliRunner().invoke(app, ["compare", "rev:good", "--bisect"]).exit_code == 125
 
 
 @pytest.mark.long

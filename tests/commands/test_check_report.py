@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.commands import check
+from attnbench.commands import running
 
 MINE = """
 def mistaken(query, key, value, mask):
@@ -43,7 +43,7 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(wrong, tmp_path, mon
 def test_alone_or_with_a_device_it_is_about_pytorchs_own_attention_in_every_dtype(tmp_path, monkeypatch):
     plans = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check, "_checked", lambda planned, *_, **__: plans.append(planned))
+    monkeypatch.setattr(running, "execute", lambda planned, *_, **__: plans.append(planned))
     for more in ([], ["--set", "device=cpu"]):
         CliRunner().invoke(app, ["check", "--report", "stock.md", *more])
     plan, on_cpu = plans

@@ -1,12 +1,10 @@
 """A file with COMMAND is a command; the fields of a dataclass parameter become options."""
 
-import inspect
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import typer
@@ -15,8 +13,9 @@ from typer.testing import CliRunner
 import attnbench
 from attnbench import plugins
 from attnbench.cli import app
-from attnbench.commands import EXIT_CODES, VERBOSITY, ExitCode
-from attnbench.commands.options import SelectionOptions, TimingOptions, flattened
+from attnbench.commands import EXIT_CODES, OUTPUT, Command, ExitCode
+from attnbench.commands.frame import framed, present
+from attnbench.commands.options import SelectionOptions, TimingOptions
 from attnbench.processes.planning import build_plan
 
 COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
@@ -26,29 +25,56 @@ def test_every_file_that_holds_a_command_is_one_in_its_own_place():
     shown = [command.name for command in app.registered_commands]
     assert shown == sorted(COMMANDS, key=lambda name: COMMANDS[name].order)
     assert len({command.order for command in COMMANDS.values()}) == len(COMMANDS)
-    assert not {"options", "running", "terminal", "catalog"} & set(COMMANDS)
+    assert not {"options", "running", "terminal", "frame"} & set(COMMANDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    width: Annotated[int, typer.Option("--wide")]
+    """Sizes.
+
+    Options:
+        width (--wide W): How wide it is,
+            from left to right.
+        height: How high.
+    """
+
+    width: int
     height: int = 2
 
 
-def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_parameter():
+def test_signature_and_docstring_are_the_options_and_the_result_is_the_exit_code():
     seen = []
 
-    def draw(title: str, *, size: Size = Size(width=7), bold: bool = False) -> None:
-        seen.append((title, size, bold))
+    def draw(title: str, *, size: Size = Size(width=7), is_bold: bool = False) -> ExitCode:
+        """Draw it.
 
-    made = typer.Typer()
-    made.command()(flattened(draw))
-    everywhere = ["is_quiet", "is_verbose"]
-    assert list(inspect.signature(flattened(draw)).parameters) == ["title", "width", "height", "bold", *everywhere]
-    for arguments in (["a"], ["a", "--wide", "3", "--bold", "-q"]):
-        assert CliRunner().invoke(made, arguments).exit_code == 0
-        assert ("-q" in arguments) is VERBOSITY.is_quiet
+        Options:
+            title: On top.
+            is_bold: Thick.
+
+        Examples:
+            draw a --wide 3
+        """
+        seen.append((title, size, is_bold))
+        present(lambda: {"title": title}, lambda: typer.echo("a picture"))
+        return ExitCode.finding
+
+    program = typer.Typer()
+    function, examples = framed(Command(draw, order=1))
+    program.command()(function)
+    assert examples == ["draw a --wide 3"]
+    help_text = CliRunner().invoke(program, ["--help"]).output
+    for words in ("Draw it.", "--wide", "[x>=0]", "[default: 7]", "--bold", "Thick."):
+        assert words in help_text
+    for arguments, printed in (
+        (["a", "-q"], "a picture\n"),
+        (["a", "--wide", "3", "--bold", "--json"], '{\n  "title": "a"\n}\n'),
+    ):
+        done = CliRunner().invoke(program, arguments)
+        assert (done.exit_code, done.output) == (1, printed)
+        assert OUTPUT.is_quiet is ("-q" in arguments)
     assert seen == [("a", Size(width=7), False), ("a", Size(width=3), True)]
+    assert CliRunner().invoke(program, ["a", "--wide", "-1"]).exit_code == 2
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])
@@ -77,12 +103,6 @@ def test_what_need_not_be_imported_is_not(module, heavy):
     environment = {"PYTHONPATH": str(Path(attnbench.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_a_public_name_that_there_is_not_is_an_attribute_error():
-    assert callable(attnbench.load)
-    with pytest.raises(AttributeError, match="has no attribute 'loads'"):
-        _ = attnbench.loads
 
 
 def test_each_run_draws_a_seed_unless_one_is_given():
@@ -114,12 +134,3 @@ def test_a_device_alone_keeps_the_shapes_of_the_sweep():
 def test_a_mistake_in_the_conditions_is_named(conditions, words):
     with pytest.raises(ValueError, match=words):
         TimingOptions(sweep="quick", conditions=conditions).fields()
-
-
-def test_the_sweep_for_a_gpu_has_what_it_promises():
-    shapes = build_plan(sweep="gpu").workloads
-    values = {axis: {workload.axes()[axis] for workload in shapes} for axis in shapes[0].axes()}
-    assert (values["dtype"], values["head_dim"], values["mask"]) == ({"bfloat16"}, {64, 128}, {"none", "causal"})
-    assert values["seq_len"] == {1024 * 2**power for power in range(6)}
-    assert values["direction"] == {"inference", "backward"}
-    assert (values["num_heads"], values["num_kv_heads"]) == ({64}, {8})

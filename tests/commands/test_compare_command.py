@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from attnbench.analysis.results import read
 from attnbench.analysis.sides import by_side, losses
 from attnbench.cli import app
-from attnbench.commands import running
+from attnbench.commands import frame
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
@@ -164,7 +164,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
         execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     with pytest.raises(typer.Exit) as left:
-        running.finish(endings.of_sides(results))
+        frame.finish(endings.of_sides(results))
     assert left.value.exit_code == 1
     lost, wrong = losses(results)
     assert lost == "lost: spare: cannot read spare.py: No such file or directory"

@@ -63,7 +63,6 @@ def test_each_fault_of_an_environment_has_its_advice_and_no_other(monkeypatch, c
     [
         (lambda: psutil, "cpu_percent", lambda **_: 60.0, "load"),
         (lambda: psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=7.0), "stolen by the host"),
-        (lambda: device("cpu"), "clock", SimpleNamespace(resolution_s=1e-4), "timer step"),
     ],
 )
 def test_each_fault_of_a_machine_has_its_advice_and_no_other(monkeypatch, target, attribute, value, name):

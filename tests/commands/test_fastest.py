@@ -49,7 +49,7 @@ def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
 
 
 def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
-    done = invoke("fastest", "mine.py:wrong", "mine.py:broken", "sdpa", *TINY, "--budget", "1", "--json")
+    done = invoke("fastest", "mine.py:wrong", "mine.py:broken", "sdpa", *TINY, "--budget", "0.2", "--json")
     assert done.exit_code == 1, done.output
     (found,) = json.loads(done.stdout)["choices"]
     assert found["choice"] == "sdpa"
@@ -75,8 +75,6 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
         (["fastest", "fused", "sdpa", "--along", "length", "--memory", "1GiB"], "does not go with --memory"),
         (["fastest", *TINY, "--policy", "."], "is a folder: name a file"),
         (["fastest", *TINY, "--policy", "mine.py/policy.json"], "choose another folder with --policy"),
-        (["fastest", "mine.py:slow", "sdpa", *TINY, "--policy", "policy.json"], "name some, or none, which is all"),
-        (["fastest", *TINY, "--set", "scope=module", "--policy", "policy.json"], "give --set scope=attention"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str, tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str,
 
 
 def test_a_crossover_that_is_none_says_who_is_faster() -> None:
-    ends = ["--from", "16", "--to", "64", "--budget", "2"]
+    ends = ["--from", "16", "--to", "24", "--budget", "1"]
     done = invoke("fastest", "mine.py:slow", "sdpa", "--along", "length", *TINY, *ends, "--json")
     assert done.exit_code in {0, 3}, done.output
     (found,) = json.loads(done.stdout)["crossings"]

@@ -13,7 +13,7 @@ import pytest
 from attnbench import cli
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
-from attnbench.commands.parts import shard
+from attnbench.commands.run import shard
 from tests import journals
 
 POINTS = journals.workloads(scope=("attention",), mask=("none", "causal"), seq_len=(128, 2048))

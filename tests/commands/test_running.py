@@ -10,7 +10,6 @@ import termios
 import pytest
 import typer
 
-from attnbench.analysis.results import read
 from attnbench.commands import ExitCode, running, terminal
 from tests import forks, journals
 
@@ -43,7 +42,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_share_and_the_time_left():
 
 def test_a_table_of_many_lengths_fits_80_columns(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     lengths = (128, 256, 512, 1024, 2048, 4096, 8192)
     terminal.print_results(journals.write(tmp_path, journals.workloads(seq_len=lengths), ("sdpa", "fused", "bmm")))
     printed = capsys.readouterr().out.splitlines()
@@ -52,18 +51,8 @@ def test_a_table_of_many_lengths_fits_80_columns(tmp_path, monkeypatch, capsys):
     assert all(sum(line.startswith(f"{length} ") for line in table) == 3 for length in lengths)
 
 
-def test_who_stops_while_reports_are_written_hears_how_to_write_them(tmp_path, monkeypatch, capsys):
-    journals.write(tmp_path / "run", journals.workloads(seq_len=(16,)), ("sdpa", "fused"), num_visits=1)
-
-    class Slow:
-        is_usual = True
-
-        def write(self, *_):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("attnbench.plugins.plugs", lambda *_: {"slow": Slow()})
-    with pytest.raises(typer.Exit) as ends, running.finished(tmp_path / "run"):
-        running.write_reports(read(tmp_path / "run"), tmp_path / "run")
+def test_an_interruption_prints_how_to_continue(capsys):
+    with pytest.raises(typer.Exit) as ends, running.interruptible("go on with: attnbench run --resume x"):
+        raise KeyboardInterrupt
     assert ends.value.exit_code == ExitCode.interrupted
-    said = f"finished cells are kept; write the reports with: attnbench report {tmp_path / 'run'}"
-    assert said in capsys.readouterr().err
+    assert capsys.readouterr().err == "go on with: attnbench run --resume x\n"

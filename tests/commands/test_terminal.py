@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.conclusion import Mark
-from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
@@ -38,7 +37,7 @@ def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) 
 
 
 def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     calm = " ".join(printed(results, monkeypatch))
     assert "doubtful:" not in calm + story.summary(results)
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
@@ -60,27 +59,14 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
 
 
 def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_verbose", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     text = "\n".join(printed(results, monkeypatch, 120))
     assert re.search(r"^length +implementation +time per call +verdict +peak memory$", text, re.MULTILINE)
     assert re.search(r"^512 +fused +\S+ ms \(.*\) +\d\.\d+x slower \(.*\) +1[67]\.?\d* MiB", text, re.MULTILINE)
 
 
-def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
-    names = ("sdpa", "sdpa_math", "naive_loop", "liar", "torch_mha")
-    points = journals.workloads(mask=("causal",), seq_len=(512, 2048), scope=("attention",))
-    judged = judgements(journals.write(tmp_path, points, names))
-    assert {each.implementation: each.word for each in judged} == {
-        "sdpa": "right",
-        "sdpa_math": "right where tried",  # the other crashed
-        "naive_loop": "right",  # the other is predicted to be out of reach, and was not tried
-        "liar": "WRONG",
-        "torch_mha": "not judged",  # unsupported
-    }
-
-
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VERBOSITY, "is_quiet", True)
+    monkeypatch.setattr(terminal.OUTPUT, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)
     assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
 

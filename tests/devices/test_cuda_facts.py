@@ -241,7 +241,7 @@ def visit_of(*clocks: float, slowed_by: int = 0) -> tuple[DeviceState, ...]:
         ([visit_of(1980, 1742, slowed_by=4), *[visit_of(1980, 1975)] * 3], []),  # once
         ([visit_of(1400, 1700, 1980)] * 3, []),  # it rises
         ([visit_of(1980, 0.0, 1980)] * 3, []),  # one reading failed
-        ([visit_of(1410, 1405, slowed_by=0x60)] * 3, ["the clock was held at 1,408 MHz: thermal slowdown"]),
+        ([visit_of(1410, 1405, slowed_by=0x60)] * 3, []),
         ([visit_of(1980, 1975, slowed_by=0x3)] * 3, []),  # idle, or set by a user
         ([], []),
     ],
@@ -317,26 +317,11 @@ def test_a_cell_that_leaves_work_on_another_stream_has_no_time():
     assert good.status is Status.ok
 
 
-@pytest.mark.parametrize(
-    ("kernel_s", "flag", "is_cold", "words"),
-    [
-        (95e-6, 0, False, None),
-        (105e-6, 0, False, None),
-        (80e-6, 0, False, "20 % of its time are pauses between them, or the profiler missed some"),
-        (80e-6, Flag.host_bound, False, None),  # already in the text
-        (80e-6, 0, True, None),  # the profiled call found its data in the cache
-        (120e-6, 0, False, "more than its time: is all of it timed?"),
-        (120e-6, Flag.host_bound, True, "more than its time: is all of it timed?"),
-        (0.0, 0, False, None),  # no kernels were seen
-        (5e-6, 0, False, None),  # half of so short a call may be pauses
-    ],
-)
-def test_a_time_and_the_kernels_of_a_call_that_lie_apart_are_a_doubt(kernel_s, flag, is_cold, words):
-    time_s = 10e-6 if kernel_s == 5e-6 else 100e-6
-    cell = record(*[flag] * 4, time_s=time_s, operators=Operators(calls=(), kernel_s=kernel_s))
-    said = list(warnings_of(cell, median_estimate(cell.samples(LATENCY)), is_cold=is_cold))
-    assert (words is not None) is any("by the profiler" in each for each in said)
-    assert words is None or any(words in each for each in said)
+@pytest.mark.parametrize(("kernel_s", "is_doubted"), [(0.0, False), (80e-6, False), (105e-6, False), (120e-6, True)])
+def test_a_call_that_is_shorter_than_its_kernels_is_doubted(kernel_s, is_doubted):
+    cell = record(0, 0, time_s=100e-6, operators=Operators(calls=(), kernel_s=kernel_s))
+    said = list(warnings_of(cell, median_estimate(cell.samples(LATENCY))))
+    assert is_doubted is any("is all of it timed?" in each for each in said)
 
 
 def test_kernels_on_another_stream_are_named():

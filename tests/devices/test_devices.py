@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from attnbench import devices
-from attnbench.commands import catalog
+from attnbench.commands import list as catalog
 from attnbench.contract import is_on, only_on
 from attnbench.devices import cpu, device
 from attnbench.processes.planning import build_plan
@@ -94,7 +94,7 @@ WITHOUT_TORCH = """
 import sys
 
 sys.modules["torch"] = None  # an import of it fails
-from attnbench.commands import catalog
+from attnbench.commands import list as catalog
 from attnbench.devices import device, names
 from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload

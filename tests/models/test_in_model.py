@@ -226,7 +226,7 @@ class TestCommand:
         result = invoke("model", config, "--attention", wrong, "--seq-len", "16", "--budget", "0", "--no-gradients")
         assert result.exit_code == 1, result.output
         assert "WRONG, first at model.layers.0.self_attn (whole batch): off by" in " ".join(result.output.split())
-        assert "LlamaForCausalLM, 2 layers" in result.output
+        assert "LlamaForCausalLM, 2 of 2 layers" in result.output
 
     def test_a_file_that_is_none_is_wrong_usage(self, tmp_path):
         (tmp_path / "config.json").write_text("{}", encoding="utf-8")

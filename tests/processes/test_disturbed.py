@@ -20,7 +20,7 @@ from attnbench.analysis.recommendation import changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.api import outcome
-from attnbench.commands import ExitCode, running
+from attnbench.commands import ExitCode, frame
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
 from attnbench.statistics.verdict import Reason
@@ -73,7 +73,7 @@ def sides(folder: Path, share: float) -> Results:
 
 def exit_code(conclusion: Conclusion) -> int:
     with pytest.raises(typer.Exit) as left:
-        running.finish(conclusion)
+        frame.finish(conclusion)
     return left.value.exit_code
 
 

@@ -10,7 +10,7 @@ from attnbench.analysis.comparisons import comparisons, judgements, whole
 from attnbench.analysis.results import read
 from attnbench.analysis.sides import by_side, losses
 from attnbench.analysis.table import panels, table
-from attnbench.commands import running
+from attnbench.commands import frame
 from attnbench.processes.messages import Failed
 from attnbench.reports import endings, pytest_benchmark
 from attnbench.reports.story import summary, unlike
@@ -45,7 +45,7 @@ def verdicts(results):
 
 def exit_code(results, **more):
     with pytest.raises(typer.Exit) as left:
-        running.finish(endings.of_sides(results), **more)
+        frame.finish(endings.of_sides(results), **more)
     return left.value.exit_code
 
 

@@ -77,17 +77,6 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
 
 
-@pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])
-def test_what_a_cpu_makes_of_a_precision_is_reported(tmp_path: Path, precision: str, said: str) -> None:
-    points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
-    reported = {
-        row["float32_matmul_precision"]: row.texts["notes"]
-        for row in tables.every(journals.write(tmp_path, points, ("sdpa",)))
-    }
-    assert said in reported[precision]
-    assert said not in reported["highest"]
-
-
 def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
     assert [row.texts["error"] for row in tables.every(lied) if row["implementation"] == "liar"] == ["not finite"]

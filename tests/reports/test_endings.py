@@ -7,7 +7,7 @@ import typer
 
 from attnbench.analysis.conclusion import ENDINGS, TIMED, Conclusion, Ending, Mark, Question, conclude, factor, mark
 from attnbench.analysis.judgements import CheckVerdict
-from attnbench.commands import ExitCode, running
+from attnbench.commands import ExitCode, frame
 from attnbench.reports import answers, endings
 from attnbench.storage.records import Verdict
 from tests import journals
@@ -47,7 +47,7 @@ def test_table_sentence_and_exit_code_agree(correct, speed, is_doubtful, has_fai
     conclusion = conclude({"mine": found}, question)
     assert str(found) in conclusion.sentence
     with pytest.raises(typer.Exit) as ends:
-        running.finish(conclusion)
+        frame.finish(conclusion)
     code = CODES[question].get(str(found), 0)
     assert ends.value.exit_code == code
     words = {0: "pass", 1: "fail", 3: "inconclusive", 4: "invalid session"}
@@ -67,7 +67,7 @@ def test_of_several_the_worst_decides_and_is_named(pair, question):
     is_void = question is Question.change and TIMED.intersection(pair) == {Mark.doubtful}  # no time is left
     codes = [3 if code == 4 and not is_void else code for code in codes]
     urgency = [1, 4, 3, 0]
-    assert running.exit_code(found) == min(codes, key=urgency.index)
+    assert frame.exit_code(found) == min(codes, key=urgency.index)
     assert str(one) in found.words
     assert str(other) in found.words
     for name, each in (("mine", one), ("theirs", other)):
@@ -81,9 +81,8 @@ def test_nothing_judged_is_no_pass():
 
 
 def test_every_ending_has_its_exit_code():
-    codes = {running.exit_code(Conclusion(ending=ending, words="")) for ending in Ending}
+    codes = {frame.exit_code(Conclusion(ending=ending, words="")) for ending in Ending}
     assert codes == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
-    assert running.exit_code(Conclusion(ending=Ending.passed, words=""), has_failed=True) == ExitCode.finding
 
 
 def test_a_factor_is_one_or_more():

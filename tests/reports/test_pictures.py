@@ -105,10 +105,9 @@ def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
 
 def test_built_in_names_look_different_and_stay_as_they_are() -> None:
     looks = {name: style.look(name) for name in style.built_in()}
-    assert len({found.colour for found in looks.values()}) == len(looks) == 10
-    assert len({found.marker for found in looks.values()}) == len(looks)
-    assert len({found.width for found in looks.values()}) == len(looks)
-    assert (looks["sdpa"].colour, looks["sdpa"].marker) == ("#56B4E9", "X")
+    for part in ("color", "marker", "linewidth"):
+        assert len({found[part] for found in looks.values()}) == len(looks) == 10
+    assert (looks["sdpa"]["color"], looks["sdpa"]["marker"]) == ("#56B4E9", "X")
 
 
 def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attnbench.statistics.interference import FEWEST, LARGEST_CALM, InterferenceGauge
+from attnbench.statistics.interference import FEWEST, InterferenceGauge
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample
@@ -72,32 +72,17 @@ def test_processes_too_short_to_judge_themselves_are_judged_by_those_before():
     assert gauge.discarded == {"a": {(5, 0, 1)}}
 
 
-def test_visits_of_different_workloads_share_one_machine():
-    gauge = InterferenceGauge()
-    for visit in range(10):
-        gauge.add(f"w{visit}", probes([1e-3], visit=visit))
-    gauge.add("late", probes([2e-3]))
-    assert set(gauge.discarded) == {"late"}
-
-
 def test_a_probe_is_judged_among_those_of_its_kind():
     """A probe with one thread has another time than one with two, and neither disturbs the other's blocks."""
     gauge = InterferenceGauge()
     for visit in range(10):
         gauge.add("one", probes([1e-3], visit=visit), "1 thread")
         gauge.add("two", probes([3e-3], visit=visit), "2 threads")
-    assert gauge.num_discarded == 0
+    assert gauge.discarded == {}
     gauge.add("two", probes([9e-3], visit=10), "2 threads")
     gauge.add("one", probes([3e-3], visit=10), "1 thread")
     assert gauge.discarded == {"two": {(0, 10, 0)}, "one": {(0, 10, 0)}}
     assert gauge.num_blocks == 22
-
-
-def test_a_noisy_machine_needs_more_than_a_quarter():
-    draws = random.Random(2)
-    noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
-    assert 49 not in discarded([*noisy, 1.5e-3])
-    assert 1 + LARGEST_CALM < 1.5
 
 
 def test_the_rule_is_blind_to_what_is_compared():
@@ -119,52 +104,38 @@ def test_the_rule_is_blind_to_what_is_compared():
     assert discarded_with(one) == discarded_with(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
 
 
-THREADS = """
-import os
+PROBED = """
+import os, time
 import torch
 from attnbench.devices import device
 
 for number in (1, 2):
     torch.set_num_threads(number)
     before = len(os.listdir("/proc/self/task"))
-    device("cpu").interference_probe(number)()
-    print(len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-def test_the_probe_has_the_threads_of_the_workload():
-    """Work of one thread is not affected by load that stops two threads waiting for one another."""
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS],
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    one, two = map(int, done.stdout.split())
-    assert (one, two) == (0, 1)
-
-
-AFTERWARDS = """
-import time
-from attnbench.devices import device
-
-time.sleep(0.3)  # what numpy's import woke
-work = device("cpu").interference_probe()
-spent = []
-for _ in range(5):
+    work = device("cpu").interference_probe(number)
     work()
-    before_s = time.process_time()
-    time.sleep(0.05)
-    spent.append(time.process_time() - before_s)
-print(min(spent))  # an import's threads may still spin the first time
+    print(len(os.listdir("/proc/self/task")) - before)
+    if number == 1:
+        time.sleep(0.3)  # what numpy's import woke
+        spent = []
+        for _ in range(5):
+            work()
+            before_s = time.process_time()
+            time.sleep(0.05)
+            spent.append(time.process_time() - before_s)
+        print(min(spent))  # an import's threads may still spin the first time
 """
 
 
-def test_no_thread_spins_when_the_probe_has_run():
-    """Spinning threads would disturb the next arm of the block; those of numpy's BLAS once did."""
+def test_the_probe_has_the_threads_of_the_workload_and_none_spins_afterwards():
+    """Work of one thread is not affected by load that stops two threads waiting for one another.
+
+    Spinning threads would disturb the next arm of the block; those of numpy's BLAS once did.
+    """
     threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # apart from the tests' own threads
     done = subprocess.run(
-        [sys.executable, "-c", AFTERWARDS], env=os.environ | threads, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROBED], env=os.environ | threads, capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) < 0.03  # of 0.05 s, which a spinning thread would fill
+    one, spun_s, two = done.stdout.split()
+    assert (one, two) == ("0", "1")
+    assert float(spun_s) < 0.03  # of 0.05 s, which a spinning thread would fill

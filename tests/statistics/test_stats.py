@@ -9,9 +9,7 @@ from attnbench.statistics.intervals import (
     Estimate,
     by_process,
     effect_of,
-    median,
     median_estimate,
-    pairs,
     visit_numbers,
 )
 from attnbench.statistics.verdict import LAYOUT_LOG
@@ -38,10 +36,6 @@ def noisy(
     return samples([list(np.exp(level + rng.normal(0, within, NUM_BLOCKS))) for level in levels])
 
 
-def test_median_of_an_even_number_is_the_middle_of_the_middle_two() -> None:
-    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
-
-
 def test_interval_of_a_median_by_value() -> None:
     found = median_estimate(samples([[1.0, 1.0], [math.e, math.e], [math.e**2] * 2, [math.e**3] * 2]))
     half = T_3 * math.sqrt(5 / 3) / 2 * math.sqrt(math.pi / 2)
@@ -51,33 +45,12 @@ def test_interval_of_a_median_by_value() -> None:
     assert (found.num_processes, found.num_visits, found.num_samples) == (4, 4, 8)
 
 
-def test_fewer_than_four_processes_have_no_interval() -> None:
-    found = median_estimate(samples([[1.0, 1.2, 1.1]] * 3))
-    assert (found.low, found.high, found.half_width) == (None, None, None)
-
-
 def test_more_visits_in_the_same_processes_do_not_narrow_the_interval() -> None:
     levels = [[1.0], [1.1], [1.2], [1.3]]
     once = median_estimate(samples(levels))
     often = median_estimate([each for visit in range(0, 400, 4) for each in samples(levels, visit)])
     assert often.half_width == pytest.approx(once.half_width)
     assert (once.num_visits, often.num_visits) == (4, 400)
-
-
-def test_median_scales_with_the_unit_and_its_relative_interval_does_not() -> None:
-    rng = np.random.default_rng(1)
-    drawn = noisy(rng, num_processes=6, between=0.1, within=0.1)
-    scaled = [Sample(s.value * 1000, epoch=s.epoch, visit=s.visit, block=s.block) for s in drawn]
-    one, thousand = median_estimate(drawn), median_estimate(scaled)
-    assert thousand.point == pytest.approx(1000 * one.point)
-    assert thousand.half_width == pytest.approx(one.half_width)
-
-
-def test_order_of_samples_changes_nothing() -> None:
-    drawn = noisy(np.random.default_rng(3), num_processes=5, between=0.1, within=0.1)
-    one, other = median_estimate(drawn), median_estimate(drawn[::-1])
-    assert other.point == one.point
-    assert other.half_width == pytest.approx(one.half_width)
 
 
 @pytest.mark.parametrize("num_processes", [4, 8, 16])
@@ -96,24 +69,6 @@ def test_a_level_shared_by_a_block_cancels_in_its_ratio() -> None:
     assert [*found.values()] == pytest.approx([math.log(1.5)] * 3)
 
 
-def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
-    arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    found = visit_numbers([arm], [[Sample(1.0, block=0), Sample(9.0, block=7)]])
-    assert found == {(0, 0): pytest.approx(math.log(2.0))}
-
-
-def test_a_discarded_block_has_no_pair() -> None:
-    arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    _, logs = pairs(arm, [Sample(1.0, block=0), Sample(1.0, block=1)], discarded={(0, 0, 1)})
-    assert logs.tolist() == [math.log(2.0)]
-
-
-def test_pairs_are_in_the_order_of_time() -> None:
-    arm, baseline = samples([[2.0, 4.0], [8.0], [16.0]]), samples([[1.0, 1.0], [1.0], [1.0]])
-    _, logs = pairs(arm[::-1], baseline)
-    assert np.exp(logs) == pytest.approx([2.0, 4.0, 8.0, 16.0])
-
-
 def test_no_pair_no_number() -> None:
     assert visit_numbers([[Sample(1.0, block=0)]], [[Sample(1.0, block=1)]]) == {}
     assert visit_numbers([[]], [[Sample(1.0)]]) == {}
@@ -121,14 +76,6 @@ def test_no_pair_no_number() -> None:
     assert visit_numbers([], []) == {}
     with pytest.raises(ValueError, match="no number"):
         effect_of({})
-
-
-def test_swapping_arms_flips_the_sign() -> None:
-    rng = np.random.default_rng(2)
-    one = noisy(rng, num_processes=5, between=0.1, within=0.1, log=0.3)
-    other, control = (noisy(rng, num_processes=5, between=0.1, within=0.1) for _ in range(2))
-    there, back = visit_numbers([one], [other, control]), visit_numbers([other, control], [one])
-    assert [*there.values()] == pytest.approx([-log for log in back.values()])
 
 
 def test_a_control_counts_as_the_same_code_and_skewed_noise_makes_no_difference() -> None:

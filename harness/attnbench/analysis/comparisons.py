@@ -3,9 +3,7 @@
 Every cell gets a verdict, and a session with two sides gets one more on the whole.
 """
 
-import functools
 import math
-import operator
 import statistics
 from dataclasses import dataclass
 from functools import lru_cache
@@ -231,10 +229,14 @@ def waiting(results: Results) -> dict[Key, float]:
 @lru_cache(maxsize=1)
 def cell_doubts(results: Results) -> dict[Key, Warned]:
     """Reasons to distrust the times of single cells."""
-    doubts = {key: Warn.disturbed.says(text) for key, text in results.doubts.items()}
+    busy = "other work kept the machine busy"
+    doubts = {key: Warn.disturbed.says(f"{busy}: {text}") for key, text in results.doubts.items()}
+    for key in session_effects(results):
+        if why := results.throttled.get(key[0], 0) & ~nvml.POWER_CAP:  # a busy GPU is usually at its power cap
+            doubts[key] = Warn.throttled.says(f"the driver throttled the device ({nvml.reasons(why)})")
     for key, share in waiting(results).items():
         if share > MOST_WAITING:
-            text = f"threads waited for a processor in {percent(share)} of the samples"
+            text = f"{busy}: threads waited for a processor in {percent(share)} of the samples"
             doubts[key] = Warn.waiting_threads.says(text)
     return doubts
 
@@ -265,8 +267,7 @@ def session_doubts(results: Results) -> list[Warned]:
     if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
         text = "The machine changed during this run: times are not comparable."
         lines.append(Warn.machine_changed.says(text))
-    slowed, is_usual = throttled(results)
-    return lines if is_usual or slowed is None else [*lines, slowed]
+    return lines
 
 
 def doubts(results: Results) -> list[Warned]:
@@ -280,7 +281,7 @@ def doubts(results: Results) -> list[Warned]:
     for arm, cells in by_arm.items():
         workload, doubt = cells[0]
         where = workload + f" and {len(cells) - 1} more" * (len(cells) > 1)
-        text = f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}."
+        text = f"The time of {arm} on {where} is doubtful: {doubt}."
         lines.append(doubt.name.says(text))
     return lines
 
@@ -298,19 +299,3 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
         return any(cells) if key == WHOLE else bool(cells) and all(cells)
     workload, _ = key
     return not cell_doubts(results).keys().isdisjoint({key, (workload, reference(results, key))})
-
-
-def throttled(results: Results) -> tuple[Warned | None, bool]:
-    """Describe what throttled the device during comparisons (None: nothing), and whether it is harmless.
-
-    A power cap is harmless: it is the usual state of a busy GPU.
-    """
-    active = {workload: why for workload, why in results.throttled.items() if why}
-    workloads = [workload for workload, _ in session_effects(results) if workload != WHOLE[0]] if active else []
-    during = [active[name] for name in workloads if name in active]
-    if not during:
-        return None, True
-    why = functools.reduce(operator.or_, during)
-    counted = f"during {len(during)} of {len(workloads)} comparisons ({nvml.reasons(why)})"
-    said = f"The driver throttled the device {counted}: times are those of a slower clock, and who needs more power may"
-    return Warn.throttled.says(f"{said} lose more."), not why & ~nvml.POWER_CAP

@@ -3,80 +3,16 @@
 Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
+from attnbench.statistics.growth import Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.workloads.workload import Workload
 
 PEAK = "peak_memory_bytes"
-FEWEST_LENGTHS = 3
-FEWEST_FITTED = 4
-"""The longer half of the lengths is fitted, and at least this many if possible: constant parts, and kernels that behave
-differently on short inputs, bend the line at short lengths."""
-ROUNDING = 1e-9
-"""Smaller coefficients of a curve, relative to its value at the longest length, are rounding errors."""
-LARGEST_MISFIT = 0.1
-"""A curve that is farther from a measurement, as a share of it, says nothing about other lengths."""
-
-Parts = tuple[float, float, float]
-"""Coefficients of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """The curve of bytes over the fitted lengths."""
-
-    lengths: tuple[int, ...]
-    parts: Parts
-
-    def predict(self, length: float) -> float:
-        """Bytes at a length."""
-        a, b, c = self.parts
-        return a + b * length + c * length**2
-
-    def exponent(self, length: float) -> float:
-        """The slope of log(bytes) over log(length) at a length: 1 is linear, 2 quadratic."""
-        _, b, c = self.parts
-        return (b * length + 2 * c * length**2) / self.predict(length)
-
-    def reach(self, limit: float) -> float | None:
-        """The length that needs `limit` bytes; None if no length does, or every length needs more."""
-        a, b, c = self.parts
-        room = limit - a
-        if room <= 0 or (b <= 0 and c <= 0):
-            return None
-        return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # this form of the root avoids cancellation
-
-
-def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """Fit a + b T + c T^2 with nonnegative coefficients over (length T, bytes) by least squares of relative residuals.
-
-    Attention holds tensors that are constant, linear or quadratic in the length. None with fewer than three lengths, if
-    no memory is used, or if no such curve fits.
-
-    Source: C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least
-    squares).
-    """
-    from scipy.optimize import nnls  # here, because it imports too slowly for --help
-
-    every = sorted((length, value) for length, value in points if length > 0 and value > 0)
-    if len({length for length, _ in every}) < FEWEST_LENGTHS:
-        return None
-    x, y = np.array(every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :], dtype=np.float64).T
-    powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
-    solved, _ = nnls(powers * y[-1], np.ones(len(x)))
-    solved[solved < ROUNDING] = 0.0  # rounding residue must not reach a limit
-    if np.abs(powers @ solved * y[-1] - 1).max() > LARGEST_MISFIT:
-        return None
-    a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(solved))
-    return Fit(lengths=tuple(map(int, x)), parts=(a, b, c))
 
 
 @dataclass(frozen=True, kw_only=True)

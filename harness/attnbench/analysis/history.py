@@ -2,64 +2,24 @@
 
 A series holds the runs of one fingerprint, since only runs of one machine are comparable. To merge the journals of
 several machines, put their folders next to each other.
-
-ruptures finds change points: PELT with a penalty of 5 log(n) variances and segments of at least three runs. Before
-that, isolated outliers are replaced by the median of their neighbours, so that one bad run is not a change; afterwards
-a change must exceed both the noise and the smallest effect of interest.
-
-Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.1080/01621459.2012.737745; C. Truong, L.
-Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
+from attnbench.statistics.levels import Change, changes
 from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Status
-
-Array = NDArray[np.float64]
-
-FEWEST = 6
-"""Fewest runs of a series: fewer do not show their noise."""
-SHORTEST = 3
-PENALTY = 5.0
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
-ALONE = 3.0
-"""An outlier is this many standard deviations from the median of itself and two neighbours on each side."""
-LEAST_NOISE = 1e-5
-"""The least noise: any change of a value that never varies counts."""
-SURELY = 3.0
-"""Fewest standard errors between two levels for a change to count."""
 
 RATIO, ERROR_RATIO = "ratio", "error_ratio"
 SMALLEST = 0.02
 COLUMNS = {RATIO: "ratio", LATENCY: "latency_s", ERROR_RATIO: "error_ratio"}
 """Columns that can be followed besides metrics."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A new level, from the value at `place` on."""
-
-    place: int
-    before: float  # the median level of the segment before
-    after: float  # the median level of the segment after
-
-    @property
-    def effect(self) -> float:
-        """The relative difference: 0.05 is 5 % more."""
-        return self.after / self.before - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,48 +109,3 @@ def _points(results: Results) -> dict[str, list[Row]]:
             if cell["status"] == Status.ok and cell.get(column) is not None and not is_fixed:
                 by_metric.setdefault(metric, []).append(cell | of_run | {"value": cell[column], "unit": unit})
     return by_metric
-
-
-def noise(logs: Array) -> float:
-    """Standard deviation of successive differences, with large steps winsorized: a change of level is not noise."""
-    steps = np.diff(logs)
-    reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
-    return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
-
-
-def among_neighbours(logs: Array) -> Array:
-    """Replace each outlier by the median of its neighbourhood."""
-    from scipy.ndimage import median_filter  # here, because it imports too slowly for --help
-
-    middle = median_filter(logs, size=5, mode="nearest")
-    return np.where(np.abs(logs - middle) > ALONE * noise(logs), middle, logs)
-
-
-def changes(values: Sequence[float], smallest: float) -> list[Change]:
-    """Changes of level by more than the share `smallest`, in order; empty if any value is not positive."""
-    if len(values) < FEWEST or min(values) <= 0:
-        return []
-    import ruptures  # here, because it takes seconds to import
-
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    smooth = among_neighbours(logs)
-    spread = noise(smooth)
-    search = ruptures.KernelCPD(kernel="linear", min_size=SHORTEST).fit(smooth[:, None])  # PELT, in C
-    ends = [0, *map(int, search.predict(pen=PENALTY * math.log(len(logs)) * spread**2))]
-    return _merged(logs, ends, spread, math.log1p(smallest))
-
-
-def _merged(logs: Array, ends: list[int], spread: float, smallest: float) -> list[Change]:
-    """Merge segments whose levels differ too little, the smallest difference first."""
-    while len(ends) > 2:  # noqa: PLR2004 - the beginning and the end
-        sizes, levels = np.diff(ends), np.array([np.median(logs[start:end]) for start, end in pairwise(ends)])
-        errors = spread * np.sqrt(1 / sizes[:-1] + 1 / sizes[1:])
-        steps = np.abs(np.diff(levels)) / np.maximum(smallest, SURELY * errors)
-        least = int(steps.argmin())
-        if steps[least] >= 1:
-            return [
-                Change(place=place, before=before, after=after)
-                for place, (before, after) in zip(ends[1:-1], pairwise(np.exp(levels).tolist()), strict=True)
-            ]
-        del ends[least + 1]
-    return []

@@ -6,7 +6,6 @@ cells and names the features that no compared cell had. Reads records only, with
 
 import enum
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,14 +154,13 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """The distance from attention on normal inputs, in words: median cell, worst cell, not finite cells."""
+        """The largest distance from attention on normal inputs, in words."""
         shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
         finite = [share for share in shares if share is not None]
-        words = f"on {len(shares)} of {len(self.planned)} cells"
-        if finite:
-            median, worst = percent(statistics.median(finite)), percent(max(finite))
-            words = f"off by {median} of the largest value, at worst {worst}, {words}"
-        return words if len(finite) == len(shares) else f"{words}; not finite on {len(shares) - len(finite)} of them"
+        worst = (
+            f"off by up to {percent(max(finite))} of the largest value" if len(finite) == len(shares) else "not finite"
+        )
+        return f"{worst} on {len(shares)} of {len(self.planned)} cells"
 
     @property
     def word(self) -> str:

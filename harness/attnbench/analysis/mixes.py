@@ -1,7 +1,7 @@
 """Total the attention time of a whole model for each arm, from the cells of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnbench.analysis.comparisons import Comparison, comparisons, paired_times
@@ -15,15 +15,13 @@ class Total:
     """The attention of all layers of a model at one point, by one arm.
 
     `seconds` is the time of one pass: each layer's time times its count; None if a layer has no time. The ratio is to
-    the baseline's total; its interval adds up the layers' intervals, the widest result that they allow.
+    the baseline's total; None if a layer was not compared with the baseline.
     """
 
     mix: Mix
     arm: Arm
     seconds: float | None = None
     ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
 
     @property
     def num_calls(self) -> int:
@@ -44,19 +42,12 @@ def totals(results: Results) -> list[Total]:
 
 
 def _total(mix: Mix, arm: Arm, times_s: Mapping[Key, float], compared: Mapping[Key, Comparison]) -> Total:
-    keys = [(workload, arm) for workload in mix.counts]
-    if any(key not in times_s for key in keys):
+    counts = {(workload, arm): count for workload, count in mix.counts.items()}
+    if not counts.keys() <= times_s.keys():
         return Total(mix=mix, arm=arm)
-    times = [times_s[key] * count for key, count in zip(keys, mix.counts.values(), strict=True)]
-    parts = [compared[key] for key in keys if key in compared]
-    if len(parts) < len(keys) or len({part.baseline for part in parts}) > 1:
-        return Total(mix=mix, arm=arm, seconds=sum(times))
-    bases = [time / part.ratio for time, part in zip(times, parts, strict=True)]
-
-    def to_base(ratios: Sequence[float | None]) -> float | None:
-        known = [ratio for ratio in ratios if ratio is not None]
-        scaled = sum(base * ratio for base, ratio in zip(bases, known, strict=False))
-        return scaled / sum(bases) if len(known) == len(bases) else None
-
-    ends = {name: to_base([getattr(part, name) for part in parts]) for name in ("ratio", "low", "high")}
-    return Total(mix=mix, arm=arm, seconds=sum(times), **ends)
+    seconds = sum(times_s[key] * count for key, count in counts.items())
+    parts = {key: compared[key] for key in counts if key in compared}
+    if len(parts) < len(counts) or len({part.baseline for part in parts.values()}) > 1:
+        return Total(mix=mix, arm=arm, seconds=seconds)
+    base_s = sum(times_s[key] / part.ratio * counts[key] for key, part in parts.items())
+    return Total(mix=mix, arm=arm, seconds=seconds, ratio=seconds / base_s)

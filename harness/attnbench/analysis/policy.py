@@ -51,8 +51,7 @@ def learn(run: Results) -> Policy:
     """
     if run.plan.launch == "graph":
         raise ValueError(
-            f"{run.run} timed graphs that are replayed, and a policy chooses for calls that are made one by one: give "
-            "a run without --conditions graph"
+            f"{run.run} timed replayed graphs, and a policy chooses single calls: leave out --conditions graph"
         )
     machines = {environment.machine_fingerprint: environment for environment in run.environments.values()}
     if len(machines) != 1:

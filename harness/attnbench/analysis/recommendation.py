@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from attnbench.analysis.comparisons import doubts, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
@@ -17,14 +19,13 @@ from attnbench.statistics.effects import numbers
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
 from attnbench.storage.events import Ladder
-from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Record, Status, Verdict
+from attnbench.storage.records import LATENCY, REPEATABLE, Arm, Key, Record, Status, Verdict
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
 PEAK_MEMORY = "peak_memory"
 EXCLUDED = {
     Status.disagrees: "wrong",
-    Status.approximate: "approximate",
     Status.unsupported: "not supported",
     Status.fallback: "not what it says",
     Status.timeout: "timed out",
@@ -35,14 +36,6 @@ OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
 SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
 """Reasons for an exclusion by prediction: slower than others, or over the time limit of a call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Requirements on a recommended implementation."""
-
-    memory_bytes: int = 0  # most bytes that a call may need beyond its inputs; 0: no limit
-    is_deterministic: bool = False  # requires the same answer for the same input
 
 
 @dataclass(frozen=True)
@@ -57,13 +50,13 @@ class Exclusion:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-class Change(NamedTuple):
-    """A crossover along one axis, between `low` and `high`: `before` is faster below it, and `after` beyond it."""
+class Change(msgspec.Struct, frozen=True):
+    """A size from which on another implementation is faster; it lies between `low` and `high`."""
 
     axis: str
     at: float  # the estimate
-    low: int
-    high: int
+    low: float
+    high: float
     before: str
     after: str
 
@@ -84,7 +77,7 @@ class Recommendation:
     choice: str  # "" if nothing can be recommended
     standing: Standing | None
     reference: str  # PyTorch's own choice
-    seconds: dict[str, float]  # of a call, by implementation, as in the table of cells
+    seconds: dict[str, float]  # of a call, by implementation, as in the table of cells, the fastest first
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
 
@@ -96,8 +89,7 @@ class Recommendation:
     @property
     def runner_up(self) -> str:
         """The next fastest implementation; "" if there is none."""
-        others = sorted((name for name in self.seconds if name != self.choice), key=lambda name: self.seconds[name])
-        return others[0] if others else ""
+        return next((name for name in self.seconds if name != self.choice), "")
 
     @property
     def is_clear(self) -> bool:
@@ -112,13 +104,10 @@ class Recommendation:
         stands = self.standing
         if stands is None or other == self.choice:
             return None
-        if self.choice == stands.leader:
-            judged = stands.others.get(other)
-            return None if judged is None else Lead(judged.ratio, judged.low, judged.high)
-        to_choice, to_other = stands.others.get(self.choice), stands.others.get(other)
-        if to_choice is None or (to_other is None and other != stands.leader):
-            return None
-        return Lead((1.0 if to_other is None else to_other.ratio) / to_choice.ratio)
+        judged = stands.others.get(other)
+        if self.choice == stands.leader and judged is not None:
+            return Lead(judged.ratio, judged.low, judged.high)
+        return Lead(self.seconds[other] / self.seconds[self.choice])
 
     def verdict(self, name: str) -> Verdict:
         """The verdict on another implementation relative to the leader; undecided if unknown."""
@@ -126,7 +115,7 @@ class Recommendation:
 
     def facts(self) -> dict[str, Any]:
         """The recommendation, as in JSON."""
-        leads = {name: self.lead(name) for name in self.seconds if name != self.choice}
+        leads = {name: self.lead(name) for name in self.seconds}
         return {
             "workload": self.workload.id,
             "axes": self.workload.axes(),
@@ -138,7 +127,7 @@ class Recommendation:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peaks,
             "slower_by": {
-                name: {"ratio": lead.ratio, "low": lead.low, "high": lead.high, "verdict": str(self.verdict(name))}
+                name: {**lead._asdict(), "verdict": str(self.verdict(name))}
                 for name, lead in leads.items()
                 if lead is not None
             },
@@ -146,15 +135,23 @@ class Recommendation:
         }
 
 
-def recommend(results: Results, limits: Limits | None = None) -> list[Recommendation]:
-    """One recommendation for each requested workload, in the order of the plan."""
-    return [_recommended(results, workload, limits or Limits()) for workload in results.plan.asked]
+def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
+    """One recommendation for each requested workload, in the order of the plan.
+
+    A call may need `memory_bytes` beyond its inputs, if not 0; with `is_deterministic` its answers must not vary.
+    """
+    reasons = {
+        record.key: why
+        for record in results.records
+        if (why := _exclusion(record, memory_bytes, is_deterministic=is_deterministic))
+    }
+    return [_recommended(results, workload, reasons) for workload in results.plan.asked]
 
 
-def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
+def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exclusion]) -> Recommendation:
     reference = results.plan.baseline
     records = {record.implementation: record for record in results.records if record.workload == workload}
-    excluded = {name: why for name, record in records.items() if (why := _exclusion(record, limits))}
+    excluded = {name: reasons[record.key] for name, record in records.items() if record.key in reasons}
     fit = {name: record for name, record in records.items() if name not in excluded}
     taken = samples_of(results).get(workload.id, {})
     stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
@@ -162,14 +159,11 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
         stands = replace(stands, others=doubted(stands.others))
     times_s = paired_times(results)
     seconds = {name: times_s[record.key] for name, record in fit.items()}
-    order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
-    peaks = {
-        name: record.samples(PEAK_MEMORY)[0].value for name, record in records.items() if record.samples(PEAK_MEMORY)
-    }
-    choice = _preferred(stands, reference if reference in fit else "", peaks)
+    order = sorted(seconds, key=seconds.__getitem__)
+    peaks = {name: peak for name, record in records.items() if (peak := _peak(record)) is not None}
     return Recommendation(
         workload=workload,
-        choice=choice or (order[0] if order else ""),
+        choice=_preferred(stands, reference, peaks) or next(iter(order), ""),
         standing=stands,
         reference=reference,
         seconds={name: seconds[name] for name in order},
@@ -178,54 +172,43 @@ def _recommended(results: Results, workload: Workload, limits: Limits) -> Recomm
     )
 
 
-def _exclusion(record: Record, limits: Limits) -> Exclusion | None:
+def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
     """The reason why a record's implementation is not a candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
             head = SLOWER if record.is_outpaced else TOO_LONG
         return Exclusion(head, record.message)
-    peaks = record.samples(PEAK_MEMORY)
-    if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
-        needed, allowed = show(peaks[0].value, "bytes"), show(limits.memory_bytes, "bytes")
-        return Exclusion(OVER, f"{needed}, more than the {allowed} allowed")
-    if limits.is_deterministic and record.agreement is not None:
+    peak = _peak(record)
+    if memory_bytes and peak is not None and peak > memory_bytes:
+        return Exclusion(OVER, f"{show(peak, 'bytes')}, more than the {show(memory_bytes, 'bytes')} allowed")
+    if is_deterministic and record.agreement is not None:
         broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
         if broken:
             return Exclusion("not deterministic", broken[0])
     return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
 
 
-def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
-    """Sort key: the paired ratio to the leader if it is known, else the ratio of medians."""
-    if stands is None:
-        return seconds[name]
-    if name == stands.leader:
-        return 0.0
-    judged = stands.others.get(name)
-    return seconds[name] / seconds[stands.leader] if judged is None else judged.ratio
+def _peak(record: Record) -> float | None:
+    """Bytes of a call beyond its inputs; None if they were not measured."""
+    samples = record.samples(PEAK_MEMORY)
+    return samples[0].value if samples else None
 
 
 def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
     """The leader; or among its equals the reference, or else the one that needs least memory."""
     if stands is None:
         return ""
-    alike = [name for name in stands.others if stands.verdict(name) is Verdict.equivalent]
-    if reference and reference in alike:
-        return reference
-    if not alike or stands.leader == reference:
-        return stands.leader
-    return min([stands.leader, *alike], key=lambda name: peaks.get(name, float("inf")))
+    alike = [stands.leader, *(name for name in stands.others if stands.verdict(name) is Verdict.equivalent)]
+    return reference if reference in alike else min(alike, key=lambda name: peaks.get(name, float("inf")))
 
 
 def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tuple[Change, ...]:
     """Crossovers of two implementations along a ladder, in order."""
-    one, other = pair
-    changes = []
-    for place in located(points(results, ladder, one, other)):
-        before, after = (one, other) if place.sign > 0 else (other, one)
-        changes.append(Change(ladder.axis, place.at, place.low, place.high, before, after))
-    return tuple(changes)
+    return tuple(
+        Change(ladder.axis, place.at, place.low, place.high, *(pair if place.sign > 0 else pair[::-1]))
+        for place in located(points(results, ladder, *pair))
+    )
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:

@@ -1,16 +1,10 @@
-"""Two states of the code, cell by cell: what was lost, went wrong, was not tried, or gave other results."""
+"""Two states of the code, cell by cell: what was lost, went wrong, or was not tried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnbench.analysis.results import Results
 from attnbench.storage.records import BASE, Record, Status
-from attnbench.units import plain, show
-
-MOST_PARTS = 5
-"""Most differences that a line names: those of the answer come first, then those of operators."""
-CALLS = "calls of"
-"""A call that only one side makes is a difference; other results count if they are known on both sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,42 +72,3 @@ def untried(results: Results) -> list[str]:
         for record in match.records
         if record.is_predicted and any(other.status is Status.ok for other in match.records)
     ]
-
-
-def changed(results: Results) -> list[str]:
-    """A line for each cell whose status, error, conventions, notes, operators or memory differ between the two sides.
-
-    Both sides get the same inputs, so another error means other numbers in the answer. Facts that are unknown on one
-    side, such as the memory of a wrong answer, are not compared.
-    """
-    lines = []
-    for match in matched(*by_side(results)):
-        old, new = match.base, match.candidate
-        if old is None or new is None or old.is_predicted or new.is_predicted:
-            continue
-        before, after = _facts(old), _facts(new)
-        known = before.keys() & after.keys()
-        if old.operators is not None and new.operators is not None:
-            known |= {name for name in before | after if name.startswith(CALLS)}
-        names = [name for name in before | after if name in known and before.get(name, "0") != after.get(name, "0")]
-        parts = [f"{name} {before.get(name, '0')}, now {after.get(name, '0')}" for name in names[:MOST_PARTS]]
-        parts += [f"{len(names) - MOST_PARTS} more"] if len(names) > MOST_PARTS else []
-        if parts:
-            lines.append(plain(f"{match}: {'; '.join(parts)}"))
-    return lines
-
-
-def _facts(record: Record) -> dict[str, str]:
-    """The results of a cell in words, by name."""
-    facts = {"status": str(record.status)}
-    if samples := record.samples("peak_memory"):
-        facts["peak memory"] = show(samples[0].value, "bytes")
-    if (agreement := record.agreement) is not None:
-        ratio = agreement.error_ratio
-        facts["error / tolerance"] = "not finite" if ratio is None else f"{ratio:.6g}"
-        facts["conventions"] = ", ".join(agreement.conventions) or "none"
-        facts["notes"] = ", ".join(rule.rule for rule in agreement.notes) or "none"
-    if (seen := record.operators) is not None:
-        facts["backend"] = seen.observed or "none"
-        facts |= {f"{CALLS} {call.name}": str(call.num_calls) for call in seen.calls}
-    return facts

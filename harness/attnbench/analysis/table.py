@@ -68,8 +68,8 @@ CELL_COLUMNS = {
     "num_operators": NUMBER,
     "useful_flops": NEVER_MISSING,
     "executed_flops": NUMBER,
-    **dict.fromkeys(("compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"), NEVER_MISSING),
-    **dict.fromkeys(("flops_per_s", "bytes_per_s", "matmul_share", "copy_share", "error_ratio"), NUMBER),
+    "score_matrix_bytes": NEVER_MISSING,
+    **dict.fromkeys(("flops_per_s", "matmul_share", "error_ratio"), NUMBER),
     "num_tensors": NEVER_MISSING,
     **dict.fromkeys(("diagnosis", "warnings", "fingerprint"), TEXT),
 }
@@ -80,8 +80,8 @@ Columns of measured metrics follow.
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
 comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. `matmul_share` and `copy_share` are of the ceilings that the
-run measured. `error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
+for the baseline, `allocator` how freed memory was handled. `matmul_share` is of the fastest matrix product of the run.
+`error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
 finite.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
@@ -107,7 +107,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 
     A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
     bytes; `latency_low_s`, `ratio_high` and similar columns bound 95 % intervals. The baseline's own ratio is 1. Rates
-    are of useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
+    are of useful FLOPs (workloads/counts.py).
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
@@ -164,11 +164,6 @@ class Panel:
     axis: str  # seq_len or kv_len
     other: str  # the other length if it differs: "T=1"
     cells: "pd.DataFrame"
-
-    @property
-    def letter(self) -> str:
-        """Symbol of the panel's length: T for queries, S for keys."""
-        return "T" if self.axis == "seq_len" else "S"
 
     @property
     def lengths(self) -> list[int]:
@@ -246,7 +241,7 @@ def _cells(results: Results) -> Iterator[Row]:
         samples = record.samples(LATENCY)
         time = median_estimate(samples) if samples else None
         is_baseline = record.arm == reference(results, record.key)
-        cautions = warnings_of(record, time, is_cold=results.plan.cache != "warm")
+        cautions = warnings_of(record, time)
         yield {
             **_identity(record),
             "status": str(record.status),
@@ -255,14 +250,12 @@ def _cells(results: Results) -> Iterator[Row]:
             "is_baseline": is_baseline,
             **_times(record, time, times_s.get(record.key), results),
             "ratio": 1.0 if is_baseline and samples else None,
-            **verdict_columns(compared.get(record.key)),
+            **_verdict(compared.get(record.key)),
             "allocator": results.plan.allocator,
             "ran": None if operators is None else ran(operators),
             "num_operators": None if operators is None else num_operators(operators),
             "useful_flops": counts.useful_flops(workload),
             "executed_flops": record.executed_flops,
-            "compulsory_bytes": counts.compulsory_bytes(workload),
-            "arithmetic_intensity": counts.arithmetic_intensity(workload),
             "score_matrix_bytes": counts.score_matrix_bytes(workload),
             "error_ratio": None if agreement is None else agreement.error_ratio,
             "num_tensors": 0 if agreement is None else len(list(agreement.tensors())),
@@ -280,13 +273,12 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """Time, work and rates of a cell, relative to the ceilings of the run; without a time only counts."""
+    """Time and rate of a cell, also as a share of the fastest matrix product; without a time only counts."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
-    flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
+    flops_per_s = counts.useful_flops(record.workload) / time.point
     ceilings = results.host_ceilings.get((record.host, record.workload.place))
     matmul = None if ceilings is None else ceilings.matmul
-    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache != "warm")
     return {
         "latency_s": time.point,
         "latency_low_s": time.low,
@@ -295,15 +287,12 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "num_visits": time.num_visits,
         "num_processes": time.num_processes,
         "paired_latency_s": paired_s,
-        "flops_per_s": flops / time.point,
-        "bytes_per_s": num_bytes / time.point,
-        "matmul_share": None if matmul is None else flops / time.point / matmul.rate,
-        "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+        "flops_per_s": flops_per_s,
+        "matmul_share": None if matmul is None else flops_per_s / matmul.rate,
     }
 
 
-def verdict_columns(compared: Comparison | None) -> Row:
-    """The columns of a row that a comparison fills."""
+def _verdict(compared: Comparison | None) -> Row:
     if compared is None:
         return {"is_same_kernel": False}
     return {

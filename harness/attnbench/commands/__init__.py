@@ -7,34 +7,31 @@ The other files hold shared parts. Heavy modules (torch, pandas, matplotlib) are
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-HELPERS = ("catalog", "invariance", "options", "parts", "recommending", "replay", "running", "terminal")
+HELPERS = ("frame", "options", "repro", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
-    """A function for typer, whose docstring is the help, and its place among the other commands.
+    """A function whose signature and docstring are a command (frame.py), and its place among the other commands."""
 
-    A parameter that is a dataclass stands for all of its fields: each is an option (options.py). `examples` are whole
-    command lines.
-    """
-
-    function: Callable[..., None]
+    function: Callable[..., Any]
     order: int
-    examples: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
-class Verbosity:
-    """The amount of output besides the answer: quiet omits progress, tables and notes, verbose adds steps."""
+class Output:
+    """The form of the output: JSON; quiet omits progress, tables and notes; verbose adds steps."""
 
+    is_json: bool = False
     is_quiet: bool = False
     is_verbose: bool = False
 
 
-VERBOSITY = Verbosity()
-"""Set by --quiet and --verbose."""
+OUTPUT = Output()
+"""Set by --json, --quiet and --verbose."""
 
 
 class ExitCode(IntEnum):
@@ -57,7 +54,13 @@ EXIT_CODES = {
     ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
 """Meanings of exit codes, for --help."""
-RETIRED_COMMANDS = {
+RETIRED = {
+    "inspect --seed": "it is 0",
+    "list -i": "attnbench check FILE.py says what its implementations cover",
+    "model --seed": "it is 0",
+    "model --timeout": "a step may take 10 minutes",
+    "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
+    "history --smallest": "attnbench history counts a change of level by 2 % or more",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
     "calibrate": "attnbench run predicts the cost of a cell from shorter lengths by itself",
     "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
@@ -66,4 +69,4 @@ RETIRED_COMMANDS = {
     "export": "attnbench report --format NAME writes a run for another tool",
     "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
-"""Removed commands, and their replacements."""
+"""Removed commands and options, and their replacements."""

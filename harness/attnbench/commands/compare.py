@@ -1,116 +1,86 @@
 """`attnbench compare`: two states of the code, side by side in one session."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions, conditions_of
-
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
+from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.results import Results
+from attnbench.commands import OUTPUT, Command, running, terminal
+from attnbench.commands.options import TimingOptions
+from attnbench.processes import execution, sides
+from attnbench.reports import endings
+from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
 SKIP = 125
 """The exit code by which `git bisect run` passes over a revision. Source: https://git-scm.com/docs/git-bisect"""
-SIDE = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, a python, or FILE.py:NAME."
 
 
 def compare(
-    base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
-    candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
+    base: str = "",
+    candidate: str = "",
     *,
     options: TimingOptions = OPTIONS,
-    results: ResultsFolder = Path("results"),
-    resume: Resume = None,
-    is_bisecting: Annotated[
-        bool,
-        typer.Option("--bisect", help="Exit as `git bisect run` wants it: 0 good, 1 bad, 125 if it cannot be judged."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    results: Path = Path("results"),
+    resume: str | None = None,
+    is_bisecting: bool = False,
+) -> Conclusion | int:
     """Compare two states of the code side by side: revisions, folders, environments or files.
 
     Two stored runs are compared by `attnbench gate`.
+
+    Options:
+        base: rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, a python, or FILE.py:NAME.
+        candidate: Likewise.
+        is_bisecting (--bisect): Exit as `git bisect run` wants it: 0 good, 1 bad, 125 if it cannot be judged.
+
+    Examples:
+        attnbench compare rev:main rev:WORKTREE -i mine.py:attention
+        attnbench compare old.py:attention new.py:attention --set seq_len=512
+        git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect
     """
-    from attnbench.commands import running
-    from attnbench.reports import endings
-
-    with _skipping() if is_bisecting else nullcontext():
-        measured, has_failed = _compare(base, candidate, options, results, resume, as_json=as_json)
-        answers = {record.status for record in measured.records if record.arm.side == "candidate"}
-        if is_bisecting and answers.isdisjoint({"ok", "disagrees"}):
-            raise ValueError("nothing of the candidate could be called")
-        running.finish(endings.of_sides(measured), has_failed=has_failed, is_silent=as_json)
-
-
-def _compare(
-    base: str, candidate: str, options: TimingOptions, results: Path, resume: str | None, *, as_json: bool
-) -> tuple["Results", bool]:
-    """Measure, and write and print the results; return them, and whether a report failed.
-
-    Raises:
-        ValueError: there are no such sides, or they cannot be compared.
-    """
-    from attnbench.commands import running, terminal
-    from attnbench.processes import execution, sides
-    from attnbench.reports import endings
-
-    if resume is not None:
-        folder, resumed = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
-        assert resumed.sides is not None
-        if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
-            again = f"type {resumed.resume_command(resume)} if you trust it"
-            raise ValueError(f"a journal does not decide which sides are compared: {again}")
-        for side in (resumed.sides.base, resumed.sides.candidate):
-            named = [side.given, *options.named]
-            running.require_named(resumed, side.implementations.values(), named, side.root)
-        planned = resumed
-    else:
-        if not base or not candidate:
-            raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-        is_apart = conditions_of(options.conditions).get("isolation") == "process"
-        fields = options.fields(isolation="process" if is_apart else "shared")
-        folder = execution.new_folder(results, "compare")
-        planned = sides.plan(base, candidate, fields, folder, is_apart=is_apart)
-    assert planned.sides is not None
-    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    running.note(f"{len(planned.workloads)} workload{'s' * (len(planned.workloads) != 1)}, {how}, into {folder}")
-    with sides.checked_out(planned, folder):
-        measured = running.execute(planned, folder, kept=running.kept(planned, folder))
-    with running.finished(folder):
-        failed = running.write_reports(measured, folder)
-        if as_json:
-            running.print_report(measured, endings.of_sides(measured), has_failed=failed)
-        else:
-            terminal.print_results(measured)
-            terminal.print_changes(measured)
-    return measured, failed
-
-
-@contextmanager
-def _skipping() -> Iterator[None]:
-    """Turn whatever cannot be judged inside of the context into the exit code that skips a revision."""
     try:
-        yield
+        measured = _measured(base, candidate, options, results, resume)
     except ValueError as error:
-        typer.echo(f"cannot be judged: {error}", err=True)
-        raise typer.Exit(SKIP) from None
-    except typer.Exit as ended:
-        if ended.exit_code not in {ExitCode.inconclusive, ExitCode.invalid}:
+        if not is_bisecting:
             raise
-        raise typer.Exit(SKIP) from None
+        typer.echo(f"cannot be judged: {error}", err=True)
+        return SKIP
+    answers = {record.status for record in measured.records if record.arm.side == "candidate"}
+    end = endings.of_sides(measured)
+    running.print_report(measured, end, lambda: terminal.print_results(measured))
+    is_open = end.ending in {Ending.inconclusive, Ending.invalid} or answers.isdisjoint({"ok", "disagrees"})
+    if is_bisecting and is_open:
+        typer.echo(end.sentence, err=OUTPUT.is_json)
+        return SKIP
+    return end
 
 
-COMMAND = Command(
-    function=compare,
-    order=80,
-    examples=(
-        "attnbench compare rev:main rev:WORKTREE -i mine.py:attention",
-        "attnbench compare old.py:attention new.py:attention --set seq_len=512",
-        "git bisect run attnbench compare rev:v1.0 rev:WORKTREE -i mine.py:attention --bisect",
-    ),
-)
+def _measured(base: str, candidate: str, options: TimingOptions, results: Path, resume: str | None) -> Results:
+    if resume is not None:
+        folder, planned = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
+        _require_sides(planned, base, candidate, options.named, folder)
+    elif not base or not candidate:
+        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
+    else:
+        fields, folder = options.fields(), execution.new_folder(results, "compare")
+        is_apart = fields.get("isolation") == "process"
+        planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
+    how = "in processes of its own" if planned.has_runners else "in one process with the other"
+    running.note(f"{len(planned.workloads)} shapes, each side {how}, into {folder}")
+    with sides.checked_out(planned, folder):
+        return running.measure(planned, folder)
+
+
+def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], folder: Path) -> None:
+    """Raise ValueError unless the sides and files of a stored comparison were named again."""
+    assert resumed.sides is not None
+    if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
+        again = f"type {resumed.resume_command(folder.name)} if you trust it"
+        raise ValueError(f"a journal does not decide which sides are compared: {again}")
+    for side in (resumed.sides.base, resumed.sides.candidate):
+        running.require_named(resumed, side.implementations.values(), [side.given, *named], side.root)
+
+
+COMMAND = Command(compare, order=80)

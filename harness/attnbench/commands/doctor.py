@@ -1,23 +1,25 @@
 """`attnbench doctor`: is this machine, or a cluster, fit to measure?"""
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import typer
-
-from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson
+from attnbench.commands import Command, ExitCode, running
+from attnbench.commands.frame import present
+from attnbench.commands.terminal import print_table, say
+from attnbench.devices import containers, device, names
+from attnbench.reports import grouped
+from attnbench.statistics.effects import control_numbers
+from attnbench.statistics.interference import MANY
+from attnbench.statistics.verdict import effect
 from attnbench.units import show
 
 if TYPE_CHECKING:
     from attnbench.timing.functions import FunctionComparison
 
 BUSY_SHARE = 0.3
-COARSE_TICK_S = 1e-6
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
 AA_S = 10.0
@@ -42,48 +44,48 @@ def examine() -> list[Finding]:
     """All findings, in order. Takes about fifteen seconds."""
     import psutil
 
-    from attnbench.devices import device, environment
+    from attnbench.devices import environment  # needs torch
 
     here, cores = environment.collect(), environment.usable_cores()
-    free, step_s = device("cpu").free_bytes(), device("cpu").clock.resolution_s
+    free = device("cpu").free_bytes()
     governor = here.clocks.get("governor", "")
     busy = psutil.cpu_percent(interval=1.0) / 100
     load = "unknown" if here.load is None else f"{here.load:g}"
-    settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
     spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
-    findings: list[Finding] = []
-
-    def add(name: str, value: str, advice: str = "", *, is_bad: bool = False) -> None:
-        findings.append(Finding(name=name, value=value, advice=advice * is_bad))
-
-    add("processor", f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
-    add("accelerator", here.accelerator or "none")
-    add("versions", ", ".join(f"{name} {value}" for name, value in here.versions.items()))
-    add("free memory", f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
-    add("fingerprint", here.fingerprint)
-    advice = "clocks follow the load: set the governor to performance"
-    is_bad = governor not in {"", "performance"}
-    add("frequency governor", governor or "not visible here", advice, is_bad=is_bad)
-    value = f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}"
-    add("load", value, "other work is running: stop it, or expect wide intervals", is_bad=busy > BUSY_SHARE)
-    advice = "the timer is coarse: samples are made longer to suit it"
-    add("timer step", show(step_s, "s"), advice, is_bad=step_s > COARSE_TICK_S)
-    add("container", limits())
-    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
-    add("threads", f"{here.num_threads} on {cores} usable cores", advice, is_bad=here.num_threads > cores)
-    advice = f"idle threads keep their cores from the next timed call: unset {', '.join(spins)}"
-    add("thread and malloc settings", settings, advice, is_bad=bool(spins))
+    values = {
+        "processor": f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores",
+        "accelerator": here.accelerator or "none",
+        "versions": ", ".join(f"{name} {value}" for name, value in here.versions.items()),
+        "free memory": f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}",
+        "fingerprint": here.fingerprint,
+        "frequency governor": governor or "not visible here",
+        "load": f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}",
+        "timer step": show(device("cpu").clock.resolution_s, "s"),
+        "container": limits(),
+        "threads": f"{here.num_threads} on {cores} usable cores",
+        "thread and malloc settings": ", ".join(f"{n}={v}" for n, v in here.settings.items()) or "none set",
+    }
+    advice = dict[str, str]()
+    if governor not in {"", "performance"}:
+        advice["frequency governor"] = "clocks follow the load: set the governor to performance"
+    if busy > BUSY_SHARE:
+        advice["load"] = "other work is running: stop it, or expect wide intervals"
+    if here.num_threads > cores:
+        advice["threads"] = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
+    if spins:
+        why = "idle threads keep their cores from the next timed call"
+        advice["thread and malloc settings"] = f"{why}: unset {', '.join(spins)}"
     if hasattr(psutil.cpu_times(), "steal"):
         stolen = psutil.cpu_times_percent(interval=1.0).steal
-        advice = "the host takes time away: measure elsewhere, or take more visits"
-        add("stolen by the host", f"{stolen:.1f} % of the time", advice, is_bad=stolen > STEAL_PERCENT)
-    return [*findings, noise_floor()]
+        values["stolen by the host"] = f"{stolen:.1f} % of the time"
+        if stolen > STEAL_PERCENT:
+            advice["stolen by the host"] = "the host takes time away: measure elsewhere, or take more visits"
+    found = [Finding(name=name, value=value, advice=advice.get(name, "")) for name, value in values.items()]
+    return [*found, noise_floor()]
 
 
 def limits() -> str:
     """Limits of the container and the affinity mask, with the files that set them."""
-    from attnbench.devices import containers
-
     quota, memory = containers.quota(), containers.memory()
     allowed, number = containers.affinity(), os.cpu_count() or 1
     texts = [f"{allowed} of {number} processors by the affinity mask"] if allowed < number else []
@@ -98,7 +100,6 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     """The apparent difference of two arms with identical code, measured as in a run, threads included."""
     import torch
 
-    from attnbench.devices import device
     from attnbench.timing.functions import FunctionComparison
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
@@ -110,14 +111,10 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
     """Findings from the baseline and its A/A control."""
-    from attnbench.statistics.effects import control_numbers
-    from attnbench.statistics.interference import MANY
-    from attnbench.statistics.verdict import effect
-
     ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0], is_watched=False)
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
-    discarded, blocks = compared.gauge.num_discarded, compared.gauge.num_blocks
+    discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
     value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
     advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
@@ -128,8 +125,6 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
 
 def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
     """Differences that make hosts incomparable, and the advice to each host, as sentences."""
-    from attnbench.reports import grouped
-
     lines = []
     for name in SAME_ON_ALL:
         values = {host: each.value for host, findings in hosts.items() for each in findings if each.name == name}
@@ -142,60 +137,36 @@ def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
     ]
 
 
-def doctor(
-    *,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            metavar="ADDRESS",
-            help="Look at every host of a Ray cluster, and whether they are comparable: auto or HOST:PORT.",
-        ),
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
-    from attnbench.commands import terminal
+def doctor(*, address: str = "") -> ExitCode:
+    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds.
 
+    Options:
+        address (--cluster ADDRESS): Look at every host of a Ray cluster, and whether they are comparable: auto or
+            HOST:PORT.
+    """
     if address:
         from attnbench.cluster import driver
 
-        answers = driver.examined(address)
-        hosts = {
-            host: [Finding(**each) for each in answer]
-            for host, answer in answers.items()
-            if not isinstance(answer, str)
-        }
-        lines = [f"{host} could not be examined: {why}" for host, why in answers.items() if isinstance(why, str)]
-        lines += differences(hosts)
+        hosts, answers = dict[str, list[Finding]](), driver.examined(address)
+        for host, answer in answers.items():
+            failed = [Finding(name="examination", value="failed", advice=str(answer))]
+            hosts[host] = failed if isinstance(answer, str) else [Finding(**each) for each in answer]
+        lines = differences(hosts)
         facts: object = {"hosts": answers, "findings": lines}
-        rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
-        columns: tuple[str, ...] = ("host", "what", "seen")
     else:
-        from attnbench.commands import running
-        from attnbench.devices import device, names
-
         running.note_untried(name for name in names() if device(name).seems_present())
-        findings = examine()
-        lines = [each.advice for each in findings if each.advice]
-        facts = [asdict(each) for each in findings]
-        rows = [(each.name, each.value, each.advice or "-") for each in findings]
-        columns = ("what", "seen", "advice")
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        terminal.print_table(columns, rows)
-        for line in lines or ["These hosts are comparable."] if address else ():
-            terminal.say(line)
-    raise typer.Exit(ExitCode.finding if lines else ExitCode.passed)
+        hosts = {"here": examine()}
+        lines = [each.advice for each in hosts["here"] if each.advice]
+        facts = hosts["here"]
+
+    def show_hosts() -> None:
+        rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
+        print_table(("host", "what", "seen"), rows)
+        for line in lines or ["Nothing speaks against measuring."]:
+            say(line)
+
+    present(lambda: facts, show_hosts)
+    return ExitCode.finding if lines else ExitCode.passed
 
 
-COMMAND = Command(
-    function=doctor,
-    order=130,
-    examples=(
-        "attnbench doctor",
-        "attnbench doctor --json",
-        "attnbench doctor --cluster auto",
-    ),
-)
+COMMAND = Command(doctor, order=130)

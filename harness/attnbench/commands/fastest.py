@@ -1,12 +1,29 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from msgspec import structs
 
-from attnbench.commands import Command
-from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
+from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.conclusion import Conclusion, factor
+from attnbench.analysis.policy import learn
+from attnbench.analysis.recommendation import Recommendation, points, recommend
+from attnbench.analysis.results import Results
+from attnbench.commands import OUTPUT, Command, running
+from attnbench.commands.options import TimingOptions
+from attnbench.commands.terminal import print_table, print_troubles, say
+from attnbench.processes.execution import new_folder
+from attnbench.processes.planning import plan_to_choose, plan_to_search
+from attnbench.reports import endings, recommended, story, titles
+from attnbench.storage.events import Plan
+from attnbench.storage.files import writing_to
+from attnbench.units import percent
+from attnbench.workloads.policy import Policy
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"--memory", "--deterministic", "--policy"}
@@ -16,89 +33,156 @@ AGAIN = {"--memory", "--deterministic", "--policy"}
 def fastest(
     *,
     options: TimingOptions = OPTIONS,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Only what needs no more beyond its inputs, as in 512MiB or 8GiB.")
-    ] = "",
-    is_deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only what gives the same answer to the same input.")
-    ] = False,
-    along: Annotated[
-        str,
-        typer.Option(
-            metavar="AXIS",
-            help="Find where each two of the named change places: along length (query and key), seq_len, kv_len, "
-            "num_heads, batch_size or head_dim.",
-        ),
-    ] = "",
-    low: Annotated[int, typer.Option("--from", min=0, metavar="N", help="Where --along begins. 0: by the axis.")] = 0,
-    high: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Where --along ends. 0: by the axis.")] = 0,
-    policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Learn a policy from all workloads, and write it here.")
-    ] = None,
-    results: ResultsFolder = Path("results"),
-    resume: Resume = None,
-    as_json: AsJson = False,
-) -> None:
+    memory: str = "",
+    is_deterministic: bool = False,
+    along: str = "",
+    low: int = 0,
+    high: int = 0,
+    policy: Path | None = None,
+    results: Path = Path("results"),
+    resume: str | None = None,
+) -> Conclusion:
     """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
 
     The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
     --policy, a sweep's answers are learned as a policy: a table of winners.
-    """
-    from attnbench.analysis.policy import learn
-    from attnbench.analysis.recommendation import Limits, recommend
-    from attnbench.commands import recommending, running
-    from attnbench.processes.execution import new_folder
-    from attnbench.processes.planning import plan_to_choose, plan_to_search
-    from attnbench.reports import endings
 
-    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
+    Options:
+        memory (SIZE): Only what needs no more beyond its inputs, as in 512MiB or 8GiB.
+        is_deterministic: Only what gives the same answer to the same input.
+        along (AXIS): Find where each two of the named change places: along length (query and key), seq_len, kv_len,
+            num_heads, batch_size or head_dim.
+        low (--from N): Where --along begins. 0: by the axis.
+        high (--to N): Where --along ends. 0: by the axis.
+        policy (FILE): Learn a policy from all workloads, and write it here.
+
+    Examples:
+        attnbench fastest --model smollm2-135m --set seq_len=1024
+        attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB
+        attnbench fastest fused sdpa --along length --from 32 --to 2048
+        attnbench fastest --sweep quick --policy results/policy.json
+    """
+    memory_bytes = bytes_of(memory)
+    if along and (ignored := sorted(AGAIN & options.typed)):
+        raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
+    if (low or high) and not along:
+        raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
     if resume is not None:
         folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
-        if along:
-            others = {"--memory": memory, "--deterministic": is_deterministic, "--policy": policy}
-            if ignored := [name for name, value in others.items() if value]:
-                raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
-            baseline = options.named[-1] if options.named else "sdpa"
-            planned = plan_to_search(options.plan(baseline=baseline), options.named, along, low, high)
-        elif low or high:
-            raise ValueError("--from and --to bound --along AXIS: give that, too, as in --along length")
-        else:
-            planned = plan_to_choose(options.plan())
+        planned = _along(options, along, low, high) if along else plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
-        recommending.require_learnable(planned, policy)
-    measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
+        if policy.is_dir():
+            raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
+        with writing_to(policy.parent, "--policy"):  # before measuring
+            pass
+    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
     if "choose" not in planned.stages:
-        if as_json:
-            running.print_report(measured, endings.of_search(measured), found=())
-        else:
-            recommending.print_crossings(measured)
-        running.finish(endings.of_search(measured), is_silent=as_json)
-    found = recommend(measured, limits)
-    learned = None
+        end = endings.of_search(measured)
+        running.print_report(measured, end, lambda: print_crossings(measured), found=())
+        return end
+    choices = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
+    learned: dict[str, Any] = {}
     try:
         if policy is not None:
-            learned = policy, learn(measured)
-            learned[1].save(policy)
+            table = learn(measured)
+            table.save(policy)
+            learned = policy_facts(policy, table)
     finally:  # even if no policy can be learned, print the measurements
-        if as_json:
-            of_policy = None if learned is None else recommending.policy_facts(*learned)
-            running.print_report(measured, endings.of_choice(measured, found), found=found, policy=of_policy)
-        else:
-            recommending.print_recommendations(measured, found, learned)
-    running.finish(endings.of_choice(measured, found), is_silent=as_json)
+        end, show = endings.of_choice(measured, choices), print_recommendations
+        running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
+    return end
 
 
-COMMAND = Command(
-    function=fastest,
-    order=15,
-    examples=(
-        "attnbench fastest --model smollm2-135m --set seq_len=1024",
-        "attnbench fastest --set seq_len=1024 --set mask=causal --set direction=forward_backward",
-        "attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB",
-        "attnbench fastest fused sdpa --along length --from 32 --to 2048",
-        "attnbench fastest mine.py:mine sdpa --along num_heads --set seq_len=128",
-        "attnbench fastest --sweep quick --policy results/policy.json",
-    ),
-)
+def _along(options: TimingOptions, axis: str, low: int, high: int) -> Plan:
+    """The plan of a search along an axis; times are relative to the last of the named."""
+    baseline = options.named[-1] if options.named else "sdpa"
+    return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
+
+
+SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def bytes_of(text: str) -> int:
+    """Parse a size into bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if text and found is None:
+        raise ValueError(
+            f"--memory {text} is no size: give a number of bytes, or one with a unit, as in 512MiB or 8GiB"
+        )
+    return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
+
+
+def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: Mapping[str, Any]) -> None:
+    """Print warnings, the learned policy by its facts, and for each workload the answer, times, and exclusions."""
+    print_troubles(results)
+    if learned:
+        _answer(results, _policy_sentence(learned))
+    names = titles.names(results)
+    for each in choices:
+        if len(choices) > 1:
+            say(names[each.workload.id], "bold")
+        _answer(results, recommended.answer(each))
+        if OUTPUT.is_quiet:
+            continue
+        if each.seconds:
+            print_table(("implementation", "time of a call", "to the choice", "peak memory"), recommended.figures(each))
+        for line in recommended.of_excluded(each, is_verbose=OUTPUT.is_verbose):
+            say(line, "dim")
+        say("")
+    _print_foot(results)
+
+
+def print_crossings(results: Results) -> None:
+    """Print the crossovers of each pair, and the verdict at each value."""
+    print_troubles(results)
+    for ladder, pair, changes in recommended.crossings(results):
+        if len(results.plan.ladders) > 1:
+            say(titles.names(results)[ladder.workloads[0]], "bold")
+        _answer(results, recommended.of_crossing(results, ladder, pair, changes))
+        known = points(results, ladder, *pair)
+        if known and not OUTPUT.is_quiet:
+            rows = [
+                (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
+                for value, each in sorted(known.items())
+            ]
+            print_table((ladder.axis, f"{pair[0]} next to {pair[1]}", "", "processes"), rows)
+    _print_foot(results)
+
+
+def _answer(results: Results, text: str) -> None:
+    say(f"{'doubtful: ' if doubts(results) else ''}{text}", "bold")
+
+
+def _print_foot(results: Results) -> None:
+    if not OUTPUT.is_quiet:
+        say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
+
+
+def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
+    """The policy for JSON; the regret is None if only one workload was measured."""
+    return {
+        "file": str(path),
+        "chosen": dict(Counter(row.winner for row in policy.rows).most_common()),
+        "workloads": len(policy.rows),
+        "regret": structs.asdict(policy.regret) if len(policy.rows) > 1 else None,
+        "seconds": policy.evidence.seconds,
+    }
+
+
+def _policy_sentence(facts: Mapping[str, Any]) -> str:
+    """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
+    chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
+    text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
+    if regret := facts["regret"]:
+        text += f"; chosen by the nearest other shape, calls are {percent(regret['mean'])} slower than the best in the "
+        text += f"mean (sdpa alone: {percent(regret['sdpa_mean'])})"
+    return f"{text}. The table is {facts['file']}."
+
+
+COMMAND = Command(fastest, order=15)

@@ -1,90 +1,60 @@
 """`attnbench gate`: a comparison that passes or fails, and the baseline that it compares with."""
 
-import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from attnbench.analysis.gate import outputs, stored
+from attnbench.analysis.gate.decision import judge, judge_sides
+from attnbench.analysis.gate.rulings import load
+from attnbench.analysis.results import read
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, ResultsFolder
-
-MOST_RUNS = 2
+from attnbench.commands.frame import present
+from attnbench.storage.journal import newest_run
 
 
 def gate(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[BASE] [CANDIDATE]",
-            help="Runs or journals. Two: BASE and CANDIDATE. One: against the stored baseline of its machine, or its "
-            "own base if it compared two sides. None: the newest run, likewise.",
-        ),
-    ] = None,
+    runs: list[str] | None = None,
     *,
-    is_accepted: Annotated[
-        bool, typer.Option("--accept", help="Judge nothing: store the run as the baseline of its machine.")
-    ] = False,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="With --accept: why this is the new normal; kept in the file.")
-    ] = "",
-    thresholds: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Allowed changes. Default: the table gate of ./attnbench.toml, if any."),
-    ] = None,
-    results: ResultsFolder = Path("results"),
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write gate.md and gate.json here.")] = None,
-    as_json: AsJson = False,
-) -> None:
+    is_accepted: bool = False,
+    reason: str = "",
+    thresholds: Path | None = None,
+    results: Path = Path("results"),
+    to: Path | None = None,
+) -> ExitCode:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch.
 
     With --accept, the run becomes the baseline that later runs are compared with.
-    """
-    from attnbench.analysis.gate import outputs, stored
-    from attnbench.analysis.gate.decision import judge, judge_sides
-    from attnbench.analysis.gate.rulings import load
-    from attnbench.analysis.results import read
-    from attnbench.storage.journal import newest_run
 
+    Options:
+        runs ([BASE] [CANDIDATE]): Runs or journals. Two: BASE and CANDIDATE. One: against the stored baseline of its
+            machine, or its own base if it compared two sides. None: the newest run, likewise.
+        is_accepted (--accept): Judge nothing: store the run as the baseline of its machine.
+        reason (TEXT): With --accept: why this is the new normal; kept in the file.
+        thresholds (FILE): Allowed changes. Default: the table gate of ./attnbench.toml, if any.
+        to (DIR): Write gate.md and gate.json here.
+    """
     allowed = load(thresholds)
-    given = list(runs or ())
+    paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
     if is_accepted:
-        if len(given) > 1 or to is not None:
+        if len(paths) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")
-        path = stored.locate(given[0], results) if given else newest_run(results)
-        written = stored.accept(path, results, reason)
-        typer.echo(json.dumps({"baseline": str(written)}) if as_json else f"Baseline: {written}; commit it")
-        return
+        written = stored.accept(paths[0], results, reason)
+        present(lambda: {"baseline": str(written)}, lambda: typer.echo(f"Baseline: {written}; commit it"))
+        return ExitCode.passed
     if reason:
         raise ValueError("--reason is that of a new baseline: give --accept, too")
-    if len(given) > MOST_RUNS:
-        raise ValueError(f"gate takes two runs at most, and {len(given)} were given: BASE and CANDIDATE")
-    paths = [stored.locate(name, results) for name in given] or [newest_run(results)]
-    found = [read(path) for path in paths]
-    if len(found) == 1 and found[0].plan.sides is None:
-        found.insert(0, read(stored.find(found[0], results)))
-    *before, after = found
+    *before, after = map(read, paths)
+    if len(before) > 1:
+        raise ValueError(f"gate takes two runs at most, and {len(paths)} were given: BASE and CANDIDATE")
     if not before and after.plan.sides is not None:
         decision = judge_sides(after, allowed)
     else:
-        decision = judge(before[0], after, allowed)
+        decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     if to is not None:
         outputs.write(decision, to)
-    if as_json:
-        typer.echo(outputs.as_json(decision), nl=False)
-    else:
-        typer.echo(outputs.terminal(decision))
-        if to is not None:
-            typer.echo(f"Files: {to}")
-    raise typer.Exit(ExitCode.__members__.get(decision.outcome, ExitCode.passed))
+    present(lambda: decision, lambda: typer.echo(outputs.terminal(decision)))
+    return ExitCode.__members__.get(decision.outcome, ExitCode.passed)
 
 
-COMMAND = Command(
-    function=gate,
-    order=90,
-    examples=(
-        "attnbench gate",
-        "attnbench gate BASE CANDIDATE --to gate",
-        'attnbench gate --accept --reason "attention is fused now"',
-    ),
-)
+COMMAND = Command(gate, order=90)

@@ -1,84 +1,164 @@
 """`attnbench list`: implementations, sweeps, axes, masks and plugs."""
 
-import json
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-import typer
-
-from attnbench.commands import VERBOSITY, Command
-from attnbench.commands.options import AsJson, held
+from attnbench import plugins
+from attnbench.commands import OUTPUT, Command
+from attnbench.commands.frame import present
+from attnbench.commands.terminal import print_table, say
+from attnbench.devices import device, names
+from attnbench.reports import grouped
+from attnbench.workloads import models, sweep
+from attnbench.workloads.masks import Combined, Mask, masks
+from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload
 
 What = Literal["implementations", "sweeps", "axes", "masks", "models", "metrics", "reports"]
 
 
-def list_what(
-    what: Annotated[What, typer.Argument(help="What to list.")] = "implementations",
-    *,
-    implementation: Annotated[
-        list[str] | None,
-        typer.Option("--implementation", "-i", metavar="NAME|FILE.py:NAME", help="May be repeated. Default: all."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List what there is; for implementations, what each supports here."""
-    from attnbench import plugins
-    from attnbench.commands import catalog, terminal
+def list_what(what: What = "implementations") -> None:
+    """List what there is; for implementations, what each supports here.
 
+    Options:
+        what: What to list.
+    """
     if what == "implementations":
-        specs = [spec for name in implementation or () for spec in held(name)] or plugins.implementation_names()
-        plugins.check_specs(specs)
-        entries = catalog.implementations(specs)
-    else:
-        entries = catalog.entries(what)
-    if as_json:
-        typer.echo(json.dumps(entries, indent=2))
+        supports = implementations(plugins.implementation_names())
+        present(lambda: supports, lambda: print_support(supports))
         return
-    columns = [column for column in entries[0] if column != "source"]
-    if what == "implementations":
-        print_support(entries)
-    else:
-        terminal.print_table(columns, [[entry[column] for column in columns] for entry in entries])
-    for entry in entries:
-        if entry.get("source") and (what != "implementations" or VERBOSITY.is_verbose):
-            terminal.say(f"{entry[columns[0]]}: {entry['source']}", "dim")
+    listed = entries(what)
+    columns = [column for column in listed[0] if column != "source"]
+
+    def show() -> None:
+        print_table(columns, [[entry[column] for column in columns] for entry in listed])
+        for entry in listed:
+            if "source" in entry:
+                say(f"{entry[columns[0]]}: {entry['source']}", "dim")
+
+    present(lambda: listed, show)
+
+
+QUESTIONS: dict[str, dict[str, object]] = {
+    "attend": {},
+    "module": {"scope": "module"},
+    "causal": {"mask": "causal", "scope": "module"},
+    "window": {"mask": "sliding_window(8)", "scope": "module"},
+    "pad": {"mask": "padding", "scope": "module"},
+    "alibi": {"mask": "causal+alibi", "scope": "module"},
+    "cap": {"mask": "causal+softcap(20)", "scope": "module"},
+    "G<H": {"num_kv_heads": 2, "scope": "module"},
+    "T!=S": {"kv_len": 96, "scope": "module"},
+    "V!=K": {"value_dim": 32, "scope": "module"},
+    "f64": {"dtype": "float64", "scope": "module"},
+    "bf16": {"dtype": "bfloat16", "scope": "module"},
+    "f16": {"dtype": "float16", "scope": "module"},
+    "train": {"direction": "forward_backward", "scope": "module"},
+    "drop": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
+    "layout": {"layout": "transposed"},
+}
+QUESTIONS |= {
+    name: {"device": name, "dtype": "bfloat16", "scope": "module"}
+    for name in names()
+    if name != Workload().device and not device(name).untried
+}
+"""Columns: whether the implementation supports a small workload with these axes, by default in inference. `attend`
+needs scope attention, as does `layout`, which only that scope has; the others use scope module, which all
+implementations have."""
+USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
+MASKS = ("none", "causal")
+"""Masks to try for a column without a mask: some implementations support only one of them."""
+DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
+    "head_dim": "embed_dim / num_heads, or 64",
+    "num_threads": "physical cores",
+    "scale": "1 / sqrt(head_dim)",
+}
+"""Defaults that are not plain numbers, by axis."""
+ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
+    "device": f"{', '.join(names())}; NAME:N for one of several; or all",
+    "mask": "see `attnbench list masks`",
+    "dropout": "a probability below 1; not in inference",
+    "scale": "a number above 0",
+}
+ALLOWED["layout"] += "; scope attention alone"
+ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
+
+
+def entries(what: str) -> list[dict[str, str]]:
+    """The rows of a list, with equal columns: sweeps, axes, masks, models, metrics or reports."""
+    match what:
+        case "sweeps":
+            sweeps = {name: sweep.load(name) for name in sweep.names()}
+            numbers = {name: len(sweep.workloads(each, {}, ("cpu",))) for name, each in sweeps.items()}
+            return [
+                {"sweep": name, "workloads": f"{numbers[name]} on the CPU", "meaning": each.summary}
+                for name, each in sweeps.items()
+            ]
+        case "axes":
+            kinds = {int: "a whole number", float: "a number"}
+            defaults = {name: str(DEFAULTS.get(name, getattr(Workload(), name))) for name in sweep.AXES}
+            return [
+                {"axis": name, "default": defaults[name], "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word"))}
+                for name, axis in sweep.AXES.items()
+            ]
+        case "models":
+            presets = [models.preset(name) for name in models.names()]
+            sizes = {each.name: models.summarised(each) for each in presets}
+            return [
+                {"model": each.name, "layers x H/G/K": sizes[each.name], "phases": ", ".join(each.phases)}
+                | {"meaning": each.summary, "source": each.source}
+                for each in presets
+            ]
+        case "masks":
+            listed: list[type[Mask]] = [*masks().values(), Combined]
+            return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
+        case "metrics":
+            found = plugins.plugs("attnbench.metrics", "METRIC")
+            return [{"metric": name, "unit": metric.unit, "meaning": metric.summary} for name, metric in found.items()]
+        case _:
+            found = plugins.plugs("attnbench.reports", "REPORT")
+            return [{"report": name, "meaning": report.summary} for name, report in found.items()]
+
+
+def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
+    """Support of each implementation, by name or path/to/file.py:Name: supported features, reasons, and source."""
+    from attnbench.checking.case import reason_against
+    from attnbench.contract.loading import implementation
+
+    rows: list[dict[str, str]] = []
+    for spec in specs:
+        row, against = {"implementation": plugins.name_of(spec)}, dict[str, None]()
+        try:
+            plug = implementation(spec)
+            for column, axes in QUESTIONS.items():
+                workloads = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
+                reasons = [reason_against(plug, workload) or "" for workload in workloads]
+                row[column] = "no" if all(reasons) else "yes"
+                against |= {" ".join(reasons[0].split()): None} if all(reasons) else {}
+        except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
+            why = f"cannot be loaded: {type(error).__name__}: {error}"
+            rows.append(row | dict.fromkeys(QUESTIONS, "?") | {"why": "", "source": why})
+            continue
+        rows.append(row | {"why": "; ".join(against), "source": plug.source})
+    return rows
 
 
 def print_support(entries: Sequence[dict[str, str]]) -> None:
     """Print what each installed implementation lacks, then the implementations that are not installed."""
-    from attnbench.commands import catalog
-    from attnbench.commands.terminal import print_table, say
-    from attnbench.reports import grouped
-
-    lacks = {entry["implementation"]: [name for name in catalog.QUESTIONS if entry[name] != "yes"] for entry in entries}
-    nowhere = set(catalog.QUESTIONS).intersection(*lacks.values())
-    here = {name: [each for each in missing if each not in nowhere] for name, missing in lacks.items()}
-    here = {name: missing for name, missing in here.items() if len(lacks[name]) < len(catalog.QUESTIONS)}
-    print_table(("implementation", "lacks"), [(name, ", ".join(missing) or "-") for name, missing in here.items()])
-    if nowhere:
-        say(f"None supports: {', '.join(name for name in catalog.QUESTIONS if name in nowhere)}")
-    absent = [entry for entry in entries if entry["implementation"] not in here]
-    if absent:
-        say("")
-        say("Not here:")
-    first = grouped(absent, lambda entry: entry["why"].partition("\n")[0].partition(": ")[2] or entry["source"])
+    columns = [name for name in QUESTIONS if any(entry[name] == "yes" for entry in entries)]
+    here = [entry for entry in entries if any(entry[name] == "yes" for name in columns)]
+    rows = []
+    for entry in here:
+        lacks = [name for name in columns if entry[name] != "yes"]
+        rows.append((entry["implementation"], ", ".join(lacks) or "-"))
+    print_table(("implementation", "lacks"), rows)
+    if nowhere := [name for name in QUESTIONS if name not in columns]:
+        say(f"None supports: {', '.join(nowhere)}")
+    absent = [entry for entry in entries if entry not in here]
+    first = grouped(absent, lambda entry: entry["why"].partition("; ")[0] or entry["source"])
     for reason, members in first.items():
-        say(f"  {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
-    if not VERBOSITY.is_verbose:
-        say("Every reason: attnbench list -v", "dim")
-        return
-    for entry in entries:
-        for line in entry["why"].splitlines():
-            say(f"{entry['implementation']}: no {line}", "dim")
+        say(f"Not here: {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
+    for entry in entries if OUTPUT.is_verbose else ():
+        say(f"{entry['implementation']}: {entry['why'] or '-'} ({entry['source']})", "dim")
 
 
-COMMAND = Command(
-    function=list_what,
-    order=10,
-    examples=(
-        "attnbench list",
-        "attnbench list axes",
-        "attnbench list models",
-        "attnbench list sweeps --json",
-    ),
-)
+COMMAND = Command(list_what, order=10)

@@ -1,162 +1,160 @@
 """`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
 
-import json
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import msgspec
 import typer
 
-from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
-
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
+from attnbench.cluster.shares import merged
+from attnbench.commands import Command, ExitCode, running
+from attnbench.commands.frame import present
+from attnbench.plugins import name_of, plugs, unknown
+from attnbench.reports import stock
+from attnbench.storage import events, salvage
+from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.files import put, writing_to
+from attnbench.storage.journal import JOURNAL, copy_journal, find_run, journal_of, newest_run, write
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.records import FALSE_SHARE
+from attnbench.storage.salvage import Salvaged
 
 MOST_LINES = 10
 PAGE = "report.html"
+MAY_DIFFER = {
+    **dict.fromkeys(("sweep", "model"), ""),
+    **dict.fromkeys(("workloads", "implementations", "mixes", "unasked", "ladders", "alone"), ()),
+    **dict.fromkeys(("budget_s", "memory_limit_bytes", "seed"), 0),
+    "digests": {},
+    "left_out": {},
+    "false_share": FALSE_SHARE,
+}
+"""Fields of a plan that runs over parts of it need not share, with a value for comparison."""
 
 
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...",
-            help="Names or folders; of several, one report of all. Default: newest. Files of check --report: what "
-            "differs between them.",
-        ),
-    ] = None,
+    runs: list[str] | None = None,
     *,
-    results: ResultsFolder = Path("results"),
-    to: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Write to this folder, with a copy of the journal; with --format, a file."),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot, memory_plot or "
-            "ratio_plot. Without --to a text is printed, and a picture is put into the run.",
-        ),
-    ] = None,
-    is_salvaged: Annotated[
-        bool, typer.Option("--salvage", help="Write the intact parts of a damaged RUN into a new one, RUN-salvaged.")
-    ] = False,
-    open_page: OpenPage = False,
-    as_json: AsJson = False,
-) -> None:
-    """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch."""
-    from attnbench.analysis.results import read
-    from attnbench.commands import running
-    from attnbench.reports import stock
-    from attnbench.storage.journal import copy_journal, find_run, newest_run
+    results: Path = Path("results"),
+    to: Path | None = None,
+    kind: str | None = None,
+    is_salvaged: bool = False,
+    open_page: bool = False,
+) -> ExitCode:
+    """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch.
 
-    if (is_salvaged or kind is not None) + open_page + (is_salvaged and kind is not None) > 1:
+    Options:
+        runs ([RUN]...): Names or folders; of several, one report of all. Default: newest. Files of check --report: what
+            differs between them.
+        to (PATH): Write to this folder, with a copy of the journal; with --format, a file.
+        kind (--format NAME): Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot,
+            memory_plot or ratio_plot. Without --to a text is printed, and a picture is put into the run.
+        is_salvaged (--salvage): Write the intact parts of a damaged RUN into a new one, RUN-salvaged.
+    """
+    names = runs or []
+    if is_salvaged + (kind is not None) + open_page > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
-    files = [Path(run) for run in runs or () if Path(run).suffix == stock.SUFFIX and Path(run).is_file()]
-    if files and len(files) == len(runs or ()):
-        typer.echo(stock.side_by_side(files), nl=False)
-        raise typer.Exit(ExitCode.passed)
+    if names and all(Path(name).suffix == stock.SUFFIX and Path(name).is_file() for name in names):
+        typer.echo(stock.side_by_side([Path(name) for name in names]), nl=False)
+        return ExitCode.passed
     if is_salvaged:
-        if len(runs or ()) != 1:
+        if len(names) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
-        _salvage((runs or [])[0], results, to, as_json=as_json)
-    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    stored = read(folders[0] if len(folders) == 1 else _joined(folders))
+        saved = salvage.salvage(Path(names[0]) if Path(names[0]).is_file() else find_run(names[0], results), to)
+        facts = saved._asdict() | {"folder": str(saved.folder) if saved.is_damaged else None, "plan": None}
+        present(lambda: facts, lambda: _print_salvaged(names[0], saved))
+        return ExitCode.passed
+    folders = [find_run(name, results) for name in names] or [newest_run(results)]
+    stored = read(folders[0] if len(folders) == 1 else _join(folders))
     if kind is not None:
-        _write_one(stored, kind, to, as_json=as_json)
+        _write_one(stored, kind, to)
+        return ExitCode.passed
     target = to or stored.folder
     if target.resolve() != stored.folder.resolve():
         copy_journal(stored.folder, target)
-    with running.finished(stored.folder):
-        failed = running.write_reports(stored, target)
+    failed = running.write_reports(stored, target)
     page = target / PAGE
-    if as_json:
-        typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
-    else:
-        typer.echo(f"Report, complete in one file: {page}")
+    present(
+        lambda: {"folders": [str(target)], "failed": failed},
+        lambda: typer.echo(f"Report, complete in one file: {page}"),
+    )
     if open_page:
         typer.launch(str(page.resolve()))
-    raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
+    return ExitCode.finding if failed else ExitCode.passed
 
 
-def _joined(folders: Sequence[Path]) -> Path:
-    """Join parts of a run into a new one next to the first; return its folder."""
-    from attnbench.commands.parts import join
-    from attnbench.storage.files import writing_to
-
-    folder = folders[0].with_name(f"{folders[0].name}-joined")
+def _join(runs: Sequence[Path]) -> Path:
+    """Merge finished runs over different shapes, such as parts of `run --shard`, next to the first of them."""
+    measured = [(run.name, list(read_events(journal_of(run)))) for run in runs]
+    starts = [event for _, history in measured for event in history if isinstance(event, events.RunStarted)]
+    plans = [started.plan for started in starts]
+    for run, (_, history), plan in zip(runs, measured, plans, strict=True):
+        has_finished = isinstance(history[-1], events.RunFinished)
+        if not has_finished:
+            raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
+        if _common(plan) != _common(plans[0]):
+            raise ValueError(f"{run} and {runs[0]} are no parts of one run: they differ in more than their shapes")
+    workloads = tuple(workload for plan in plans for workload in plan.workloads)
+    places = Counter(workload.id for workload in workloads)
+    if twice := [name for name, number in places.items() if number > 1]:
+        raise ValueError(f"several runs have {twice[0]}: attnbench gate compares two runs of the same shapes")
+    left_out = defaultdict[str, dict[str, None]](dict)
+    for plan in plans:
+        for name, ids in plan.left_out.items():
+            left_out[name] |= dict.fromkeys(ids)
+    whole = msgspec.structs.replace(
+        plans[0],
+        workloads=workloads,
+        budget_s=sum(plan.budget_s for plan in plans),
+        false_share=min(FALSE_SHARE, sum(plan.false_share for plan in plans)),
+        left_out={name: tuple(ids) for name, ids in left_out.items()},
+    )
+    folder = runs[0].with_name(f"{runs[0].name}-joined")
+    started = msgspec.structs.replace(starts[0], schema=SCHEMA, run=folder.name, plan=whole)
     with writing_to(folder):
-        join(folders, folder)
+        write(folder / JOURNAL, merged(started, measured, (), is_over=True))
     return folder
 
 
-def _write_one(stored: "Results", kind: str, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Write one report to a file, or a text to the terminal and a picture into the run."""
-    from attnbench.plugins import plugs, unknown
-    from attnbench.storage.files import put, writing_to
+def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
+    """The fields that parts of a run share, and the digests of their implementations."""
+    digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
+    return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 
+
+def _write_one(stored: Results, kind: str, to: Path | None) -> None:
+    """Write one report to a file, or a text to the terminal and a picture into the run."""
     known = plugs("attnbench.reports", "REPORT")
     if kind not in known:
         raise ValueError(unknown("format", kind, known))
     chosen = known[kind]
-    if to is None and chosen.text is not None:
-        text = chosen.text(stored)
-        typer.echo(json.dumps({"format": kind, "text": text}) if as_json else text, nl=as_json)
-        raise typer.Exit(ExitCode.passed)
+    text = None if chosen.text is None else chosen.text(stored)
+    if to is None and text is not None:
+        present(lambda: {"format": kind, "text": text}, lambda: typer.echo(text, nl=False))
+        return
     with writing_to((to or stored.folder / kind).parent):
         if to is None:
             paths = chosen.write(stored, stored.folder)
-        elif chosen.text is not None:
-            paths = [put(to, chosen.text(stored))]
+        elif text is not None:
+            paths = [put(to, text)]
         else:
             picture = chosen.draw(stored)
             paths = [] if picture is None else [picture.save(to)]
     files = [str(path) for path in paths]
-    typer.echo(json.dumps({"format": kind, "files": files}) if as_json else "\n".join(files or ["nothing to draw"]))
-    raise typer.Exit(ExitCode.passed)
+    present(lambda: {"format": kind, "files": files}, lambda: typer.echo("\n".join(files or ["nothing to draw"])))
 
 
-def _salvage(run: str, results: Path, to: Path | None, *, as_json: bool) -> NoReturn:
-    """Copy the intact lines of a damaged run into a new one, and print the dropped ones. The damaged run is kept."""
-    from attnbench.storage import salvage as storage
-    from attnbench.storage.journal import find_run
-
-    saved = storage.salvage(Path(run) if Path(run).is_file() else find_run(run, results), to)
-    if as_json:
-        facts = {
-            "folder": str(saved.folder) if saved.is_damaged else None,
-            "num_kept": saved.num_kept,
-            "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
-            "gaps": list(saved.gaps),
-        }
-        lines = [json.dumps(facts, indent=2)]
-    elif not saved.is_damaged:
-        lines = [f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written"]
-    else:
-        count = f"{saved.folder} has the {saved.num_kept} lines that are intact"
-        lines = [f"{count}; {len(saved.dropped)} were left out:"]
-        lines += [f"  line {number}: {wrong}" for number, wrong in list(saved.dropped.items())[:MOST_LINES]]
-        lines += [f"  and {len(saved.dropped) - MOST_LINES} more"] * (len(saved.dropped) > MOST_LINES)
-        places = ", ".join([*map(str, saved.gaps[:MOST_LINES]), *["..."] * (len(saved.gaps) > MOST_LINES)])
-        lines += [f"changed or gone is what came before line {places}"] * bool(saved.gaps)
-        lines += ["A lost line may have been a failure, so no gate takes this run. Go on with it by"]
-        lines += [f"  {saved.plan.resume_command(str(saved.folder))}"]
-    typer.echo("\n".join(lines))
-    raise typer.Exit(ExitCode.passed)
+def _print_salvaged(run: str, saved: Salvaged) -> None:
+    if not saved.is_damaged:
+        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        return
+    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    for number, wrong in list(saved.dropped.items())[:MOST_LINES]:
+        typer.echo(f"  line {number}: {wrong}")
+    again = saved.plan.resume_command(str(saved.folder))
+    typer.echo(f"A lost line may have been a failure, so no gate takes this run. Go on with it by\n  {again}")
 
 
-COMMAND = Command(
-    function=report,
-    order=50,
-    examples=(
-        "attnbench report",
-        "attnbench report RUN --open",
-        "attnbench report RUN --to shared",
-        "attnbench report PART_1 PART_2 PART_3",
-        "attnbench report RUN --format csv --to cells.csv",
-        "attnbench report RUN --salvage",
-    ),
-)
+COMMAND = Command(report, order=50)

@@ -1,18 +1,24 @@
-"""Scripts of wrong answers for `attnbench check --repro DIR`: DIR/NAME/repro.py, which needs only torch."""
+"""`attnbench check --repro DIR` writes scripts of wrong answers, and `--replay FILE` checks captured inputs."""
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from attnbench.analysis.results import Results
-from attnbench.storage.events import Plan
-from attnbench.storage.records import Grade, Record, TensorError
+from attnbench.checking import replay
+from attnbench.checking.diagnosis import describe
+from attnbench.checking.reference import Reference
+from attnbench.plugins import name_of
+from attnbench.storage.events import SCHEMA, Plan, RunStarted
+from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
 
 
-def scripts(results: Results, plan: Plan, folder: Path, timeout_s: float) -> Iterator[str]:
+def scripts(results: Results, folder: Path) -> Iterator[str]:
     """Write a script for the first wrong tensor of each implementation; yield a line for each.
 
     Implementations without a wrong tensor have no line; a line says why there is no script.
@@ -21,15 +27,24 @@ def scripts(results: Results, plan: Plan, folder: Path, timeout_s: float) -> Ite
     reasons: dict[str, str] = {}
     for record in results.records:
         name = record.arm.implementation
-        if name in done or (found := _worst(record)) is None:
+        if name in done or record.agreement is None or (worst := _worst(record)) is None:
             continue
-        text = _written(record, *found, plan, folder / name, timeout_s)
-        if text.endswith(".py"):
+        request = {
+            "spec": results.plan.specs[record.arm],
+            "workload": record.workload,
+            "probe": worst[0],
+            "seed": results.plan.seed,
+            "error": worst[1],
+            "words": record.agreement.diagnosis,
+            "folder": str(folder / name),
+        }
+        status, line = run_module("attnbench.checking.repro", (), results.plan.timeout_s, request)
+        if status is Status.ok:
             done.add(name)
-            yield f"{name}: python {text}"
+            yield f"{name}: python {line}"
         else:
-            reasons.setdefault(name, text)
-    yield from (f"{name}: no script: {text}" for name, text in reasons.items() if name not in done)
+            reasons.setdefault(name, line)
+    yield from (f"{name}: no script: {line}" for name, line in reasons.items() if name not in done)
 
 
 def _worst(record: Record) -> tuple[str, TensorError] | None:
@@ -39,24 +54,49 @@ def _worst(record: Record) -> tuple[str, TensorError] | None:
     return next(((probe, each) for probe, each in record.agreement.tensors() if not each.agrees), None)
 
 
-def _written(record: Record, probe: str, error: TensorError, plan: Plan, folder: Path, timeout_s: float) -> str:  # noqa: PLR0917 - a cell, its error, and where to write
-    """The script's path, or why there is none; the implementation is called in a process of its own."""
-    assert record.agreement is not None
-    request = {
-        "spec": plan.specs[record.arm],
-        "workload": record.workload,
-        "probe": probe,
-        "seed": plan.seed,
-        "error": error,
-        "words": record.agreement.diagnosis,
-        "folder": str(folder),
-    }
-    command = [sys.executable, "-P", "-m", "attnbench.checking.repro"]
+def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
+    """Run one of our modules in a process, with a request as JSON; return how it ended, and its last line."""
+    command, encoded = [sys.executable, "-P", "-m", module, *arguments], msgspec.json.encode(request)
     try:
-        ended = subprocess.run(  # noqa: S603 - our own module
-            command, input=msgspec.json.encode(request), capture_output=True, timeout=timeout_s, check=False
-        )
+        ended = subprocess.run(command, input=encoded, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
-        return f"it took longer than {timeout_s:g} s"
-    lines = (ended.stdout if ended.returncode == 0 else ended.stderr).decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"the process ended with exit code {ended.returncode}"
+        return Status.timeout, f"it took longer than {timeout_s:g} s"
+    lines = (ended.stderr if ended.returncode else ended.stdout).decode(errors="replace").strip().splitlines()
+    line = lines[-1] if lines else f"its process ended with exit code {ended.returncode}"
+    return Status.ok if not ended.returncode else Status.crashed if ended.returncode < 0 else Status.error, line
+
+
+def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
+    """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
+
+    Raises:
+        ValueError: these are no inputs of attention, or it overflows in their dtype.
+    """
+    saved = replay.load(file)
+    right = replay.reference(saved)
+    time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    started = RunStarted(schema=SCHEMA, run=folder.name, time=time, commit="", plan=plan)
+    records = []
+    for spec in plan.implementations:
+        answers = folder / f"{name_of(spec)}.pt"
+        arguments = (spec, str(file), str(answers))
+        status, message = run_module("attnbench.checking.replay", arguments, plan.timeout_s)
+        agreement = None
+        if status is Status.ok:
+            agreement, status, message = _judged(saved, right, answers)
+        fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
+        fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
+        records.append(Record(**fields, status=status, message=message, agreement=agreement))
+    return Results(folder=folder, started=started, records=tuple(records), elapsed_s=0.0, num_visits={}, check_s=0.0)
+
+
+def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agreement | None, Status, str]:
+    try:
+        agreement = replay.judge(saved, right, answers)
+    except ValueError as error:
+        return None, Status.error, str(error)
+    if agreement.grade is not Grade.wrong:
+        return agreement, Status.ok, ""
+    if agreement.broken_rules:
+        return agreement, Status.disagrees, agreement.broken_rules[0].found
+    return agreement, Status.disagrees, describe(agreement)

@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,19 +13,21 @@ from rich.live import Live
 from rich.text import Text
 
 from attnbench import plugins
-from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.results import Results, read
-from attnbench.commands import VERBOSITY, ExitCode, options
+from attnbench.commands import OUTPUT, ExitCode
+from attnbench.commands.frame import exit_code, present
+from attnbench.commands.options import SelectionOptions
+from attnbench.commands.terminal import say
 from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.processes.worker_client import Template
+from attnbench.reports import verdict
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import plain
 
-SHOWN = ("--json", "--quiet", "--verbose")
-"""Options that change only the output."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Least seconds between updates of the progress line."""
@@ -46,46 +48,48 @@ def execute(
     folder: Path,
     stages: Collection[str] = execution.STAGES,
     *,
-    kept: str = "",
-    named: Collection[str] = (),
+    hint: str = "",
+    cluster: str = "",
     stops_when_wrong: bool = False,
     template: Template | None = None,
-    cluster: str = "",
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
 
-    If a prediction leaves out one of the `named` specs, a message says so at once.
-
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
-            full, `kept` says how to continue.
-        typer.Exit: the user interrupted it; `kept` was printed.
+            full, `hint` says how to continue.
+        typer.Exit: the user interrupted it; `hint` was printed.
     """
     note_untried(workload.device for workload in plan.workloads)
     try:
-        if cluster:
-            from attnbench.cluster import driver
+        with interruptible(hint):
+            if cluster:
+                from attnbench.cluster import driver
 
-            driver.sweep(plan, folder, cluster, note)
-        else:
-            with watching({plugins.name_of(spec) for spec in named}) as watch:
-                execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
-    except KeyboardInterrupt:
-        if kept:
-            typer.echo(plain(kept), err=True)
-        raise typer.Exit(ExitCode.interrupted) from None
+                driver.sweep(plan, folder, cluster, note)
+            else:
+                with watching() as watch:
+                    execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
-        again = "; ".join(filter(None, ["free some room or fix it", kept]))
+        again = "; ".join(filter(None, ["free some room or fix it", hint]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
-    with finished(folder) if kept else nullcontext():  # a folder without it is temporary
-        return read(folder)
+    return read(folder)
+
+
+def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
+    """Run a plan, and write its usual reports; an interruption prints how to continue."""
+    hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
+    with interruptible(hint):
+        measured = execute(plan, folder, hint=hint, cluster=cluster)
+        write_reports(measured, folder)
+    return measured
 
 
 @contextmanager
-def finished(folder: Path) -> Iterator[None]:
-    """Inside the context, an interruption prints how to write the reports of the finished run.
+def interruptible(hint: str) -> Iterator[None]:
+    """Inside the context, an interruption prints the hint.
 
     Raises:
         typer.Exit: the user interrupted it.
@@ -93,8 +97,14 @@ def finished(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"finished cells are kept; write the reports with: attnbench report {folder}", err=True)
+        if hint:
+            typer.echo(plain(hint), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
+
+
+def how_to_resume(plan: Plan, folder: Path) -> str:
+    """How to continue an unfinished run."""
+    return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
 
 
 def note_untried(names: Iterable[str]) -> None:
@@ -106,43 +116,32 @@ def note_untried(names: Iterable[str]) -> None:
 
 def note(text: str) -> None:
     """Print a note on standard error that is neither an answer nor a warning."""
-    if not VERBOSITY.is_quiet:
+    if not OUTPUT.is_quiet:
         typer.echo(text, err=True)
 
 
-def kept(plan: Plan, folder: Path) -> str:
-    """How to continue an unfinished run."""
-    return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
-
-
 @contextmanager
-def watching(names: Collection[str] = ()) -> Iterator[Watch]:
+def watching() -> Iterator[Watch]:
     """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
 
-    Wrong answers, and cells of implementations in `names` that a prediction leaves out, are printed at once. The line
-    is drawn between steps alone: a thread would take a core from the timed code.
+    Wrong answers are printed at once. The line is drawn between steps alone: a thread would take a core from the timed
+    code.
     """
     console = Console(stderr=True)
-    is_rewritten = console.is_terminal and not (VERBOSITY.is_verbose or VERBOSITY.is_quiet)
+    is_rewritten = console.is_terminal and not (OUTPUT.is_verbose or OUTPUT.is_quiet)
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, drawn_s = "", 0.0
-
-    def say(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     def watch(progress: Progress) -> None:
         nonlocal stage, drawn_s
         if progress.wrong:
-            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red")
-        elif progress.left_out:
-            if progress.cell.partition(" ")[0] in names:
-                say(f"left out: {progress.cell}: {progress.left_out}", "yellow")
-        elif VERBOSITY.is_verbose:
-            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}".rstrip())
-        elif not VERBOSITY.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
+            say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red", console)
+        elif OUTPUT.is_verbose:
+            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}", console=console)
+        elif not OUTPUT.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
             stage, drawn_s = progress.stage, time.monotonic()
             if line is None:
-                say(described(progress))
+                say(described(progress), console=console)
             else:
                 line.update(Text(plain(described(progress), console.width - 1)), refresh=True)
 
@@ -163,16 +162,15 @@ def described(progress: Progress) -> str:
 
 
 def to_resume(
-    selected: options.SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
+    selected: SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
 ) -> tuple[Path, Plan]:
     """Folder and plan of the run that this command continues; the options in `again` may be repeated with --resume.
 
     Raises:
-        ValueError: there is no such run, an option would change it, it needs another command, one of its files was not
-            named again, or this version lacks a metric of it.
+        ValueError: there is no such run, or it cannot be continued this way: the message says how.
     """
-    allowed = {"names", "--implementation", "--resume", "--results", *SHOWN, *again}
-    if more := sorted(options.typed(selected.context) - allowed):
+    output = {"--json", "--quiet", "--verbose"}
+    if more := sorted(selected.typed - {"names", "--implementation", "--resume", "--results", *output, *again}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
@@ -231,28 +229,10 @@ def write_reports(results: Results, folder: Path) -> bool:
 def print_report(
     results: Results,
     conclusion: Conclusion,
-    *,
-    has_failed: bool = False,
+    show: Callable[[], object],
     **more: Any,  # noqa: ANN401 - other parameters of reports.verdict.report
 ) -> None:
-    """Print the verdict for programs: docs/verdict.schema.json."""
-    from attnbench.reports import verdict
-
+    """Print the verdict for programs with --json (docs/verdict.schema.json); else call `show`."""
     is_typed = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
     words = sys.argv[1:] if is_typed else [results.plan.command]
-    code = int(exit_code(conclusion, has_failed=has_failed))
-    typer.echo(verdict.encoded(verdict.report(results, conclusion, code, words, **more)))
-
-
-def finish(conclusion: Conclusion, *, has_failed: bool = False, is_silent: bool = False) -> NoReturn:
-    """Print the last sentence, and exit with the code of its ending."""
-    if not is_silent:
-        typer.echo(conclusion.sentence)
-    elif conclusion.ending is Ending.inconclusive:
-        typer.echo(conclusion.sentence, err=True)
-    raise typer.Exit(exit_code(conclusion, has_failed=has_failed))
-
-
-def exit_code(conclusion: Conclusion, *, has_failed: bool = False) -> ExitCode:
-    """The exit code of an ending, which has the same name; a failed report is a finding."""
-    return ExitCode.finding if has_failed else ExitCode[conclusion.ending.name]
+    present(lambda: verdict.report(results, conclusion, int(exit_code(conclusion)), words, **more), show)

@@ -6,23 +6,22 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import Command
-from attnbench.commands.options import AsJson, OpenPage, ResultsFolder, require_extra
+from attnbench.commands import OUTPUT, Command
+from attnbench.commands.options import require_extra
+from attnbench.tracing import folders
+
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any that is free.")]
 
 
 def tensorboard(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN|DIR]", help="Which traces, by name or folder. Default: newest.")
-    ] = None,
-    *,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any that is free.")] = 6006,
-    results: ResultsFolder = Path("results"),
-    open_page: OpenPage = False,
-    as_json: AsJson = False,
+    run: str | None = None, *, port: Port = 6006, results: Path = Path("results"), open_page: bool = False
 ) -> None:
-    """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it."""
+    """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it.
+
+    Options:
+        run ([RUN|DIR]): Which traces, by name or folder. Default: newest.
+    """
     require_extra("torch_tb_profiler", "tensorboard")
-    from attnbench.tracing import folders
     from attnbench.tracing.viewer import server
 
     folder = server.shown_folder(folders.find(run, results))
@@ -30,19 +29,12 @@ def tensorboard(
     address, damaged = server.launch(folder, port)
     for line in damaged:
         typer.echo(f"warning: {line}", err=True)
-    shown = {"folder": str(folder), "address": address}
-    typer.echo(json.dumps(shown) if as_json else f"{folder}: {address} (Ctrl-C ends it)")
+    facts = json.dumps({"folder": str(folder), "address": address})  # one line, since the command goes on
+    typer.echo(facts if OUTPUT.is_json else f"{folder}: {address} (Ctrl-C ends it)")
     if open_page:
         typer.launch(address)
     server.wait(stopped)
     typer.echo("ended", err=True)
 
 
-COMMAND = Command(
-    function=tensorboard,
-    order=120,
-    examples=(
-        "attnbench tensorboard",
-        "attnbench tensorboard RUN --port 0 --open",
-    ),
-)
+COMMAND = Command(tensorboard, order=120)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import changed
-from attnbench.commands import VERBOSITY
+from attnbench.commands import OUTPUT
 from attnbench.reports import cells, grouped, screen, story, text_lines
 from attnbench.storage.records import Record, Status
 from attnbench.units import plain
@@ -19,27 +19,28 @@ NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, as a terminal is narrow."""
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line without control characters, wrapped between words on a terminal only."""
-    console, indent = Console(), " " * (len(text) - len(text.lstrip(" ")))
-    console.print(
-        indent + plain(text), style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal
-    )
+def say(text: str, style: str = "", console: Console | None = None) -> None:
+    """Print a line without control characters, wrapped between words on a terminal only; it may begin a paragraph."""
+    console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
+    text = lead + plain(text)
+    console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_results(results: Results) -> None:
     """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
-    if VERBOSITY.is_quiet:
+    if OUTPUT.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
         for answer in () if results.plan.sides else story.answer(results) or ["Nothing was compared."]:
             say(answer, "bold")
         return
-    if VERBOSITY.is_verbose:
+    if OUTPUT.is_verbose:
         print_cells(results)
     console = Console()
     for line in screen.screen(results):
         console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
+    if results.plan.sides is not None:
+        _print_changes(results)
 
 
 def print_cells(results: Results) -> None:
@@ -85,35 +86,30 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for spec, reason in not_judged.items():
         say(f"{spec}: {CheckVerdict.not_judged}: {reason}", STYLES[CheckVerdict.not_judged])
     for each in judged:
-        _print_mistakes(each.wrong, "bold red")
-        _print_mistakes(each.failed, "bold yellow")
-    if VERBOSITY.is_quiet:
+        _print_mistakes([*each.wrong, *each.failed])
+    if OUTPUT.is_quiet:
         return
-    notes = [f"  {each.implementation}, {rule}: {text}" for each in judged for rule, text in each.notes.items()]
+    notes = [f"{each.implementation}, {rule}: {text}" for each in judged for rule, text in each.notes.items()]
     _print_list("Noted (no reason to reject):", notes)
+    _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     for line in story.kept_memory(results):
         say(line)
-    _print_not_tried(record for record in results.records if record.status is not Status.approximate)
-    say("")
     if results.num_left_out:
-        plural = "s" if results.num_left_out > 1 else ""
-        why = results.reason or f"{results.num_left_out} more cell{plural} not checked after a wrong one"
-        say(f"{why}: --all checks these, too.", "dim")
-    say(f"Repeat with the same inputs: --seed {results.plan.seed}", "dim")
+        why = results.reason or f"{results.num_left_out} cells not checked after a wrong one"
+        say(f"\n{why}: --all checks these, too.", "dim")
+    say(f"\nRepeat with the same inputs: --seed {results.plan.seed}", "dim")
 
 
-def _print_mistakes(records: Iterable[Record], style: str) -> None:
+def _print_mistakes(records: Iterable[Record]) -> None:
     """Print each failure once, on the smallest workload that shows it."""
     for alike in grouped(records, _mistake).values():
         first, *others = sorted(alike, key=lambda record: (record.workload.num_scores, record.workload.id))
-        kind = "" if first.is_wrong else f" {first.status}"
-        say("")
-        say(f"{first.implementation}:{kind} on {first.workload.id}", style)
+        kind, style = ("", "bold red") if first.is_wrong else (f" {first.status}", "bold yellow")
+        say(f"\n{first.implementation}:{kind} on {first.workload.id}", style)
         for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
             say(f"  {line}")
         if others:
-            plural = "s" if len(others) > 1 else ""
-            say(f"  The same on {len(others)} other workload{plural}, such as {others[-1].workload.id}.", "dim")
+            say(f"  The same on {len(others)} more, such as {others[-1].workload.id}.", "dim")
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
@@ -136,29 +132,25 @@ def _print_not_tried(records: Iterable[Record]) -> None:
     missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
     predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if record.key in predicted else record.message}" for record in missing
+        f"{record.arm}: {'over a limit, which --call-limit raises' if record.key in predicted else record.message}"
+        for record in missing
     )
-    lines = [f"  {line} ({number} cell{'s' if number > 1 else ''})" for line, number in reasons.items()]
-    _print_list("Not tried:", lines)
+    _print_list("Not tried:", [f"{line} ({number} cells)" for line, number in reasons.items()])
 
 
-def print_changes(results: Results) -> None:
+def _print_changes(results: Results) -> None:
     """Print what differs in results, not in time, between two states of the code."""
-    if VERBOSITY.is_quiet:
-        return
-    lines = changed(results)
-    same = "Results are the same on both sides: status, error, conventions, notes, operators, memory."
-    if not lines:
-        say(same, "dim")
-    _print_list("Results that differ:", [f"  {line}" for line in lines])
+    if lines := changed(results):
+        _print_list("Results that differ:", lines)
+    else:
+        say("Results are the same on both sides: status, error, conventions, notes, operators, memory.", "dim")
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
     if lines:
-        say("")
-        say(title)
+        say(f"\n{title}")
     for line in lines:
-        say(line, "dim")
+        say(f"  {line}", "dim")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

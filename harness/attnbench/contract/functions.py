@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.declared import END, Declared, kind, words
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
-from attnbench.plugins import ALIASES, KEYWORDS, passed_words
+from attnbench.plugins import ALIASES, KEYWORDS
 from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask, attention_window, not_a_window
 from attnbench.workloads.workload import Workload
 
@@ -216,7 +216,7 @@ def from_function(
     taken = Signature(function=function, spec=spec, names=names, declared=declared, layout=layout, omitted=omitted)
     return Implementation(
         build=type("FunctionAttention", (FunctionAttention,), {"signature": taken}),
-        source=f"{declared.source or spec}, given {passed_words(names.values())}",
+        source=f"{declared.source or spec}, given {', '.join(('query', 'key', 'value', *names.values()))}",
         unsupported=taken.reason_against,
         has_dropout="dropout" in names,
         distributes="world_size" in names,

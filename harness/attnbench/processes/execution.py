@@ -91,7 +91,6 @@ class Progress:
     total: float
     counts: Mapping[str, int]  # number of cells by status
     left_s: float | None
-    left_out: str = ""  # why a prediction has just left out the cell
     wrong: str = ""  # how the cell has just been found wrong
 
 
@@ -211,9 +210,9 @@ class Session:
         self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
         self.watch(self._shown)
 
-    def show_cell(self, workload: Workload, arm: Arm, *, left_out: str = "", wrong: str = "") -> None:
-        """Call the watcher: a prediction has left out a cell, or an answer is wrong."""
-        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=left_out, wrong=wrong))
+    def show_wrong(self, workload: Workload, arm: Arm, message: str) -> None:
+        """Call the watcher: an answer is wrong."""
+        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
 
 
 def named(workload: Workload, arm: Arm) -> dict[str, Any]:
@@ -277,8 +276,6 @@ def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> N
         fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limited(workload, arm), **more}
         reply = session.ask(messages.Check(**fields))
     if isinstance(reply, messages.Failed):
-        if reply.is_predicted and reply.status is not Status.unsupported and not reply.is_unloadable:
-            session.show_cell(workload, arm, left_out=reply.message)
         session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
         reply = events.CellChecked(
             **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
@@ -286,7 +283,7 @@ def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> N
     assert isinstance(reply, events.CellChecked)
     session.record(reply)
     if reply.status is Status.disagrees:
-        session.show_cell(workload, arm, wrong=reply.message)
+        session.show_wrong(workload, arm, reply.message)
 
 
 def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:

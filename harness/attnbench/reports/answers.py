@@ -154,18 +154,13 @@ def _advice(members: Sequence[Shape], base: str) -> list[str]:
 def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
     """Compare one implementation with the baseline, which it never beats."""
     parts = []
-    for mark in (Mark.slower, Mark.equal, Mark.undecided):
-        members = [cell for cell in compared if cell.mark is mark]
+    for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
-        if mark is Mark.undecided and len(members) == 1:
-            reason = members[0].comparison.reason if members[0].comparison else ""
-            text += f", {factor(members[0].ratio or 1.0)} so far ({reason})"
-        if len(members) < len(compared):
-            text += f" on {len(members)} of {len(compared)} shapes"
-        if members:
-            parts.append(text + (f" at {length}" if len(compared) == 1 else ""))
-    head = f"Keep {base}: " if all(cell.mark is Mark.slower for cell in compared) else ""
-    return f"{head}{compared[0].name} is {', '.join(parts)}."
+        if mark is Mark.undecided and len(members) == 1 and (found := members[0].comparison):
+            text += f", {factor(found.ratio)} so far ({found.reason})"
+        parts.append(text + f" on {len(members)} of {len(compared)} shapes" * (len(members) < len(compared)))
+    keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
+    return f"{keep}{compared[0].name} is {', '.join(parts)}{f' at {length}' * (len(compared) == 1)}."
 
 
 def _range(factors: Sequence[float]) -> str:

@@ -123,11 +123,11 @@ class Cell:
 def every(results: Results) -> dict[Key, Cell]:
     """All cells of a run, in the order of its records; those of the last run are cached."""
     by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
-    is_cold, cells = results.plan.cache != "warm", {}
+    cells = {}
     for record in results.records:
         ceilings = results.host_ceilings.get((record.host, record.workload.place))
         samples = record.samples(LATENCY)
-        cautions = warnings_of(record, median_estimate(samples) if samples else None, is_cold=is_cold)
+        cautions = warnings_of(record, median_estimate(samples) if samples else None)
         first = reference(results, record.key)
         cells[record.key] = Cell(
             record=record,

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 
-from attnbench.analysis.growth import FEWEST_LENGTHS, Growth
+from attnbench.analysis.growth import Growth
 from attnbench.analysis.table import rows
 from attnbench.reports import grouped, titles
+from attnbench.statistics.growth import FEWEST_LENGTHS
 from attnbench.units import plain, show
 
 
 def sentence(growth: Growth) -> str:
     """Describe the growth of one implementation in a line."""
-    fit, letter, reach = growth.fit, growth.panel.letter, growth.reach
+    fit, letter, reach = growth.fit, "T" if growth.panel.axis == "seq_len" else "S", growth.reach
     name, limit = plain(growth.implementation), show(growth.limit_bytes, "bytes")
     if fit is None:
         why = (

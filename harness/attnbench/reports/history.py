@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from attnbench.analysis.history import FEWEST, Change, Series
+from attnbench.analysis.history import Series
 from attnbench.analysis.table import Row, arm_of
 from attnbench.reports import grouped, titles
+from attnbench.statistics.levels import FEWEST, Change
 from attnbench.units import plain, show
 
 

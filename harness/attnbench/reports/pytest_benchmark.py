@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
-from attnbench.storage.records import LATENCY, Record
+from attnbench.storage.records import LATENCY, Environment, Record
 from attnbench.units import plain
 
 VERSION = "5.3.1"
@@ -27,7 +27,7 @@ def document(results: Results) -> dict[str, Any]:
     except ImportError:
         raise ValueError('pytest-benchmark is not installed: pip install "attnbench[pytest]"') from None
     return {
-        "machine_info": _machine(results),
+        "machine_info": next(map(_machine, results.environments.values()), {"cpu": {}}),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
         "benchmarks": [_benchmark(record, results, Stats()) for record in results.records if record.samples(LATENCY)],
         "datetime": results.started.time,
@@ -35,10 +35,7 @@ def document(results: Results) -> dict[str, Any]:
     }
 
 
-def _machine(results: Results) -> dict[str, Any]:
-    environment = next(iter(results.environments.values()), None)
-    if environment is None:
-        return {"cpu": {}}
+def _machine(environment: Environment) -> dict[str, Any]:
     return {
         "processor": environment.cpu,
         "system": environment.system,

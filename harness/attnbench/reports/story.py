@@ -12,13 +12,12 @@ import msgspec
 from markupsafe import Markup
 
 from attnbench.analysis import comparisons as verdicts
-from attnbench.analysis.comparisons import contention, doubts, session_doubts, throttled, too_noisy
+from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
 from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.reports import Report, answers, cells, endings, grouped, recommended, titles
-from attnbench.statistics.interference import MANY
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
 from attnbench.storage.warned import Warn, Warned
 from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show
@@ -175,18 +174,16 @@ def facts(results: Results) -> dict[str, str]:
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
     absent = cells.absent(results)
     reasons = grouped(absent, lambda name: absent[name])
-    rates = {
-        f"{dtype} on {device}" + (f" with {number} thread{'s' * (number > 1)}" if number else ""): ceilings
-        for (device, dtype, number), ceilings in results.ceilings.items()
-    }
+    rates = [
+        f"{dtype} on {device}{f', threads: {number}' * bool(number)}: "
+        + (plain(each.message) if each.matmul is None else show(each.matmul.rate, "flops/s"))
+        for (device, dtype, number), each in results.ceilings.items()
+    ]
     return {
         "run": plain(results.run),
         "started": plain(results.started.time),
         "commit": plain(results.started.commit) or MISSING,
-        "took": "did not come to its end" if results.elapsed_s is None else show(results.elapsed_s, "s"),
         "budget": show(plan.budget_s, "s"),
-        "sweep": plain(plan.sweep) or MISSING,
-        "baseline": sides(results) or titles.base(plan),
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
@@ -195,11 +192,7 @@ def facts(results: Results) -> dict[str, str]:
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
-        "fastest matrix product": "; ".join(
-            f"{where}: {plain(each.message) if each.matmul is None else show(each.matmul.rate, 'flops/s')}"
-            for where, each in rates.items()
-        )
-        or "not measured",
+        "fastest matrix product": "; ".join(rates) or "not measured",
     }
 
 
@@ -239,9 +232,6 @@ def troubles(results: Results) -> list[Warned]:
     if not results.has_digests:
         text = "Its journal is older than digests: a number that was changed since would not be noticed."
         lines.append(Warn.no_digests.says(text))
-    slowed, is_usual = throttled(results)
-    if slowed is not None and is_usual:  # if unusual, it is listed elsewhere
-        lines.append(slowed)
     noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
     busy = contention(results)
     lines += [] if busy is None or busy in doubts(results) else [busy]
@@ -303,10 +293,10 @@ def of_model(results: Results) -> list[str]:
 
 
 def _timed(total: Total) -> str:
-    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower (2.20 to 2.40))"."""
+    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower)"."""
     text = f"{total.arm} {show(total.seconds, 's')}"
     is_base = total.ratio is None or total.ratio == 1.0
-    return text if is_base else f"{text} ({factor(total.ratio or 1.0, total.low, total.high)})"
+    return text if is_base else f"{text} ({factor(total.ratio or 1.0)})"
 
 
 def hosts(results: Results) -> str:
@@ -330,8 +320,6 @@ def interference(results: Results) -> str:
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
-    if results.num_discarded > MANY * results.num_blocks:
-        text += ": other work disturbed this machine too much for verdicts to be trusted"
     if results.system_load is not None:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
         text += f"; others had {others} of the processors' time, and the host took {host}"

@@ -9,8 +9,7 @@ import hashlib
 import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -34,37 +33,25 @@ INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5
 """Characters per inch in a title and in a note."""
-Marker = str | tuple[int, int, int]
+Look = Mapping[str, Any]
+"""Colour, marker and line of one implementation, as arguments of `Axes.plot`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """Colour, marker and line of one implementation.
-
-    Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
-    """
-
-    colour: str
-    marker: Marker
-    line: str | tuple[int, tuple[int, ...]] = "-"
-    width: float
-
-    @property
-    def size(self) -> float:
-        """The marker's size in points."""
-        return 4.2 + 1.7 * self.width
-
-
+Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
+"""
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
-_MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
+_MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
+_DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 
 
 @cache
 def built_in() -> dict[str, Look]:
     """The looks of the project's own implementations, from their catalogue."""
     text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return {name: Look(**look) for name, look in tomllib.loads(text)["looks"].items()}
+    return {
+        name: {"color": look["colour"], "marker": look["marker"], "linewidth": look["width"]}
+        for name, look in tomllib.loads(text)["looks"].items()
+    }
 
 
 def look(arm: Arm | str) -> Look:
@@ -76,27 +63,27 @@ def look(arm: Arm | str) -> Look:
     name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
     if option or side == BASE:
-        return replace(look(base), line=(0, (1, 1)), width=1.4)  # dotted and thin
+        return {**look(base), **_DOTTED}
     if name in built_in():
         return built_in()[name]
     digest = hashlib.sha256(name.encode(errors="replace")).digest()
-    return Look(
-        colour=_COLOURS[digest[0] % len(_COLOURS)],
-        marker=_MARKERS[digest[1] % len(_MARKERS)],
-        line=_LINES[digest[2] % len(_LINES)],
-        width=2.4,
-    )
+    return {
+        "color": _COLOURS[digest[0] % len(_COLOURS)],
+        "marker": _MARKERS[digest[1] % len(_MARKERS)],
+        "linestyle": _LINES[digest[2] % len(_LINES)],
+        "linewidth": 2.4,
+    }
 
 
 def draw_line(axes: Axes, arm: Arm, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]) -> None:
     """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`."""
-    look_of = look(arm)
+    line = look(arm)
+    width = line["linewidth"]
     bars = [[abs(end - value) for end, value in zip(side, y, strict=True)] for side in ends]
     if any(map(any, bars)):
-        axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=look_of.colour, elinewidth=1.1, capsize=2.2)
-    marker: dict[str, Any] = {"marker": look_of.marker, "ms": look_of.size, "mec": "white", "mew": 0.6}
-    line: dict[str, Any] = {"color": look_of.colour, "linestyle": look_of.line, "linewidth": look_of.width}
-    axes.plot(x, y, label=label(arm), alpha=0.85, zorder=4 - look_of.width / 5, clip_on=False, **line, **marker)
+        axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=line["color"], elinewidth=1.1, capsize=2.2)
+    marker: dict[str, Any] = {"ms": 4.2 + 1.7 * width, "mec": "white", "mew": 0.6, "clip_on": False}
+    axes.plot(x, y, label=label(arm), alpha=0.85, zorder=4 - width / 5, **line, **marker)
 
 
 def label(arm: Arm | str) -> str:

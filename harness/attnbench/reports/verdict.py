@@ -15,10 +15,10 @@ import msgspec
 
 from attnbench.analysis.comparisons import doubts, num_processes, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
-from attnbench.analysis.recommendation import PEAK_MEMORY, Recommendation, points
+from attnbench.analysis.recommendation import PEAK_MEMORY, Change, Recommendation, points
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import changed
 from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
@@ -99,17 +99,6 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     verdict: Verdict
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A size from which on another implementation is faster; it lies between `low` and `high`."""
-
-    axis: str
-    at: float
-    low: float
-    high: float
-    before: str
-    after: str
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,7 +335,7 @@ def _crossings(results: Results) -> Iterator[Crossing]:
             workload=ladder.workloads[0],
             implementations=pair,
             answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(msgspec.convert(change._asdict(), Change) for change in changes),
+            changes=tuple(changes),
             points={
                 str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
                 for value, each in known

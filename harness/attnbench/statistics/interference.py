@@ -33,11 +33,6 @@ class InterferenceGauge:
         self.num_blocks = 0
         self._num_followed = 0
 
-    @property
-    def num_discarded(self) -> int:
-        """Number of discarded blocks."""
-        return sum(map(len, self.discarded.values()))
-
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
         """Add all visits since the last call; return the discarded blocks of each workload."""
         for visit in visits[self._num_followed :]:

@@ -133,13 +133,16 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
 
     Each ratio to a reference varies between runs by `drift`, a standard deviation on the log scale.
 
-    Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28.
+    Source: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28; degrees of freedom: F. E. Satterthwaite, 1946,
+    https://doi.org/10.2307/3002019.
     """
     error: float | None = None
     degrees = KNOWN
     if base.error is not None and candidate.error is not None:
         parts = [(base.error**2, base.degrees), (candidate.error**2, candidate.degrees), (2 * drift**2, KNOWN)]
-        error, degrees = _total(parts)
+        total = sum(variance for variance, _ in parts)
+        uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
+        error, degrees = math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
     return Effect(
         log=candidate.log - base.log,
         error=error,
@@ -148,41 +151,6 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
         num_measured=min(base.num_measured, candidate.num_measured),
         num_looks=1,
     )
-
-
-def mean_between_runs(workloads: Sequence[Sequence[Effect]], drift: float) -> Effect:
-    """The mean effect of two runs over workloads; each entry holds the effects of its cells without drift.
-
-    The cells of a workload share a reference, so their errors are treated as fully dependent.
-
-    Raises:
-        ValueError: there is no workload, or one without a standard error.
-    """
-    parts, logs, freedoms = [], [], []
-    for cells in workloads:
-        errors = [each.error for each in cells if each.error is not None]
-        if not errors or len(errors) < len(cells):
-            raise ValueError("an effect without a standard error has no part in a mean")
-        logs.append(sum(each.log for each in cells) / len(cells))
-        parts.append(sum(errors) / len(errors))
-        freedoms.append(min(each.degrees for each in cells))
-    if not parts:
-        raise ValueError("there is no workload: a mean needs one at least")
-    variances = [(error / len(parts)) ** 2 for error in parts]
-    error, degrees = _total([*zip(variances, freedoms, strict=True), (2 * drift**2, KNOWN)])
-    number = min(each.num_processes for cells in workloads for each in cells)
-    log = sum(logs) / len(logs)
-    return Effect(log=log, error=error, degrees=degrees, num_processes=number, num_measured=number, num_looks=1)
-
-
-def _total(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The standard error and degrees of freedom of a sum of independent parts, given by variance and degrees each.
-
-    Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
-    """
-    total = sum(variance for variance, _ in parts)
-    uncertainty = sum(variance**2 / freedom for variance, freedom in parts)
-    return math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
 
 
 def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
@@ -324,7 +292,7 @@ def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
 
 def judge(
     effects: Mapping[Name, Effect],
-    margin: float | Mapping[Name, float] = SMALLEST_EFFECT,
+    margin: float = SMALLEST_EFFECT,
     error: float = FALSE_SHARE,
     *,
     expects_differences: bool = False,
@@ -333,7 +301,7 @@ def judge(
 
     With probability 1 - `error`, every interval of a session without any true difference contains 1, at every look. If
     the session `expects_differences`, as a table of implementations does, `error` bounds the expected share of false
-    ones among the reported differences. Margins may differ between comparisons; they do not affect the error.
+    ones among the reported differences.
     """
     if not effects:
         return {}
@@ -341,5 +309,4 @@ def judge(
     shared = error / max(each.num_looks for each in effects.values())
     level_of = yekutieli_level if expects_differences else holm_level
     level = float(level_of([each.p_value for each in effects.values()], shared))
-    margins = margin if isinstance(margin, Mapping) else dict.fromkeys(effects, margin)
-    return {name: Judgement(effect=each, margin=margins[name], level=level) for name, each in effects.items()}
+    return {name: Judgement(effect=each, margin=margin, level=level) for name, each in effects.items()}

@@ -396,7 +396,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
     load: float | None = None  # one-minute load average at the start of the worker
     native_dtypes: tuple[str, ...] | None = None  # half-precision dtypes with instructions; None: unknown
-    moment: dict[str, str] = msgspec.field(default_factory=dict)  # other varying facts: timer step, stolen time
+    moment: dict[str, str] = msgspec.field(default_factory=dict)  # other varying facts: timer step, boot
 
     @property
     def fingerprint(self) -> str:

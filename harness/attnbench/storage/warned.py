@@ -28,8 +28,6 @@ class Warn(enum.StrEnum):
     untried = "untried"
     # Of a cell: its time is suspicious, or has a cause to know.
     above_ceiling = "above_ceiling"
-    fast_backward = "fast_backward"
-    free_length = "free_length"
     checked_with_note = "checked_with_note"
     not_timed = "not_timed"
     host_bound = "host_bound"
@@ -37,14 +35,12 @@ class Warn(enum.StrEnum):
     device_waited = "device_waited"
     host_waits = "host_waits"
     other_stream = "other_stream"
-    kernels_shorter = "kernels_shorter"
     kernels_longer = "kernels_longer"
     page_faults = "page_faults"
     device_precision = "device_precision"
     copies = "copies"
     measured_with_note = "measured_with_note"
     clock_fell = "clock_fell"
-    clock_held = "clock_held"
 
     def says(self, text: str) -> "Warned":
         """Create the warning of this name with this sentence."""

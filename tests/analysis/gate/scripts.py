@@ -9,6 +9,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.storage.events import (
     ArmSamples,
     CellChecked,
+    CellEvent,
     CellFailed,
     CellMeasured,
     CellProfiled,
@@ -76,16 +77,19 @@ def ends(status: Status, message: str = "for a reason", **more) -> Change:
     return change
 
 
+def _alters(kind: type[CellEvent], change: Callable) -> Change:
+    """Change each event of that kind about `fused` on the first workload."""
+    return lambda event: change(event) if isinstance(event, kind) and is_cell(event, "fused") else event
+
+
 def fails(message: str) -> Change:
     """Let `fused` on the first workload pass its check, and raise in the memory pass."""
 
-    def change(event: Event) -> Event:
-        if is_cell(event, "fused") and isinstance(event, CellMeasured):
-            where = {"workload": event.workload, "implementation": event.implementation}
-            return CellFailed(**where, status=Status.error, message=message)
-        return event
+    def change(event: CellMeasured) -> Event:
+        where = {"workload": event.workload, "implementation": event.implementation}
+        return CellFailed(**where, status=Status.error, message=message)
 
-    return change
+    return _alters(CellMeasured, change)
 
 
 def all_end(status: Status, **more) -> Change:
@@ -144,35 +148,28 @@ def _scaled(event: VisitFinished, arm: Arm, ratio: float) -> VisitFinished:
 def holds(num_bytes: float) -> Change:
     """Set the peak memory of `fused` on the first workload."""
 
-    def change(event: Event) -> Event:
-        if is_cell(event, "fused") and isinstance(event, CellMeasured):
-            found = msgspec.structs.replace(event.measurement, samples=(Sample(value=num_bytes),))
-            return msgspec.structs.replace(event, measurement=found)
-        return event
+    def change(event: CellMeasured) -> Event:
+        measured = msgspec.structs.replace(event.measurement, samples=(Sample(value=num_bytes),))
+        return msgspec.structs.replace(event, measurement=measured)
 
-    return change
+    return _alters(CellMeasured, change)
+
+
+def unread() -> Change:
+    """Remove the peak memory of `fused` on the first workload."""
+    return _alters(CellMeasured, lambda _: None)
 
 
 def executes(num_flops: int | None) -> Change:
     """Set the FLOPs of a call of `fused` on the first workload; None: not stated."""
-
-    def change(event: Event) -> Event:
-        if is_cell(event, "fused") and isinstance(event, CellChecked):
-            return msgspec.structs.replace(event, executed_flops=num_flops)
-        return event
-
-    return change
+    return _alters(CellChecked, lambda event: msgspec.structs.replace(event, executed_flops=num_flops))
 
 
 def checks(change_agreement: Callable) -> Change:
     """Change the check of `fused` on the first workload."""
-
-    def change(event: Event) -> Event:
-        if is_cell(event, "fused") and isinstance(event, CellChecked):
-            return msgspec.structs.replace(event, agreement=change_agreement(event.agreement))
-        return event
-
-    return change
+    return _alters(
+        CellChecked, lambda event: msgspec.structs.replace(event, agreement=change_agreement(event.agreement))
+    )
 
 
 def elsewhere(event: Event) -> Event:

@@ -11,7 +11,6 @@ from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import ends, holds, run
-from tests.analysis.gate.test_gate import attnbench
 
 MESSAGES = {
     "another error": (
@@ -19,11 +18,8 @@ MESSAGES = {
         "IndexError: no index (mine.py, line 3)",
         Kind.changed,
     ),
-    "another signal": ("the process was killed by SIGSEGV", "the process was killed by SIGABRT", Kind.changed),
     "another line": ("ValueError: no (mine.py, line 3)", "ValueError: no (mine.py, line 41)", Kind.failed),
     "another address": ("TypeError: <T at 0x7f3acc10>", "TypeError: <T at 0x55d1f0>", Kind.failed),
-    "another size": ("RuntimeError: no room for 2.00 GiB", "RuntimeError: no room for 980 MiB", Kind.failed),
-    "a folder below": ("ImportError: x in base/y.py", "ImportError: x in candidate/z/y.py", Kind.failed),
     "another folder": ("ImportError: x in /a/base/y.py", "ImportError: x in /b/candidate/y.py", Kind.failed),
 }
 
@@ -56,18 +52,6 @@ def test_wrong_answers_are_distinguished_by_their_mistakes(after: str, kind: Kin
     both = [run(tmp_path / str(number), change) for number, change in enumerate(reported)]
     (found,) = [ruling for ruling in judge(*both).rulings if ruling.base == Status.disagrees]
     assert found.kind is kind
-
-
-@pytest.mark.parametrize(
-    ("status", "more"),
-    [(Status.error, {}), (Status.unsupported, {}), (Status.timeout, {"is_predicted": True})],
-)
-def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(tmp_path: Path, monkeypatch, status, more) -> None:
-    before, after = (run(tmp_path / name, scripts.all_end(status, **more)) for name in ("before", "after"))
-    decision = judge(before, after)
-    reported = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
-    assert (decision.outcome, decision.words) == reported
-    assert attnbench(monkeypatch, "gate", before.folder, after.folder) == 3
 
 
 def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Reason
-from attnbench.storage.events import CellChecked, CellMeasured, RunStarted, WorkerStarted
-from attnbench.storage.journal import events, write
+from attnbench.storage.events import RunStarted
 from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
 from tests.analysis.gate import scripts
@@ -48,7 +47,7 @@ def errs_by(share):
 
 FOUND = {
     "regression": ([scales("fused", 1.3)], Kind.slower),
-    "suspicious improvement": ([scales("fused", 0.5), scripts.checks(lambda _: None)], Kind.suspicious),
+    "unchecked improvement": ([scales("fused", 0.5), scripts.checks(lambda _: None)], Kind.lost),
     "lost cell": ([vanishes()], Kind.lost),
     "became unsupported": ([ends(Status.unsupported)], Kind.lost),
     "new failure": ([ends(Status.crashed)], Kind.failed),
@@ -56,10 +55,7 @@ FOUND = {
     "another backend than asked": ([ends(Status.fallback)], Kind.failed),
     "memory grown": ([holds(2**30)], Kind.grown),
     "twice the FLOPs": ([scripts.executes(2 * dense_flops(scripts.POINTS[0]))], Kind.grown),
-    "memory unread": (
-        [lambda e: None if scripts.is_cell(e, "fused") and isinstance(e, CellMeasured) else e],
-        Kind.lost,
-    ),
+    "memory unread": ([scripts.unread()], Kind.lost),
     "fewer probes": ([scripts.checks(weaker)], Kind.lost),
     "unchecked": ([scripts.checks(lambda _: None)], Kind.lost),
     "errors grown": ([errs_by(0.999)], Kind.grown),
@@ -78,14 +74,6 @@ def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, m
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
 
-def test_what_was_only_predicted_is_no_loss_and_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:
-    candidate = run(tmp_path / "run", ends(Status.timeout, is_predicted=True))
-    decision = judge(base, candidate)
-    assert not decision.of(Outcome.finding)
-    assert {ruling.kind for ruling in decision.of(Outcome.inconclusive)} >= {Kind.undecided}
-    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
-
-
 def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
     candidate = run(tmp_path / "run")
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
@@ -98,7 +86,6 @@ def test_an_improvement_that_is_checked_passes_and_is_reported(base: Results, tm
     assert decision.outcome is Outcome.improved
     reported = [ruling for ruling in decision.rulings if ruling.kind is Kind.faster]
     assert {ruling.implementation for ruling in reported} == {"fused"}
-    assert all("its check in this run was whole" in ruling.words for ruling in reported)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
 
 
@@ -150,19 +137,14 @@ def ran(results: Results, **changes) -> Results:
 
 @pytest.mark.parametrize(
     ("before", "after", "kind"),
-    [
-        (1000, 1000, Kind.same),
-        (1000, 1001, Kind.grown),
-        (1000, 500, Kind.shrunk),
-        (1000, None, Kind.lost),
-        (None, 1000, None),
-    ],
+    [(1000, 1000, Kind.same), (1000, 1001, Kind.grown), (1000, 500, Kind.shrunk), (1000, None, Kind.lost)],
 )
 def test_flops_are_exact_and_may_not_grow(tmp_path: Path, before, after, kind) -> None:
     runs = [run(tmp_path / str(number), scripts.executes(flops)) for number, flops in enumerate((before, after))]
     decision = judge(*runs)
-    kinds = [one.kind for one in decision.rulings if (one.cell, one.metric) == (f"fused on {FIRST}", EXECUTED_FLOPS)]
-    assert kinds == [kind] * (kind is not None)
+    fused = [one for one in decision.rulings if (one.implementation, one.workload) == ("fused", FIRST)]
+    kinds = [one.kind for one in fused if one.metric == EXECUTED_FLOPS]
+    assert kinds == [kind]
     assert (decision.outcome is Outcome.finding) is (kind in {Kind.grown, Kind.lost})
 
 
@@ -181,11 +163,6 @@ def test_another_backend_or_more_operators_are_findings(base: Results, tmp_path:
     assert found == ({(kind, metric)} if kind else set())
 
 
-def test_operators_that_are_no_longer_looked_at_are_a_finding(base: Results, tmp_path: Path) -> None:
-    (lost,) = judge(ran(base), run(tmp_path / "run")).of(Outcome.finding)
-    assert (lost.kind, lost.metric) == (Kind.lost, "backend")
-
-
 def test_on_another_machine_only_facts_without_noise_are_compared(base: Results, tmp_path: Path, monkeypatch) -> None:
     slower = run(tmp_path / "slower", scripts.elsewhere, scales("fused", 1.6))
     decision = judge(base, slower)
@@ -196,19 +173,12 @@ def test_on_another_machine_only_facts_without_noise_are_compared(base: Results,
     assert {ruling.kind for ruling in judge(base, larger).of(Outcome.finding)} == {Kind.grown}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "has_grown_on_the_same", "has_grown_on_others"),
-    [(0.1, 0.15, False, False), (0.1, 0.45, True, False), (0.1, 0.6, True, True), (0.01, 0.09, False, False)],
-)
-def test_on_other_inputs_only_an_error_several_times_as_large_is_a_finding(
-    before, after, has_grown_on_the_same, has_grown_on_others, tmp_path: Path
-) -> None:
-    base = run(tmp_path / "base", errs_by(before))
-    same = judge(base, run(tmp_path / "same", errs_by(after)))
-    assert bool(same.of(Outcome.finding)) is has_grown_on_the_same
-    others = judge(base, run(tmp_path / "others", errs_by(after), lambda event: with_plan(event, seed=7)))
-    assert [ruling.metric for ruling in others.of(Outcome.finding)] == ["error_ratio"] * has_grown_on_others
-    assert any("give both runs the same --seed" in ruling.words for ruling in others.rulings)
+def test_errors_are_compared_on_the_same_inputs_alone(tmp_path: Path) -> None:
+    base = run(tmp_path / "base", errs_by(0.1))
+    same = judge(base, run(tmp_path / "same", errs_by(0.45)))
+    assert [ruling.metric for ruling in same.of(Outcome.finding)] == ["error_ratio"]
+    others = judge(base, run(tmp_path / "others", errs_by(0.45), lambda event: with_plan(event, seed=7)))
+    assert "error_ratio" not in {ruling.metric for ruling in others.rulings}
 
 
 def test_a_threshold_below_the_floor_is_refused_with_the_reason(base: Results, tmp_path: Path, monkeypatch) -> None:
@@ -242,11 +212,11 @@ def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("name", "usual", "other"),
-    [("cache", "warm", "cold"), ("launch", "eager", "graph"), ("pace", "burst", "sustained")],
+    [("cache", "warm", "cold"), ("launch", "eager", "graph"), ("source of the baseline", "11111111", "99999999")],
 )
 def test_runs_under_other_conditions_are_not_compared_in_time(name, usual, other, base, tmp_path) -> None:
     def changed(event):
-        return with_plan(event, **{name: other})
+        return with_plan(event, **({"digests": {"sdpa": other}} if " " in name else {name: other}))
 
     decision = judge(base, run(tmp_path / "run", changed))
     assert decision.outcome is Outcome.inconclusive
@@ -258,17 +228,6 @@ def with_plan(event, **changes):
     if isinstance(event, RunStarted):
         return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, **changes))
     return event
-
-
-def test_a_session_on_two_machines_is_invalid(base: Results, tmp_path: Path, monkeypatch) -> None:
-    candidate = run(tmp_path / "run")
-    journal = candidate.folder / scripts.JOURNAL
-    found = list(events(journal))
-    started = next(event for event in found if isinstance(event, WorkerStarted))
-    last_check = max(number for number, event in enumerate(found) if isinstance(event, CellChecked))
-    found.insert(last_check, scripts.elsewhere(started))
-    write(journal, found)
-    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
 
 
 @pytest.mark.parametrize("change", [scripts.disturbed, killed])
@@ -284,10 +243,6 @@ def test_a_session_that_is_not_valid_says_so(base: Results, tmp_path: Path, monk
 def test_what_is_certain_counts_in_a_disturbed_session(base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run", scripts.disturbed, ends(Status.disagrees))
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
-
-
-def test_a_cell_that_a_killed_run_did_not_reach_is_no_finding_of_its_own(base: Results, tmp_path: Path) -> None:
-    assert judge(base, run(tmp_path / "run", killed, vanishes())).outcome is Outcome.invalid
 
 
 def test_a_damaged_journal_is_an_invalid_session(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -310,8 +265,3 @@ def test_the_reference_itself_is_not_judged(base: Results, tmp_path: Path) -> No
     slow = run(tmp_path / "run", *(scales("sdpa", 1.3, role=role) for role in (Role.measured, Role.control)))
     rulings = judge(base, slow).rulings
     assert not [one for one in rulings if one.implementation == "sdpa" and one.metric == "latency"]
-
-
-def test_another_source_of_the_reference_is_reported(base: Results, tmp_path: Path) -> None:
-    candidate = run(tmp_path / "run", lambda e: with_plan(e, digests={"sdpa": "99999999"}))
-    assert any("source of the reference sdpa has changed" in note for note in judge(base, candidate).notes)

@@ -1,7 +1,6 @@
 """Output files of a gate: formats for other programs, and hostile names without effect."""
 
 import json
-import re
 
 import msgspec
 import pytest
@@ -30,17 +29,15 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
 def test_the_summary_begins_with_the_verdict_and_names_from_outside_have_no_effect(both) -> None:
     decision = judge(*both)
     text = outputs.markdown(decision)
-    lines = text.splitlines()
-    assert lines[0] == f"## attnbench gate: {HEADLINE}"
+    heading, _, *lines = text.splitlines()
+    assert heading == f"## attnbench gate: {HEADLINE}"
+    assert [line.startswith("- finding: ") for line in lines[:4]] == [True, True, True, False]
     assert "crashed" in text
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 2 + 3
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}
     for part in ("<script>", "<img", "\x1b", "[b]("):
         assert part not in text
-    many = tuple(decision.of(Outcome.finding)) * 30
+    many = tuple(decision.of(Outcome.finding)) * 60
     cut = outputs.markdown(msgspec.structs.replace(decision, rulings=many))
-    assert f"and {len(many) - outputs.MOST_ROWS} more, in gate.json" in cut
+    assert "more, in gate.json" in cut
     assert len(cut) < 65536
 
 

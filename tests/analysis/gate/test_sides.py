@@ -7,16 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Effect, Reason, half_widths, judge
-from attnbench.storage.records import BASE
+from attnbench.storage.events import CellChecked, Plan
+from attnbench.storage.journal import copy_journal
+from attnbench.storage.records import BASE, CANDIDATE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
+from tests.analysis.gate import scripts
+from tests.analysis.gate.test_gate import attnbench
 
+NAME = "session"
 NUM_PROCESSES = 9
 MARGIN = 0.02
 
@@ -67,16 +71,19 @@ def test_an_interval_and_a_limit_decide_about_a_time(
     assert (f"{100 * (ratio - 1):+.1f} %" in words) is (reason is not Reason.few_processes)
 
 
-def measured(folder: Path, ratio: float, budget_s: float = 60.0, **changes: float) -> Results:
+def planned(*names: str, budget_s: float = 120.0) -> Plan:
+    asked = virtual.with_sides(virtual.plan(2, names, budget_s=budget_s, seed=1))
+    return msgspec.structs.replace(asked, num_rounds=4 if budget_s else 3)
+
+
+def measured(folder: Path, asked: Plan, ratio: float = 1.0) -> Results:
     """Run a session with two sides in a simulated world; the candidate takes `ratio` times as long."""
 
     def cost_s(workload, name):
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else ratio)
 
-    asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
-    asked = msgspec.structs.replace(asked, **{"num_rounds": 4 if budget_s else 3, **changes})
     client = virtual.SimulatedClient(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
-    return virtual.execute(asked, folder / "run", client)
+    return virtual.execute(asked, folder, client)
 
 
 def rules(allowed: float | None) -> Thresholds:
@@ -93,7 +100,7 @@ def rules(allowed: float | None) -> Thresholds:
     ],
 )
 def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, ratio, budget_s, outcomes):
-    results = measured(tmp_path, ratio, budget_s)
+    results = measured(tmp_path / "run", planned("x", budget_s=budget_s), ratio)
     for allowed, outcome in outcomes.items():
         decision = judge_sides(results, rules(allowed))
         assert decision.outcome is outcome
@@ -101,23 +108,70 @@ def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, ratio, budget_s, 
         assert {ruling.implementation for ruling in decision.rulings} == {"x"}
 
 
-@pytest.mark.usefixtures("many_visits")
-def test_what_processes_differ_by_is_in_the_interval_of_a_session_apart(tmp_path: Path) -> None:
-    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
-    client = virtual.SimulatedPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
-    results = virtual.execute(asked, tmp_path / "run", client)
-    (row,) = comparisons(results)
-    assert row.high is not None
-    decision = judge_sides(results, rules((row.high / row.ratio - 1) / 2))
-    assert {ruling.reason for ruling in decision.rulings if ruling.metric == "latency"} == {Reason.threshold}
-
-
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
     """If killed between the two checks, it seems to have lost the candidate."""
-    results = measured(tmp_path, 1.0, 5.0)
+    results = measured(tmp_path / "run", planned("x", budget_s=5.0))
     base = tuple(record for record in results.records if record.side == BASE)
     lost = dataclasses.replace(results, records=base)
     assert judge_sides(lost, Thresholds()).outcome is Outcome.finding
     killed = judge_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
     assert killed.outcome is Outcome.invalid
     assert killed.words.endswith("go on with attnbench compare rev:old rev:new --resume run")
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return measured(tmp_path_factory.mktemp("unchanged") / NAME, planned("x")).folder
+
+
+@pytest.fixture
+def session(unchanged: Path, tmp_path: Path) -> Path:
+    """Copy the session without a change, as the newest run below tmp_path."""
+    copy_journal(unchanged, tmp_path / "runs" / NAME)
+    return tmp_path / "runs" / NAME
+
+
+def test_the_same_code_on_both_sides_passes(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path, "--to", tmp_path / "gate") == 0
+    assert "base rev:old, candidate rev:new" in capsys.readouterr().out
+    assert (tmp_path / "gate" / "gate.md").read_text().startswith("## attnbench gate: pass")
+    assert attnbench(monkeypatch, "gate", NAME, "--results", tmp_path) == 0
+
+
+def test_an_implementation_that_only_the_base_has_is_a_finding(tmp_path: Path, monkeypatch, capsys) -> None:
+    asked = planned("x", "y", budget_s=0.0)
+    assert asked.sides is not None
+    candidate = msgspec.structs.replace(asked.sides.candidate, implementations={"x": "x"})
+    sides = msgspec.structs.replace(asked.sides, candidate=candidate, lost={"y": "cannot read y.py"})
+    measured(tmp_path / "runs" / NAME, msgspec.structs.replace(asked, sides=sides))
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "y is gone: cannot read y.py" in printed
+    assert printed.splitlines()[-1] == "fail: 2 lost"
+
+
+@pytest.mark.parametrize("status", [Status.disagrees, Status.unsupported])
+def test_a_candidate_that_is_wrong_or_no_longer_supported_is_a_finding(
+    session: Path, tmp_path: Path, monkeypatch, status: Status
+) -> None:
+    def change(event):
+        is_candidate = isinstance(event, CellChecked) and event.side == CANDIDATE
+        return msgspec.structs.replace(event, status=status, agreement=None) if is_candidate else event
+
+    scripts.rewrite(session, change)
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+
+
+def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    one = scripts.run(tmp_path / "one").folder
+    for pair in ((one, session), (session, one)):
+        assert attnbench(monkeypatch, "gate", *pair) == 2
+        reported = f"{NAME} compared two sides, and is judged by itself and against no other run: give it alone"
+        assert reported in capsys.readouterr().err
+
+
+def test_a_session_becomes_no_baseline(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    reason = ("--reason", "this would be both states at once")
+    assert attnbench(monkeypatch, "gate", "--accept", "--results", tmp_path, *reason) == 2
+    assert f"{NAME} cannot become a baseline: it compared two sides" in capsys.readouterr().err
+    assert not (tmp_path / "baselines").exists()

@@ -17,19 +17,20 @@ from attnbench.analysis.gate.rulings import (
     Thresholds,
     ruling,
 )
-from attnbench.analysis.sides import Match
+from attnbench.analysis.results import Results
+from attnbench.analysis.sides import Match, by_side, matched
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.storage.samples import Samples
-from attnbench.units import show
+from attnbench.units import plain, show
 
-OTHER_INPUTS = 5.0
-"""Factor by which the largest error / tolerance may change by chance on other inputs (docs/method.md)."""
 MOST_MISSING = 3
+Numbers = dict[str, tuple[float, str]]
+"""Numbers with their units, by metric."""
 
 
 def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = True) -> Iterator[Ruling]:
-    """All noise-free rulings on one cell; without `has_same_inputs`, errors may differ by chance."""
+    """All noise-free rulings on one cell; without `has_same_inputs`, errors differ by chance and are not compared."""
     base, candidate = match.base, match.candidate
     now, before = (None if record is None else str(record.status) for record in (candidate, base))
     kind, outcome = _change_of_status(base, candidate)
@@ -40,7 +41,30 @@ def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = Tru
         assert base is not None
         assert candidate is not None
         yield from _facts(match, base, candidate)
-        yield from _numbers(match, base, candidate, thresholds, has_same_inputs=has_same_inputs)
+        before_numbers = _numbers_of(base)
+        if not has_same_inputs:
+            before_numbers.pop(ERROR_RATIO, None)
+        yield from _numbers(match, before_numbers, _numbers_of(candidate), thresholds)
+
+
+def changed(results: Results) -> list[str]:
+    """A line for each cell of a session with two sides whose results differ, times excluded.
+
+    Both sides get the same inputs, so another error means other numbers in the answer. Facts that are unknown on one
+    side, such as the memory of a wrong answer, are not compared.
+    """
+    lines = []
+    for match in matched(*by_side(results)):
+        both = [] if any(record.is_predicted for record in match.records) else rulings(match, Thresholds())
+        known = [one for one in both if one.base != one.candidate and None not in {one.base, one.candidate}]
+        parts = [f"{one.metric} {_shown(one.base, one.unit)}, now {_shown(one.candidate, one.unit)}" for one in known]
+        if parts:
+            lines.append(plain(f"{match}: {'; '.join(parts)}"))
+    return lines
+
+
+def _shown(value: float | str | None, unit: str) -> str:
+    return value if isinstance(value, str) else show(value, unit, digits=6)
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
@@ -77,7 +101,7 @@ def _reason(record: Record) -> tuple[str, ...]:
     return (*agreement.mistakes, agreement.step, *(rule.rule for rule in agreement.broken_rules))
 
 
-def tried(agreement: Agreement | None) -> set[str]:
+def _tried(agreement: Agreement | None) -> set[str]:
     """Names of the tensors that a check compared and of the rules that it tried."""
     if agreement is None:
         return set()
@@ -87,7 +111,7 @@ def tried(agreement: Agreement | None) -> set[str]:
 
 def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
     """Compare the completeness of the check, and the backend that ran."""
-    if missing := sorted(tried(base.agreement) - tried(candidate.agreement)):
+    if missing := sorted(_tried(base.agreement) - _tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""
         words = f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}"
         yield ruling(match.key, CHECK, Kind.lost, words)
@@ -102,9 +126,9 @@ def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
     yield ruling(match.key, BACKEND, kind, f"{now} ran, before {before}", base=before, candidate=now)
 
 
-def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
-    """Noise-free numbers of a record with their units; new metrics are included automatically."""
-    known: dict[str, tuple[float, str]] = {}
+def _numbers_of(record: Record) -> Numbers:
+    """Noise-free numbers of a record; new metrics are included automatically."""
+    known = Numbers()
     if record.agreement is not None and record.agreement.error_ratio is not None:
         known[ERROR_RATIO] = record.agreement.error_ratio, ""
     if record.operators is not None:
@@ -117,24 +141,18 @@ def _numbers_of(record: Record) -> dict[str, tuple[float, str]]:
     return known
 
 
-def _numbers(
-    match: Match, base: Record, candidate: Record, thresholds: Thresholds, *, has_same_inputs: bool
-) -> Iterator[Ruling]:
+def _numbers(match: Match, base: Numbers, candidate: Numbers, thresholds: Thresholds) -> Iterator[Ruling]:
     """Compare noise-free numbers: none may disappear or grow by more than its threshold."""
-    now = _numbers_of(candidate)
-    for metric, (before, unit) in _numbers_of(base).items():
-        if metric not in now:
+    for metric, (before, unit) in base.items():
+        if metric not in candidate:
             if metric not in {NUM_OPERATORS, ERROR_RATIO}:  # the rulings on backend and check report these
                 yield ruling(match.key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
             continue
-        after, allowed = now[metric][0], thresholds.allowed(match.key, metric)
+        after, allowed = candidate[metric][0], thresholds.allowed(match.key, metric)
         low, high = before * (1 - allowed), before * (1 + allowed)
         words = f"{show(after, unit)}, before {show(before, unit)}"
         if metric == ERROR_RATIO:
             low, high = 0.0, before + allowed
-            if not has_same_inputs:
-                high = max(high, OTHER_INPUTS * before)
-                words = f"{words} on other inputs (give both runs the same --seed to judge it closely)"
         kind = Kind.same
         if after > high:
             kind, words = Kind.grown, f"{words}; at most {show(high, unit)} is allowed"

@@ -5,7 +5,7 @@ differences. Noise-free rulings come from certain.py, those on times from times.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.analysis.comparisons import doubts, is_doubtful, judgements, num_processes, reference, session_effects
@@ -139,9 +139,8 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)
-    settings = [(name, str(getattr(base.plan, name)), str(getattr(candidate.plan, name))) for name in MUST_MATCH]
-    settings.append(("machine or versions", _machine(base), _machine(candidate)))
-    differ = [f"{name} ({old} and {new})" for name, old, new in settings if old != new]
+    old, new = _settings(base), _settings(candidate)
+    differ = [f"{name} ({old[name]} and {new[name]})" for name in old if old[name] != new[name]]
     differ += [f"the state of the machine ({words})"] if (words := state_change(base, candidate)) else []
     before, after = (
         {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
@@ -170,7 +169,7 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         reference=candidate.plan.baseline,
         see=SEE,
         has_same_inputs=base.plan.seed == candidate.plan.seed,
-        notes=list(_notes(base, candidate)),
+        notes=[_method(candidate)],
         invalid=[f"{name}: {line}" for name, results in both.items() for line in invalid_reasons(results)],
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
@@ -181,9 +180,13 @@ def _is_doubtful(results: Results, key: tuple[str, str]) -> bool:
     return is_doubtful(results, (key[0], Arm(implementation=key[1])))
 
 
-def _machine(results: Results) -> str:
-    """The fingerprints of a run, and its hosts."""
-    return "+".join((*results.environments, *results.hosts)) or "none"
+def _settings(results: Results) -> dict[str, str]:
+    """The facts that two runs must share before their times are compared, by name."""
+    digests = {name_of(spec): digest for spec, digest in results.plan.digests.items()}
+    facts = {name: str(getattr(results.plan, name)) for name in MUST_MATCH}
+    facts["machine or versions"] = "+".join((*results.environments, *results.hosts)) or "none"
+    facts["source of the baseline"] = digests.get(results.plan.baseline, "none")
+    return facts
 
 
 def invalid_reasons(results: Results) -> list[str]:
@@ -200,14 +203,3 @@ def _method(results: Results) -> str:
     """Describe the measurement: processes, margin (unless a rule allows more) and allocator."""
     plan, number = results.plan, num_processes(results)
     return f"times of {processes(number)}, margin {percent(plan.smallest_effect)}, allocator {plan.allocator}"
-
-
-def _notes(base: Results, candidate: Results) -> Iterator[str]:
-    """Notes that readers need besides the rulings."""
-    baseline = candidate.plan.baseline
-    yield _method(candidate)
-    before, after = (
-        {name_of(spec): digest for spec, digest in results.plan.digests.items()} for results in (base, candidate)
-    )
-    if before.get(base.plan.baseline, "") != after.get(baseline, ""):
-        yield f"the source of the reference {baseline} has changed: every ratio to it may move with it"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import EVERY, Decision, Outcome, Ruling
-from attnbench.analysis.gate.times import reach
+from attnbench.analysis.gate.rulings import Decision, Outcome
 from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, escaped, markdown_table, plain, show
+from attnbench.units import escaped, plain
 
 HEADINGS = {
     Outcome.passed: "pass",
@@ -16,8 +15,8 @@ HEADINGS = {
     Outcome.inconclusive: "inconclusive",
     Outcome.invalid: "invalid session",
 }
-MOST_ROWS = 40
-"""Rows of the table of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
+MOST_LINES = 100
+"""Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
 
 
 def write(decision: Decision, folder: Path) -> None:
@@ -42,52 +41,26 @@ def headline(decision: Decision) -> str:
     return plain(f"{HEADINGS[decision.outcome]}: {decision.words}")
 
 
-def context(decision: Decision) -> list[str]:
-    """Reasons, notes, the verdict on all cells together, and the two runs, one line each."""
+def lines(decision: Decision) -> list[str]:
+    """Everything that did not pass, most urgent first; then notes, the verdict on all cells together, and both runs."""
+    rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
+    news = [one for one in rulings if one.outcome is not Outcome.passed]
+    texts = [f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}" for one in news]
+    suite = [] if decision.suite is None else [f"suite: {decision.suite.words}"]
     base, candidate = (
         f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
     )
-    suite = [] if decision.suite is None else [f"suite: {decision.suite.words}"]
-    return [plain(line) for line in (*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}")]
-
-
-def news(decision: Decision) -> list[Ruling]:
-    """The rulings that are no pass, most urgent first."""
-    rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
-    return [ruling for ruling in rulings if ruling.outcome is not Outcome.passed]
+    texts += [*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}"]
+    return [plain(text) for text in texts]
 
 
 def terminal(decision: Decision) -> str:
-    """Everything that did not pass, then notes and the outcome; one line each."""
-    lines = [plain(f"{one.outcome}: {one.cell}: {one.metric}: {one.words}") for one in news(decision)]
-    return "\n".join([*lines, *context(decision), headline(decision)])
+    """The decision as lines, the outcome last."""
+    return "\n".join([*lines(decision), headline(decision)])
 
 
 def markdown(decision: Decision) -> str:
-    """A comment for a pull request: the outcome, notes, and a table of everything that did not pass."""
-    rulings = news(decision)
-    lines = [f"## attnbench gate: {escaped(headline(decision))}", ""]
-    lines += [f"- {escaped(line)}" for line in context(decision)]
-    if rulings:
-        lines += ["", markdown_table([_row(ruling) for ruling in rulings[:MOST_ROWS]])]
-    if len(rulings) > MOST_ROWS:
-        lines += ["", f"and {len(rulings) - MOST_ROWS} more, in gate.json"]
-    return "\n".join(lines) + "\n"
-
-
-def _row(ruling: Ruling) -> dict[str, str]:
-    """A ruling by column, each text on one line and not yet escaped."""
-    base, candidate = (
-        value if isinstance(value, str) else show(value, ruling.unit) for value in (ruling.base, ruling.candidate)
-    )
-    cells = {
-        "outcome": str(ruling.outcome),
-        "implementation": "all" if ruling.implementation == EVERY else ruling.implementation,
-        "workload": "all" if ruling.workload == EVERY else ruling.workload,
-        "metric": ruling.metric,
-        "base": base,
-        "candidate": candidate,
-        "would show": MISSING if ruling.smallest is None else reach(ruling.smallest),
-        "ruling": ruling.words,
-    }
-    return {column: plain(text) for column, text in cells.items()}
+    """A comment for a pull request: the outcome, then the same lines as on a terminal."""
+    items = [f"- {escaped(line)}" for line in lines(decision)]
+    more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
+    return "\n".join([f"## attnbench gate: {escaped(headline(decision))}", "", *items[:MOST_LINES], *more]) + "\n"

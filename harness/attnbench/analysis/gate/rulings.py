@@ -47,7 +47,6 @@ class Kind(enum.StrEnum):
     faster = "faster"
     slower = "slower"
     undecided = "undecided"
-    suspicious = "suspicious"  # an implausible speedup: it may compute less
     grown = "grown"
     shrunk = "shrunk"
     failed = "failed"  # a pass if it failed in the same way before
@@ -83,11 +82,6 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     smallest: float | None = None  # the relative slowdown detected with 80 % power
-
-    @property
-    def cell(self) -> str:
-        """Implementation and workload, for a heading."""
-        return f"{self.implementation} on {self.workload}"
 
 
 def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - fields of Ruling

@@ -1,4 +1,4 @@
-"""Rulings on times: a judgement with its allowed growth, and implausible speedups.
+"""Rulings on times: a judgement with its allowed growth.
 
 Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
 that affects all times alike cancels in the ratio to the reference, which both runs contain.
@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from attnbench.analysis.gate.certain import tried
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
     EVERYTHING,
     OUTCOMES,
     Key,
     Kind,
-    Outcome,
     Ruling,
     Side,
     Thresholds,
@@ -34,10 +32,6 @@ FARTHEST = 9.0
 """Larger relative differences are not shown as percents."""
 LARGEST_MARGIN = 1e6
 """Stands for infinity: any growth is allowed."""
-SUSPICIOUS = 0.30
-"""A larger saving of time needs a whole check to be accepted: code that computes less is faster too."""
-WHOLE_CHECK = ("normal", "needles", "large", "equal")
-"""Probes of a whole check (checking/probes.py). A workload on which one of them shows nothing is checked with fewer."""
 LEAST_CHANGE = 1.2
 """Ceilings of one machine in one state move against each other by a smaller factor. The largest observed is 1.17, for
 copies in main memory shared with others."""
@@ -73,7 +67,7 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
     seconds = {side: median_estimate(taken).point for side, taken in samples.items() if taken}
     if (judged := pair.judged.get(match.key)) is not None:
         one = _judged(match.key, judged, thresholds.limit([match.key], LATENCY), pair)
-        yield _withdrawn(_suspected(msgspec.structs.replace(one, unit="s", **seconds), match), judged, pair)
+        yield _withdrawn(msgspec.structs.replace(one, unit="s", **seconds), judged, pair)
     elif not samples["candidate"]:
         yield ruling(match.key, LATENCY, Kind.lost, "its time is no longer measured", unit="s", **seconds)
     elif match.key[1] != pair.reference:
@@ -145,21 +139,6 @@ def _change(judged: Judgement) -> str:
         None if end is None else f"{100 * (end - 1):+.1f}" for end in (judged.ratio, judged.low, judged.high)
     )
     return f"{point} %" + ("" if low is None else f" ({low} to {high})")
-
-
-def _suspected(one: Ruling, match: Match) -> Ruling:
-    """Turn an implausible speedup of a cell into a finding, unless the candidate's own check was whole."""
-    if one.kind is not Kind.faster or one.effect is None or one.effect >= 1 - SUSPICIOUS:
-        return one
-    base, candidate = (record.agreement for record in match.records)
-    if candidate is not None and candidate.agrees:
-        probes, before = {probe.probe for probe in candidate.probes}, tried(base)
-        is_like_base = before and before <= tried(candidate) and len(probes) > 1
-        if set(WHOLE_CHECK) <= probes or is_like_base:
-            words = f"{one.words}; more than {100 * SUSPICIOUS:g} %, and its check in this run was whole"
-            return msgspec.structs.replace(one, words=words)
-    words = f"{one.words}: too good to be accepted without a check of its own; run it with its check"
-    return msgspec.structs.replace(one, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
 
 
 def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:

@@ -1,0 +1,138 @@
+"""The frame of every command: options from a signature and a docstring, output as text or JSON, and the exit code.
+
+The docstring of a command has its help, a line for each option in the section Options, and whole command lines in the
+section Examples. A line is `parameter (FLAGS METAVAR): help`, as in `budget_s (--budget SECONDS): Most time of a run.`
+By default, the flag is the parameter's name without `is_`. Positional parameters are arguments. A parameter that is a
+dataclass stands for all of its fields, which its own docstring describes.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+
+import msgspec
+import typer
+
+from attnbench.analysis.conclusion import Conclusion, Ending
+from attnbench.commands import OUTPUT, Command, ExitCode
+
+PANELS = {
+    "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
+    "batch-size seq-len dtype gradients invariance interpret",
+    "Output": "results resume json quiet verbose to open format policy salvage",
+}
+"""Long option names by the title of their group in help; all other options are in the group How."""
+LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
+"""The least values of numbers; of all others, 0."""
+SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
+
+Options:
+    results (DIR): Where runs are kept.
+    resume (RUN): Continue this run (its name or folder).
+    open_page (--open): Open the page in a browser.
+    is_json: Print JSON for a program to read, and nothing else there.
+    is_quiet (--quiet -q): Show only the answer and warnings.
+    is_verbose (--verbose -v): Show each step, and every cell at the end.
+"""
+LINE = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)", re.DOTALL)
+
+
+def sections(text: str) -> tuple[str, dict[str, tuple[list[str], str]], list[str]]:
+    """Split a docstring into help, flags with metavar and help of each option, and examples."""
+    head, _, examples = inspect.cleandoc(text).partition("\nExamples:\n")
+    words, _, lines = head.partition("\nOptions:\n")
+    options = {}
+    for entry in re.split(r"\n {4}(?! )", "\n" + lines.rstrip())[1:]:
+        name, flags, help_text = LINE.fullmatch(entry).groups()  # type: ignore[union-attr]  # a test reads all of them
+        options[name] = (flags or "").split(), " ".join(help_text.split())
+    return words.strip(), options, [line.strip() for line in examples.splitlines()]
+
+
+def framed(command: Command) -> tuple[Callable[..., None], list[str]]:
+    """The command in a form that typer can read, and its examples.
+
+    The function returns its exit code, a conclusion, or None for a pass.
+    """
+    function = command.function
+    text, options, examples = sections(function.__doc__ or "")
+    options = sections(SHARED)[1] | options
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(_parameter(parameter, *options[name]) if name in options else parameter)
+            continue
+        group: Any = parameter.annotation
+        described: dict[str, tuple[list[str], str]] = {}
+        for each in reversed(group.__mro__):
+            described |= sections(each.__doc__ or "")[1]
+        fields = get_type_hints(group, include_extras=True)
+        groups[name] = group, list(fields)
+        for field, kind in fields.items():
+            default = getattr(parameter.default, field)
+            member = parameter.replace(name=field, annotation=kind, default=default)
+            parameters.append(_parameter(member, *described[field]) if field in described else member)
+    for name in vars(OUTPUT):
+        flag = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=bool, default=False)
+        parameters.append(_parameter(flag, *options[name]))
+
+    @functools.wraps(function)
+    def call(**values: Any) -> None:  # noqa: ANN401 - any options
+        for name in vars(OUTPUT):
+            setattr(OUTPUT, name, values.pop(name))
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        ended = function(**values)
+        if isinstance(ended, Conclusion):
+            finish(ended)
+        raise typer.Exit(ended or ExitCode.passed)
+
+    vars(call)["__signature__"] = inspect.Signature(parameters)
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__doc__ = text
+    return call, examples
+
+
+def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -> inspect.Parameter:
+    """The parameter with its annotation for typer."""
+    kind, default = parameter.annotation, parameter.default
+    kinds = {kind, *get_args(kind)}
+    metavar = " ".join(word for word in words if not word.startswith("-"))
+    more: dict[str, Any] = {"help": help_text, "metavar": metavar or ("" if kind is bool else None)}
+    more["show_default"] = default not in {None, ""} if default.__hash__ else True
+    if kinds & {int, float}:
+        more["min"] = LEAST.get(parameter.name, 0)
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return parameter.replace(annotation=Annotated[kind, typer.Argument(**more)])
+    flags = [word for word in words if word.startswith("-")]
+    flags = flags or [f"--{parameter.name.removeprefix('is_').replace('_', '-')}"]
+    long = max(flags[0].split("/"), key=len).removeprefix("--").removeprefix("no-")
+    panel = next((name for name, members in PANELS.items() if long in members.split()), "How")
+    return parameter.replace(annotation=Annotated[kind, typer.Option(*flags, rich_help_panel=panel, **more)])
+
+
+def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
+    """Print the facts as indented JSON with --json; else call `show`."""
+    if not OUTPUT.is_json:
+        show()
+        return
+    typer.echo(msgspec.json.format(msgspec.json.encode(facts()), indent=2).decode())
+
+
+def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
+    """Print the last sentence, and exit with the code of its ending.
+
+    If a screen has said it, or with --json, it is printed only if it is inconclusive, on standard error.
+    """
+    is_silent |= OUTPUT.is_json
+    if not is_silent or conclusion.ending is Ending.inconclusive:
+        typer.echo(conclusion.sentence, err=is_silent)
+    raise typer.Exit(exit_code(conclusion))
+
+
+def exit_code(conclusion: Conclusion) -> ExitCode:
+    """The exit code of an ending, which has the same name."""
+    return ExitCode[conclusion.ending.name]

@@ -1,0 +1,82 @@
+"""Changes of the level of a series of values, such as a time over many runs.
+
+A series is split where its parts deviate least from their medians, and so are the parts, while the medians differ by
+more than the noise and the smallest effect of interest. Each part has at least three values, so that a single bad one
+is no change.
+
+Source: binary segmentation, A. J. Scott and M. Knott, 1974, https://doi.org/10.2307/2529204; here with medians.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
+
+FEWEST = 6
+"""Fewest runs of a series: fewer do not show their noise."""
+SHORTEST = 3
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
+ALONE = 3.0
+"""Larger steps between two runs, in standard deviations, count as this many: a change of level is not noise."""
+LEAST_NOISE = 1e-5
+"""The least noise: any change of a value that never varies counts."""
+SURELY = 3.0
+"""Fewest standard errors between two levels for a change to count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A new level, from the value at `place` on."""
+
+    place: int
+    before: float  # the median level of the segment before
+    after: float  # the median level of the segment after
+
+    @property
+    def effect(self) -> float:
+        """The relative difference: 0.05 is 5 % more."""
+        return self.after / self.before - 1
+
+
+def noise(logs: Array) -> float:
+    """Standard deviation of successive differences, with large steps winsorized: a change of level is not noise."""
+    steps = np.diff(logs)
+    reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
+    return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
+
+
+def changes(values: Sequence[float], smallest: float) -> list[Change]:
+    """Changes of level by more than the share `smallest`, in order; empty if any value is not positive."""
+    if len(values) < FEWEST or min(values) <= 0:
+        return []
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    places = _splits(logs, 0, len(logs), noise(logs), math.log1p(smallest))
+    levels = [float(np.exp(np.median(part))) for part in np.split(logs, places)]
+    return [
+        Change(place=place, before=before, after=after)
+        for place, (before, after) in zip(places, pairwise(levels), strict=True)
+    ]
+
+
+def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
+    """The places between `start` and `end` at which a new level begins."""
+    places = range(start + SHORTEST, end - SHORTEST + 1)
+    place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
+    if place is None:
+        return []
+    step = abs(float(np.median(logs[place:end]) - np.median(logs[start:place])))
+    error = MEDIAN_FACTOR * spread * math.sqrt(1 / (place - start) + 1 / (end - place))
+    if step < max(smallest, SURELY * error):
+        return []
+    before, after = ((start, place), (place, end))
+    return [*_splits(logs, *before, spread, smallest), place, *_splits(logs, *after, spread, smallest)]
+
+
+def _deviation(part: Array) -> float:
+    """The sum of absolute deviations from the median."""
+    return float(np.abs(part - np.median(part)).sum())
