@@ -10,7 +10,6 @@ from attnbench.analysis.breakdown import (
 from attnbench.storage.operator_kinds import (
     KINDS,
     Span,
-    backend_of,
     fold,
     kind_of,
     observed,
@@ -68,7 +67,6 @@ def test_names_have_their_kind(kind: str, name: str) -> None:
     ],
 )
 def test_backends_are_known_by_their_operators(name: str, backend: str) -> None:
-    assert backend_of(name) == backend
     assert observed([operator(name, 1.0)]) == backend
 
 
