@@ -65,6 +65,7 @@ def attending(change):
     def install(case):
         honest = case.module.attend
         case.module.attend = lambda *given: change(honest, *given)
+        case.module.bind = None  # which calls the function itself
 
     return install
 
