@@ -14,8 +14,7 @@ from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution
 from attnbench.processes.messages import Check, Reply, Work
-from attnbench.processes.planning import build_plan, rejected
-from attnbench.storage.events import Plan
+from attnbench.processes.planning import build_plan
 from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
@@ -147,15 +146,6 @@ def test_what_is_only_noted_is_a_finding_where_that_is_asked(folder: Path, optio
     assert strict.returncode == 1, strict.stdout
     assert json.loads(strict.stdout)["implementations"]["filled"]["verdict"] == "WRONG"
     assert says in strict.stdout
-
-
-def test_a_plan_keeps_what_it_rejects() -> None:
-    planned = build_plan(
-        sweep="check", implementations=["sdpa"], rejects=rejected(empty_rows="zero", hidden_nan="reject")
-    )
-    again = msgspec.json.decode(msgspec.json.encode(planned), type=Plan)
-    assert again.rejects == planned.rejects
-    assert len(again.rejects) == 2
 
 
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
