@@ -51,6 +51,8 @@ OTHERS = {
     "tensorboard": "the views of TensorBoard, without a network",
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference")
+NUM_FIRST, FIRST_HEIGHT = 2, 1.7
+"""Panels in the README's picture, and inches of each: the picture fits the first screen."""
 SCREEN = "screen.txt"
 """The closing screen of a run."""
 MOST_SUMMARY = 200_000
@@ -77,7 +79,7 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        picture = lines.draw(results, lines.RATIO, lines.ENOUGH_LENGTHS)
+        picture = lines.draw(results, lines.RATIO, most=NUM_FIRST, height=FIRST_HEIGHT)
         assert picture is not None
         picture.save(folder / "first_plot.png")
 

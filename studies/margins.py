@@ -103,7 +103,7 @@ def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, in
             for each in errors(observed, reference):
                 kind = "weights" if each.tensor.endswith(" weights") else each.tensor
                 peak = each.error / each.allowed if each.error is not None and each.allowed else float("inf")
-                rms = each.rms_ratio if each.rms_ratio is not None else float("inf")
+                rms = each.rms / each.allowed_rms if each.rms is not None and each.allowed_rms else float("inf")
                 yield Margin(*place, seed, workload.id, probe, name, workload.dtype, kind, peak, rms)
 
 

@@ -311,8 +311,6 @@ def _tensor(name: str, allowed: float, error: float | None) -> TensorError:
         tensor=name,
         error=error,
         allowed=allowed,
-        yardstick_error=allowed / 3,
-        rounding_band=allowed / 3,
         worst=(0, 0, 1),
         expected=0.5,
         actual=None if error is None else 0.5 + error,

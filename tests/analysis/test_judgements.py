@@ -22,8 +22,6 @@ def agreement(*, error: float | None = 0.1, found: str = "", conventions: tuple[
         tensor="output",
         error=error,
         allowed=1.0,
-        yardstick_error=0.1,
-        rounding_band=0.1,
         worst=(0,),
         expected=1.0,
         actual=None if error is None else 1.0 + error,

@@ -53,7 +53,7 @@ def test_an_error_of_late_small_rows_shows_though_early_rows_may_have_a_larger_o
     assert error.abs().max() < tolerance().of_rows[0]  # one limit for the whole tensor would let it pass
     found = judged(error + noise(9))
     assert found.grade is Grade.wrong
-    assert found.rms_ratio > 2
+    assert found.rms / found.allowed_rms > 2
     assert found.rows[0] >= 192 - LEAST_NUMBERS // WIDTH
 
 
@@ -122,7 +122,7 @@ def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
     sizes = answer().square().mean(dim=1, keepdim=True).sqrt()
     found = judged(5.7 * NOISE * sizes * answer().sign())  # no number is far off, but all are biased
     assert found.error < 0.7 * found.allowed
-    assert found.rms_ratio > 1.5
+    assert found.rms / found.allowed_rms > 1.5
     words = describe(Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=(found,)),)))
     assert "RMS" in words
     assert f"{found.allowed_rms:.3g}" in words

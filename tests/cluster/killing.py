@@ -23,9 +23,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.cluster.driver import SLOT
 from attnbench.cluster.host import HOST
 from attnbench.commands import ExitCode
-from attnbench.storage import events
 from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
-from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "task", "node", "driver")
@@ -178,24 +176,9 @@ def wrong(run: Path, alone: Results) -> list[str]:
         for key, verdict in decided.items()
         if without.get(key, verdict) != verdict
     ]
-    there = _visits(run)
-    kept = Counter(visit.workload for visits in there.values() for visit in visits)
-    held = Counter(found.num_visits)
-    if kept != held:
-        problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
-    numbers = Counter(place.partition("/")[2] for place in there)  # a folder belongs to one share on one host
-    problems += [f"share {share} was measured by {number} hosts" for share, number in numbers.items() if number > 1]
+    places = Counter(path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"))
+    problems += [f"share {share} was measured by {number} hosts" for share, number in places.items() if number > 1]
     return problems
-
-
-def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
-    """Read the visits in the journals of all hosts, by host and share."""
-    return {
-        f"{path.parent.parent.name}/{path.parent.name}": [
-            event for event in read_events(path) if isinstance(event, events.VisitFinished)
-        ]
-        for path in sorted((run / HOSTS).glob(f"*/*/{JOURNAL}"))
-    }
 
 
 def _decided(results: Results) -> dict[Key, str]:

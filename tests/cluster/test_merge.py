@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.analysis.table import samples, table
-from attnbench.cluster.shares import Share, finished, journal_path, merge, split
+from attnbench.cluster.shares import finished, journal_path, merge, split
 from attnbench.storage import events
 from attnbench.storage.events import Plan, RunStarted
 from attnbench.storage.journal import JOURNAL
@@ -20,14 +20,16 @@ NAMES = ("sdpa", "fused")
 POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
 
 
-def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = True, environment=journals.ENVIRONMENT):
+def host_writes(
+    folder: Path, host: str, share: tuple[str, Plan], *, is_finished: bool = True, environment=journals.ENVIRONMENT
+):
     """Write a made-up journal of a host to the driver's place for it."""
-    path = journal_path(folder, host, share.name)
+    path = journal_path(folder, host, share[0])
     made = path.parent.parent / "made"
     levels = {"matmul": 2e12 if host == "b" else 1e12}
     journals.write(
         made,
-        share.plan.workloads,
+        share[1].workloads,
         NAMES,
         num_epochs=2,
         num_visits=4,
@@ -41,7 +43,7 @@ def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = Tr
 
 
 @pytest.fixture
-def run(tmp_path) -> tuple[Path, RunStarted, list[Share]]:
+def run(tmp_path) -> tuple[Path, RunStarted, dict[str, Plan]]:
     plan = journals.write(tmp_path / "plan", POINTS, NAMES, num_visits=1, num_epochs=1).plan
     started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
     return tmp_path / "run", started, split(plan, 1)
@@ -52,12 +54,11 @@ def test_shares_have_each_workload_once_and_the_whole_budget():
     names = set()
     for hosts in (1, 2, 50):
         shares = split(plan, hosts)
-        names.add(tuple(share.name for share in shares))
-        taken = Counter(workload.id for share in shares for workload in share.plan.workloads)
+        names.add(tuple(shares))
+        taken = Counter(workload.id for share in shares.values() for workload in share.workloads)
         assert taken == Counter(workload.id for workload in plan.workloads)
-        assert sum(share.plan.budget_s for share in shares) == pytest.approx(60.0 * hosts)
-        assert sum(share.plan.false_share for share in shares) == pytest.approx(FALSE_SHARE)
-        assert len({share.name for share in shares}) == len(shares)
+        assert sum(share.budget_s for share in shares.values()) == pytest.approx(60.0 * hosts)
+        assert sum(share.false_share for share in shares.values()) == pytest.approx(FALSE_SHARE)
     assert len(names) == 1
 
 
@@ -77,13 +78,13 @@ def journals_plan() -> Plan:
 
 def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
     folder, started, shares = run
-    for number, share in enumerate(shares):
+    for number, share in enumerate(shares.items()):
         host_writes(folder, "ab"[number % 2], share)
     merge(folder, started, shares, {})
     results = read(folder)
     assert results.hosts == ("a", "b")
     assert results.elapsed_s == pytest.approx(119.0 * -(-len(shares) // 2))  # of the slowest host
-    host_of = {workload.id: "ab"[n % 2] for n, share in enumerate(shares) for workload in share.plan.workloads}
+    host_of = {workload.id: "ab"[n % 2] for n, share in enumerate(shares.values()) for workload in share.workloads}
     assert {record.workload.id: record.host for record in results.records} == host_of
     cells = table(results)
     assert dict(zip(cells["workload"], cells["host"], strict=True)) == host_of
@@ -99,10 +100,11 @@ def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
 
 def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
     folder, started, shares = run
-    for share in shares:
+    for share in shares.items():
         host_writes(folder, "a", share)
-    host_writes(folder, "b", shares[0])  # an actor that was believed lost finished, too
-    host_writes(folder, "c", shares[1], is_finished=False)
+    first, second = [*shares.items()][:2]
+    host_writes(folder, "b", first)  # an actor that was believed lost finished, too
+    host_writes(folder, "c", second, is_finished=False)
     merge(folder, started, shares, {})
     results = read(folder)
     assert results.hosts == ("a",)  # the first by name
@@ -112,22 +114,24 @@ def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
 
 def test_a_share_that_is_open_has_no_cells_and_the_run_no_end(run):
     folder, started, shares = run
-    host_writes(folder, "a", shares[0])
-    host_writes(folder, "a", shares[1], is_finished=False)
-    assert finished(folder, shares[1]) is None
+    (first, plan), second = [*shares.items()][:2]
+    host_writes(folder, "a", (first, plan))
+    host_writes(folder, "a", second, is_finished=False)
+    assert finished(folder, second[0]) is None
     merge(folder, started, shares)
     results = read(folder)
     assert results.elapsed_s is None
-    assert {record.workload.id for record in results.records} == {each.id for each in shares[0].plan.workloads}
+    assert {record.workload.id for record in results.records} == {each.id for each in plan.workloads}
 
 
 def test_what_no_host_could_measure_is_lost_and_a_finding(run):
     folder, started, shares = run
-    for share in shares[1:]:
+    (first, plan), *others = shares.items()
+    for share in others:
         host_writes(folder, "a", share)
-    merge(folder, started, shares, {shares[0].name: "a was lost: no power"})
+    merge(folder, started, shares, {first: "a was lost: no power"})
     lost = [record for record in read(folder).records if record.status is Status.lost]
-    assert {record.workload.id for record in lost} == {each.id for each in shares[0].plan.workloads}
+    assert {record.workload.id for record in lost} == {each.id for each in plan.workloads}
     assert all(record.is_finding and record.message == "a was lost: no power" for record in lost)
 
 
@@ -136,7 +140,7 @@ def test_hosts_of_two_kinds_are_no_machine_that_changed(run):
 
     folder, started, shares = run
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="another")
-    for number, share in enumerate(shares):
+    for number, share in enumerate(shares.items()):
         host_writes(folder, "ab"[number % 2], share, environment=(journals.ENVIRONMENT, other)[number % 2])
     merge(folder, started, shares, {})
     results = read(folder)
@@ -146,7 +150,7 @@ def test_hosts_of_two_kinds_are_no_machine_that_changed(run):
 
 def test_merging_again_gives_the_same_journal(run):
     folder, started, shares = run
-    for share in shares:
+    for share in shares.items():
         host_writes(folder, "a", share)
     merge(folder, started, shares, {})
     before = (folder / JOURNAL).read_bytes()
@@ -156,8 +160,9 @@ def test_merging_again_gives_the_same_journal(run):
 
 def test_a_journal_of_a_host_that_was_changed_is_refused(run):
     folder, started, shares = run
-    host_writes(folder, "a", shares[0])
-    path = journal_path(folder, "a", shares[0].name)
+    share = next(iter(shares.items()))
+    host_writes(folder, "a", share)
+    path = journal_path(folder, "a", share[0])
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":119', b'"elapsed_s":118'))
     with pytest.raises(events.DamagedError, match="it was changed"):
         merge(folder, started, shares, {})

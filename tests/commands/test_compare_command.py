@@ -22,7 +22,7 @@ from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import endings, story
 from attnbench.statistics.intervals import median
-from attnbench.storage.journal import JOURNAL, find_runs, newest_run
+from attnbench.storage.journal import JOURNAL, find_run, find_runs
 from attnbench.storage.records import PROBE
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
@@ -77,7 +77,7 @@ def compare(repo, *arguments):
 
 
 def newest(repo):
-    return read(newest_run(repo / "results"))
+    return read(find_run(None, repo / "results"))
 
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.inspection import page, text
+from attnbench.inspection import text
 from attnbench.inspection.oracle_diff import look
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -42,7 +42,7 @@ class Tags(HTMLParser):
 
 def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
     found = look(f"{SLIPS}:raising", [EVIL])
-    source = page.write(found, tmp_path).read_text()
+    source = text.write_page(found, tmp_path).read_text()
     tags = Tags()
     tags.feed(source)
     assert not tags.names & {"script", "img", "link", "iframe"}
@@ -57,8 +57,8 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
 def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
     found = look("fused", [TIME], ["mask=none"])
     tags = Tags()
-    tags.feed(page.write(found, tmp_path).read_text())
-    walk = found.walks[0]
+    tags.feed(text.write_page(found, tmp_path).read_text())
+    walk = found.diffs[0].walk
     weights = text.step_tables(walk, "weights")
     assert {text for table in weights for row in table.rows for text in row} <= set(tags.texts)
     assert all(walk.shape(name) in tags.texts for name in walk.steps)
@@ -69,7 +69,7 @@ def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
 def test_tables_are_aligned_and_fit_the_terminal():
     printed = shown(look("fused", ["all of it is attention", "a b c d"]), width=80)
     assert all(len(line) <= 80 for line in printed.splitlines())
-    table = text.step_tables(look("fused", [TIME]).walks[0], "weights")[0]
+    table = text.step_tables(look("fused", [TIME]).diffs[0].walk, "weights")[0]
     assert len({len(line) for line in table.lines(200)[2:]}) == 1
 
 

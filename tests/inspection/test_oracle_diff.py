@@ -2,7 +2,6 @@
 
 import html
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ import torch
 from rich.console import Console
 
 from attnbench.checking import steps
-from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract import Attention, Implementation
-from attnbench.inspection import oracle_diff, page, text, walkthrough
-from attnbench.inspection.oracle_diff import Outcome, look
+from attnbench.inspection import oracle_diff, text, walkthrough
+from attnbench.inspection.oracle_diff import look
 from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -58,10 +56,10 @@ def test_an_error_beyond_what_honest_code_shows_counts_as_in_a_check() -> None:
     """It is less than 1e-5 of the largest value, and more than ten times the error of an honest float32 form."""
     (diff,) = found_in("slightly_large").diffs
     (context,) = (each for each in diff.comparisons if each.name == "context")
-    assert context.outcome is Outcome.differs
+    assert not context.agrees
     assert context.largest > 2 * context.tolerance
     (diff,) = found_in("right").diffs
-    assert {each.outcome for each in diff.comparisons} == {Outcome.agrees}
+    assert all(each.agrees for each in diff.comparisons)
     assert all(each.largest < each.tolerance / 2 for each in diff.comparisons)
 
 
@@ -88,7 +86,7 @@ def test_a_planted_mistake_is_seen_at_its_own_step(settings):
             continue
         found = oracle_diff.compare(planted(each.changes), walk)
         last = found.comparisons[-1]
-        if last.outcome is Outcome.agrees:  # these words cannot distinguish it: that needs the check's probes
+        if last.agrees:  # these words cannot distinguish it: that needs the check's probes
             continue
         assert found.first is not None
         assert found.first.step in SEEN_AT[each.step], each.words
@@ -104,15 +102,7 @@ def test_the_right_form_agrees_in_every_step():
         point = walkthrough.workload(5, settings, seed=0)
         found = oracle_diff.compare(planted({}), walkthrough.walk(words, point))
         assert [each.name for each in found.comparisons] == ["query", "key", "value", "weights", "context", "output"]
-        assert {each.outcome for each in found.comparisons} == {Outcome.agrees}
-
-
-def test_weights_are_revealed_a_few_columns_at_a_time():
-    scores = torch.randn(1, 2, 7, 7, dtype=torch.float64)
-    weights = scores.softmax(dim=-1)
-    for width in (1, 3, 7, 9):
-        like = torch.zeros(1, 2, 7, width, dtype=torch.float64)
-        torch.testing.assert_close(recover_weights(lambda values: weights @ values, like), weights)
+        assert all(each.agrees for each in found.comparisons)
 
 
 def test_the_first_difference_is_reported_with_its_words():
@@ -128,32 +118,29 @@ def test_the_first_difference_is_reported_with_its_words():
     assert f"{here:.4g}, the oracle says {right:.4g}" in line
     assert f"[{here:.2f}]" in shown(found)
     assert line in shown(found)
-
-
-def test_a_word_that_stands_twice_is_named_by_its_place():
-    found = found_in("no_scale", "a b b a")
-    assert "(word " in text.first_difference(found)[0]
+    assert "(word " in text.first_difference(found_in("no_scale", "a b b a"))[0]  # a word that stands twice
 
 
 def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
     (found,) = found_in("Swapped").diffs
-    outcomes = {each.name: each.outcome for each in found.comparisons}
+    right = {each.name: each.agrees for each in found.comparisons}
     assert found.first.name == "query"
-    assert outcomes["weights"] is outcomes["context"] is outcomes["value"] is Outcome.agrees
-    assert outcomes["output"] is Outcome.differs
+    assert right["weights"] and right["context"] and right["value"]  # noqa: PT018
+    assert not right["output"]
 
 
 def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
     for name in ("module_list", "torch_mha"):
         (found,) = look(name, [TIME]).diffs
         assert "its projections cannot be seen" in found.unseen
-        assert {each.outcome for each in found.comparisons} == {Outcome.agrees}
+        assert found.comparisons[-1].name == "output"
+        assert all(each.agrees for each in found.comparisons)
 
 
 def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
     found = found_in("Own")
     assert not found.differs
-    assert found.diffs[0].comparisons[0].outcome is Outcome.its_own
+    assert [each.name for each in found.diffs[0].comparisons] == ["value", "weights", "context", "output"]
 
 
 @pytest.mark.one_in(3)
@@ -179,15 +166,7 @@ def test_what_goes_wrong_is_reported_in_words(name, step, said, tmp_path):
     assert found.diffs[0].first.step == step
     assert said in text.first_difference(found)[0]
     assert said in shown(found)
-    assert said in html.unescape(page.write(found, tmp_path).read_text(encoding="utf-8"))
-    json.dumps(found.json(text.first_difference(found), []), allow_nan=False)
-
-
-def test_a_module_without_attend_is_compared_by_its_output_and_says_so():
-    found = look("torch_mha", [TIME])
-    assert [each.name for each in found.diffs[0].comparisons] == ["output"]
-    assert not found.differs
-    assert "cannot be seen" in shown(found)
+    assert said in html.unescape(text.write_page(found, tmp_path).read_text(encoding="utf-8"))
 
 
 def test_a_workload_that_is_unsupported_is_not_compared():

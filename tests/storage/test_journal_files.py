@@ -5,7 +5,6 @@ import hashlib
 import random
 import re
 import shutil
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,27 +14,15 @@ from attnbench.analysis.results import read
 from attnbench.storage.events import DamagedError, JournalRestored, LinesLost, RunFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.salvage import salvage
+from studies.torture.damages import DAMAGES
 from tests import journals
 
 WHOLE = gzip.compress((Path(__file__).parents[1] / "conftest.py").read_bytes())
 
 
-def middle_flipped() -> bytes:
-    """Damage a compressed stream so that zlib itself fails, not only the checksum at its end."""
-    for at in range(10, len(WHOLE) - 8):
-        found = WHOLE[:at] + bytes([WHOLE[at] ^ 0xFF]) + WHOLE[at + 1 :]
-        try:
-            gzip.decompress(found)
-        except zlib.error:
-            return found
-        except (EOFError, OSError):
-            continue
-    raise AssertionError("no such place")
-
-
 @pytest.mark.parametrize(
     "content",
-    [WHOLE[:-20], middle_flipped(), WHOLE[:-8] + bytes(8), b"no gzip at all"],
+    [WHOLE[:-20], WHOLE[:20] + bytes(40) + WHOLE[60:], WHOLE[:-8] + bytes(8), b"no gzip at all"],
     ids=["cut short", "damaged stream", "wrong checksum", "not compressed"],
 )
 def test_a_damaged_compressed_journal_is_named(tmp_path, content):
@@ -57,29 +44,18 @@ def older(lines: list[bytes]) -> list[bytes]:
     return [re.sub(rb',"seq":\d+,"digest":"\w+"', b"", line).replace(b'"schema":6', b'"schema":4') for line in lines]
 
 
-def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int, bytes]]:
-    """Damage a journal in many ways; yield a description, the first damaged line, and the file's content."""
-    for _ in range(60):
-        number = draws.randrange(len(lines))
-        digits = [place for place, byte in enumerate(lines[number]) if chr(byte).isdigit()]
-        place = draws.choice(digits)
-        other = draws.choice([each for each in b"0123456789" if each != lines[number][place]])
-        changed = lines[number][:place] + bytes([other]) + lines[number][place + 1 :]
-        yield f"digit {place} changed", number, b"".join([*lines[:number], changed, *lines[number + 1 :]])
-    for number in range(len(lines) - 1):
-        yield "a line gone", number, b"".join(lines[:number] + lines[number + 1 :])
-        yield (
-            "two lines exchanged",
-            number,
-            b"".join([*lines[:number], lines[number + 1], lines[number], *lines[number + 2 :]]),
+def damages(lines: list[bytes], number: int) -> Iterator[tuple[str, int, bytes]]:
+    """Damage a journal in ways that show; yield a description, the first damaged line, and the file's content."""
+    draws = random.Random(0)
+    for turn in range(number):
+        name = list(DAMAGES)[turn % len(DAMAGES)]
+        text = b"".join(DAMAGES[name](lines, draws))
+        there = text.splitlines(keepends=True) if name != "bytes that are no text" else text.split(b"\n")
+        differing = (
+            place for place, pair in enumerate(zip(lines, there, strict=False)) if pair[0].rstrip() != pair[1].rstrip()
         )
-    for number in range(len(lines)):
-        yield "a line twice", number + 1, b"".join([*lines[: number + 1], *lines[number:]])
-    yield "all of it twice", len(lines), b"".join([*lines, *lines])
-    yield "another journal after it", len(lines), b"".join([*lines, *lines[1:]])
-
-
-NUM_DAMAGES = 150
+        if text != b"".join(lines) and text.endswith(b"\n"):
+            yield name, next(differing, len(lines)), text
 
 
 def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
@@ -92,12 +68,11 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
     [
         (lambda lines: [*lines, *lines], "a second run, "),
         (lambda lines: lines[1:], "does not begin with run_started"),
-        (lambda lines: [*lines, next(each for each in lines if b"visit_finished" in each)], "a visit after the end"),
         (lambda lines: twice(lines, b"visit_finished"), "comes after visit"),
         (lambda lines: twice(lines, b"cell_checked"), "a second check of"),
         (lambda lines: twice(lines, b"cell_measured"), "a second measurement of"),
-        (lambda lines: twice(lines, b"ceilings_measured"), "a second measurement of what"),
-        (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample of"),
+        (lambda lines: twice(lines, b"ceilings_measured"), "a second measurement of ceilings"),
+        (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample says"),
         (
             lambda lines: changed(lines, b'"implementation":"sdpa"', b'"implementation":"sdqa"'),
             "no implementation sdqa",
@@ -108,7 +83,7 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: [*lines[:3], b"\n", *lines[3:]], "not an event of a journal"),
     ],
     ids=[
-        *("twice", "no beginning", "after the end", "visit twice", "check twice", "metric twice", "ceilings twice"),
+        *("twice", "no beginning", "visit twice", "check twice", "metric twice", "ceilings twice"),
         *("below zero", "no such implementation", "no such workload", "brackets", "no text", "empty line"),
     ],
 )
@@ -159,10 +134,10 @@ def test_salvage_keeps_whatever_is_intact_and_says_what_it_drops(tmp_path):
     intact = list(events(tmp_path / JOURNAL))
     path = tmp_path / "damaged" / JOURNAL
     path.parent.mkdir()
-    for number, (what, place, text) in enumerate(random.Random(3).sample(list(damages(lines, random.Random(2))), 12)):
+    for number, (what, place, text) in enumerate(damages(lines, 2 * len(DAMAGES))):
         path.write_bytes(text)
         to = tmp_path / f"{number}"
-        if place == 0 and what != "a line twice":
+        if place == 0:
             with pytest.raises(DamagedError):
                 salvage(path, to)
             assert not to.exists()
@@ -170,23 +145,18 @@ def test_salvage_keeps_whatever_is_intact_and_says_what_it_drops(tmp_path):
         saved = salvage(path, to)
         kept = list(events(to / JOURNAL))
         assert isinstance(kept[-1], LinesLost)
-        lost = "line gone" in what or "changed" in what
         assert all(each in intact for each in kept[1:-1]), what
-        assert len(kept) - 1 >= len(intact) - (1 if lost else 2), what
+        assert len(kept) - 1 >= len(intact) - 2, what
         assert saved.num_kept == len(kept) - 1
         assert saved.dropped or saved.gaps, what
         assert read(to).num_lost > 0
 
 
-def test_what_is_intact_is_not_written_again(tmp_path):
-    journals.write(tmp_path / "whole")
-    saved = salvage(tmp_path / "whole")
+def test_salvage_writes_nothing_without_need_and_over_no_run(tmp_path):
+    lines = whole(tmp_path / "run")
+    saved = salvage(tmp_path / "run")
     assert not saved.is_damaged
     assert not saved.folder.exists()
-
-
-def test_salvage_overwrites_no_run(tmp_path):
-    lines = whole(tmp_path / "run")
     journals.write(tmp_path / "other")
     (tmp_path / "run" / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
     with pytest.raises(ValueError, match="holds a run: choose another folder with --to"):
@@ -198,16 +168,12 @@ def test_whatever_is_changed_in_a_journal_is_noticed_at_its_line(tmp_path):
     assert len(list(events(tmp_path / JOURNAL))) == len(lines)
     path = tmp_path / "damaged" / JOURNAL
     path.parent.mkdir()
-    found, every = 0, list(damages(lines, random.Random(0)))
-    kinds = {what: (what, number, text) for what, number, text in every}  # one of each, and many of some
-    for what, number, text in [*kinds.values(), *random.Random(1).sample(every, min(NUM_DAMAGES, len(every)))]:
+    for what, number, text in damages(lines, 120):
         path.write_bytes(text)
-        with pytest.raises((DamagedError, ValueError)) as raised:
+        with pytest.raises(DamagedError) as raised:
             list(events(path))
         assert f"line {number + 1}:" in str(raised.value) or "has schema" in str(raised.value), what
         assert "--salvage" in str(raised.value) or "has schema" in str(raised.value), what
-        found += 1
-    assert found > 100
 
 
 def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import FLOAT32, Record, Status
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -42,7 +42,7 @@ def verdict_of(record: Record) -> CheckVerdict:
         return CheckVerdict.not_judged
     if record.status is Status.approximate:
         return CheckVerdict.approximate
-    return CheckVerdict.imprecise if record.is_imprecise else CheckVerdict.right
+    return CheckVerdict.imprecise if record.agreement.grade is Grade.imprecise else CheckVerdict.right
 
 
 def _hides_all(workload: Workload) -> bool:
@@ -130,7 +130,8 @@ class Judgement:
     @property
     def conventions(self) -> tuple[str, ...]:
         """Accepted differences in convention, each once."""
-        return tuple(dict.fromkeys(text for record in self.compared for text in record.conventions))
+        agreements = filter(None, (record.agreement for record in self.compared))
+        return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 
     @property
     def notes(self) -> Mapping[str, str]:

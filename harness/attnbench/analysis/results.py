@@ -153,7 +153,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
         measurements = (*_times(state, key), *state.measured[key].values())
         yield Record(
             run=started.run,
-            commit=started.commit_of(arm),
+            commit=started.commit if started.plan.sides is None else getattr(started.plan.sides, arm.side).commit,
             workload=started.plan.workloads[order[workload]],
             implementation=arm.implementation,
             side=arm.side,

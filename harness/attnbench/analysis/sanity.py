@@ -80,20 +80,19 @@ def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad 
     """The load during a run; None without counters, as on a simulated machine.
 
     Covers the time from the start of each worker to its end; the last worker of a killed run has no end and is left
-    out. If `timed` names workers that timed something, by their numbers from 0, only these count: load during checks
-    does not affect any time.
+    out. If `timed` names workers that timed something, by their places in `history`, only these count: load during
+    checks does not affect any time.
     """
     spans: dict[int, tuple[Counters, Counters]] = {}
     start: Counters | None = None
-    number = -1
-    for event in history:
+    begun = 0
+    for place, event in enumerate(history):
         if not isinstance(event, WorkerStarted | RunFinished):
             continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
-            spans[number] = start, end
-        start = event.counters if isinstance(event, WorkerStarted) else None
-        number += isinstance(event, WorkerStarted)
+            spans[begun] = start, end
+        start, begun = event.counters if isinstance(event, WorkerStarted) else None, place
     counted = [spans[number] for number in spans if number in timed] or [*spans.values()]
     total_s, idle_s, stolen_s, own_s = (
         sum(getattr(after, name) - getattr(before, name) for before, after in counted)

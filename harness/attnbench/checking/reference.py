@@ -489,7 +489,7 @@ def require_plain(name: str, tensor: object) -> None:
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
     """The error of each tensor; if its reference is constant, only if it is not finite."""
-    lost = partial(TensorError, error=None, allowed=0.0, yardstick_error=0.0, rounding_band=0.0, worst=(), expected=0.0)
+    lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
     limits = reference.tolerances
     compared = [limits[name].judge(tensor) for name, tensor in observed.items() if name in limits]
     others = [name for name in observed if name not in limits]

@@ -92,7 +92,7 @@ class Tolerance:
         self.segment = (torch.arange(self.num_rows) // length).clamp(max=self.count - 1)  # (R,) of each row
         answer, shown = self._by_segment(rows), [self._by_segment(each) for each in yardsticks]
         yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
-        self.yardstick_error, self.is_finite = float(yardstick.peak.max()), bool(yardstick.square.isfinite().all())
+        self.is_finite = bool(yardstick.square.isfinite().all())
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
@@ -106,7 +106,6 @@ class Tolerance:
         else:
             sizes = (torch.full_like(each, scale) for each in answer)
         rounding = RowErrors(*(one * each for each in sizes))
-        self.rounding_band = float(rounding.peak.max())
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if name != "output":
             yardstick = RowErrors(*map(_with_others, yardstick, answer))
@@ -163,8 +162,6 @@ class Tolerance:
             tensor=self.name,
             error=error if math.isfinite(error) else None,
             allowed=float(self.of_rows[row]),
-            yardstick_error=self.yardstick_error,
-            rounding_band=self.rounding_band,
             worst=tuple(reported),
             expected=float(self.expected[tuple(place)]),
             actual=value if math.isfinite(value) else None,

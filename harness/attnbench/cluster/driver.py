@@ -6,20 +6,20 @@ again if its process or node is lost. All state is in the journals, so that the 
 Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
 
-import fcntl
 import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attnbench.cluster.host import NAME, Answer, examine, measure
-from attnbench.cluster.shares import Share, finished, journal_path, kind_of, merge, split
+from attnbench.cluster.host import NAME, examine, measure
+from attnbench.cluster.shares import finished, journal_path, kind_of, merge, split
 from attnbench.devices import device
 from attnbench.processes.execution import now
 from attnbench.processes.sides import current_commit
@@ -50,7 +50,7 @@ def connected(address: str) -> Iterator[Any]:
     """The module ray, connected to a cluster.
 
     Raises:
-        ValueError: ray is not installed, or nothing answers at the address.
+        ValueError: ray is not installed, nothing answers at the address, or no node is a host.
     """
     try:
         import ray
@@ -65,6 +65,8 @@ def connected(address: str) -> Iterator[Any]:
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ValueError(f"no Ray cluster answers at {address} ({_first_line(error)}): give {ALLOWED}") from None
     try:
+        if not hosts_of(ray):
+            raise ValueError(NO_HOST)
         yield ray
     finally:
         ray.shutdown()
@@ -90,8 +92,6 @@ def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
             there = NodeAffinitySchedulingStrategy(key, soft=False)
             work = ray.remote(examine).options(resources={SLOT: 1}, scheduling_strategy=there)
             tasks[f"{node['NodeManagerAddress']} ({key[:6]})"] = work.remote()
-        if not tasks:
-            raise ValueError(NO_HOST)
         for name, task in tasks.items():
             try:
                 results[name] = json.loads(ray.get(task, timeout=EXAMINED_S))
@@ -111,33 +111,26 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
     `note` receives messages about finished and lost shares.
 
     Raises:
-        ValueError: no ray, no cluster, no host, or another process drives this run; the message says what to do.
+        ValueError: no ray, no cluster, or no host; the message says what to do.
         OSError: the folder cannot be written.
     """
     with connected(address) as ray:
-        if not (num_hosts := len(hosts_of(ray))):
-            raise ValueError(NO_HOST)
-        (folder / HOSTS).mkdir(parents=True, exist_ok=True)
-        with (folder / HOSTS / "driver.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{folder} is being driven by another process: wait for its end, or stop it") from None
-            started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
-            if (path := folder / JOURNAL).exists():
-                started = next(event for event in read_events(path) if isinstance(event, events.RunStarted))
-            shares = split(plan, num_hosts)
-            merge(folder, started, shares)  # allows to continue from here
-            lost = None
-            try:
-                lost = measured(ray, folder, shares, note)
-            finally:
-                merge(folder, started, shares, lost)
+        folder.mkdir(parents=True, exist_ok=True)
+        started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+        if (path := folder / JOURNAL).exists():
+            started = next(event for event in read_events(path) if isinstance(event, events.RunStarted))
+        shares = split(plan, len(hosts_of(ray)))
+        merge(folder, started, shares)  # allows to continue from here
+        lost = None
+        try:
+            lost = measured(ray, folder, shares, note)
+        finally:
+            merge(folder, started, shares, lost)
 
 
-def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[str], None]) -> dict[str, str]:  # noqa: ANN401 - as above
+def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[[str], None]) -> dict[str, str]:  # noqa: ANN401 - as above
     """Measure the open shares of a run; return the reasons for those that no host could measure, by name."""
-    names = {workload.device for share in shares for workload in share.plan.workloads}
+    names = {workload.device for plan in shares.values() for workload in plan.workloads}
     work = ray.remote(measure).options(
         resources={SLOT: 1},
         num_cpus=1,
@@ -145,9 +138,9 @@ def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[st
         max_retries=NUM_RETRIES,
         retry_exceptions=True,
     )
-    known = {share.name: finished(folder, share) for share in shares}
-    kinds = [kind_of(of_share[1]) for of_share in known.values() if of_share is not None][:1]
-    tasks = {work.remote(msgspec.json.encode(share)): share.name for share in shares if known[share.name] is None}
+    here = version("attnbench"), str(Path.cwd())
+    is_open = [name for name in shares if finished(folder, name) is None]
+    tasks = {work.remote(msgspec.json.encode(shares[name]), *here): name for name in is_open}
     lost: dict[str, str] = {}
     seen_s = time.monotonic()
     while tasks:
@@ -159,33 +152,35 @@ def measured(ray: Any, folder: Path, shares: Sequence[Share], note: Callable[[st
         for task in ray.wait(list(tasks), num_returns=1, timeout=min(WAIT_S, NODES_EVERY_S))[0]:
             share = tasks.pop(task)
             try:
-                answer = msgspec.json.decode(ray.get(task), type=Answer)
-                keep(folder, share, answer, kinds)
+                host, journal = ray.get(task)
+                keep(folder, share, host, journal)
             except (ray.exceptions.RayError, ValueError) as error:
                 lost[share] = _first_line(error)
                 continue
-            note(f"{answer.host} has finished share {share}: {len(tasks)} of {len(shares)} are left")
+            note(f"{host} has finished share {share}: {len(tasks)} of {len(shares)} are left")
     for share, why in lost.items():
         note(f"share {share} is lost: {why}")
     return lost
 
 
-def keep(folder: Path, share: str, answer: Answer, kinds: list[str]) -> None:
-    """Store the journal of a share; `kinds` holds the kind of the first host, once there is one.
+def keep(folder: Path, share: str, host: str, journal: bytes) -> None:
+    """Store the journal of a share.
 
     Raises:
-        ValueError: the journal is damaged or unfinished, or from another kind of host; it is not stored.
+        ValueError: the journal is damaged or unfinished, or from another kind of host than the others; it is not
+            stored.
     """
-    if not NAME.fullmatch(answer.host):
+    if not NAME.fullmatch(host):
         raise ValueError("its host has no valid name")
-    path = journal_path(folder, answer.host, share)
+    known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
+    path = journal_path(folder, host, share)
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrived = put(path.with_name("arrived.jsonl"), answer.journal)
+    arrived = put(path.with_name("arrived.jsonl"), journal)
     history = list(read_events(arrived))
     if not history or not isinstance(history[-1], events.RunFinished):
-        raise ValueError(f"{answer.host} sent an unfinished journal")
-    if (kind := kind_of(history)) not in (kinds or [kind]):
-        first = f"it is another kind of host ({kind}) than the first ({kinds[0]})"
-        raise ValueError(f"{answer.host} takes no part: {first}; give it a run of its own")
+        raise ValueError(f"{host} sent an unfinished journal")
+    kind, first = kind_of(history), kind_of(read_events(known[0]) if known else history)
+    if kind != first:
+        other = f"it is another kind of host ({kind}) than the first ({first})"
+        raise ValueError(f"{host} takes no part: {other}; give it a run of its own")
     arrived.replace(path)
-    kinds[:] = [kind]

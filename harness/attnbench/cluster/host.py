@@ -1,6 +1,6 @@
 """Work on one host: reserve the machine, measure a share into a journal, and return the journal.
 
-Independent of Ray. Messages are JSON bytes, and are read as data.
+Independent of Ray. A plan arrives as JSON and is read as data.
 """
 
 import fcntl
@@ -11,49 +11,42 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
-import psutil
 
-from attnbench.cluster.shares import Share
 from attnbench.processes.execution import execute
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
-SLOT = "ATTNBENCH_BENCH_SLOT"
-"""Set for all processes of a share, to find those that outlive it."""
-ENDED_S = 20.0
 NAME = re.compile(r"\w[\w.-]{0,63}")
 """A host's name is also a folder name."""
 HOST = "ATTNBENCH_HOST"
 """Environment variable with the name of a host."""
 THREADS = "OMP_NUM_THREADS"
+"""Ray sets it to the number of processors of a task; a plan names its threads."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal of a share, and the host that measured it."""
+def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
+    """Measure a plan in JSON from its beginning; return the host's name and the journal.
 
-    host: str  # a name that identifies no person
-    journal: bytes
-
-
-def measure(message: bytes) -> bytes:
-    """Measure a Share from its beginning; return an Answer.
+    The driver has this version of attnbench, and its working folder: files of the plan lie at the same places here.
 
     Raises:
         ValueError: the share is from another version, or cannot be measured.
         OSError: nothing can be written here.
     """
-    share, host = msgspec.json.decode(message, type=Share), own_name()
-    if share.attnbench != (here := version("attnbench")):
-        raise ValueError(f"{host} has attnbench {here}, and the driver {share.attnbench}")
-    with bench_slot(), TemporaryDirectory(prefix="attnbench-share-") as folder:
-        execute(share.plan, Path(folder), lambda _: None)
-        return msgspec.json.encode(Answer(host=host, journal=(Path(folder) / JOURNAL).read_bytes()))
+    host = own_name()
+    if attnbench != (here := version("attnbench")):
+        raise ValueError(f"{host} has attnbench {here}, and the driver {attnbench}")
+    there = chdir(folder) if Path(folder).is_dir() else nullcontext()
+    with bench_slot(), there, TemporaryDirectory(prefix="attnbench-share-") as run:
+        execute(msgspec.json.decode(share, type=Plan), Path(run), lambda _: None)
+        return host, (Path(run) / JOURNAL).read_bytes()
 
 
 def examine() -> str:
@@ -66,7 +59,7 @@ def examine() -> str:
         command = [sys.executable, "-P", "-m", "attnbench", "doctor", "--json"]
         ended = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603 - our own module
     if not ended.stdout:
-        raise ValueError(" ".join(ended.stderr.strip().splitlines()[-1:]) or f"exit code {ended.returncode}")
+        raise ValueError(" ".join(ended.stderr.splitlines()[-1:]) or f"exit code {ended.returncode}")
     return ended.stdout
 
 
@@ -83,36 +76,16 @@ def own_name() -> str:
 
 @contextmanager
 def bench_slot() -> Iterator[None]:
-    """Reserve the whole machine, not only a node: wait until no other process measures here.
-
-    The previous holder may have been killed: its children, which still measure without holding the lock, are ended.
-    """
-    threads = os.environ.get(THREADS)
+    """Reserve the whole machine, not only a node: wait until no other process measures here."""
     try:
         file = os.open(LOCK, os.O_RDONLY)  # it may belong to another user, who may forbid creating it again
     except FileNotFoundError:
         file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
+    threads = os.environ.pop(THREADS, None)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-        orphans = [process for process in psutil.process_iter() if SLOT in _environment_of(process.pid)]
-        for process in orphans:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(orphans, timeout=ENDED_S)
-        os.environ[SLOT] = str(os.getpid())
-        if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors of the task
-            os.environ.pop(THREADS, None)
         yield
     finally:
-        os.environ.pop(SLOT, None)
+        os.close(file)
         if threads is not None:
             os.environ[THREADS] = threads
-        os.close(file)
-
-
-def _environment_of(process: int) -> dict[str, str]:
-    """The initial environment of a process; empty if it is gone or belongs to another user."""
-    try:
-        return psutil.Process(process).environ()
-    except (psutil.Error, OSError):
-        return {}

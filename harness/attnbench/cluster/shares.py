@@ -6,13 +6,11 @@ it. A share is kept as a whole: an unfinished one is measured again.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from attnbench import plugins
 from attnbench.storage import events
 from attnbench.storage.events import Event, Plan
 from attnbench.storage.journal import HOSTS, JOURNAL, write
@@ -25,14 +23,6 @@ MOST_SHARES = 32
 """With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan for one host; its files lie at the same paths on every host."""
-
-    name: str
-    attnbench: str  # version of the driver
-    plan: Plan
-
-
 def part(plan: Plan, place: int, number: int) -> Plan:
     """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
     workloads = plan.workloads[place::number]
@@ -40,34 +30,18 @@ def part(plan: Plan, place: int, number: int) -> Plan:
     return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
 
 
-def split(plan: Plan, num_hosts: int) -> list[Share]:
-    """Split a plan: each share takes every n-th workload, so that all take about equally long.
+def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
+    """The shares of a plan by name: each takes every n-th workload, so that all take about equally long.
 
     The shares and their names depend only on the plan. The budget applies to each host.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
-    specs = {spec: absolute(spec) for spec in plan.implementations}
-    shares = []
+    shares = {}
     for place in range(number):
         smaller = part(plan, place, number)
-        smaller = msgspec.structs.replace(
-            smaller,
-            implementations=tuple(specs.values()),
-            digests={specs.get(spec, spec): digest for spec, digest in plan.digests.items()},
-            budget_s=plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts,
-        )
-        shares.append(Share(name=f"{place:02}", attnbench=version("attnbench"), plan=smaller))
+        budget_s = plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts
+        shares[f"{place:02}"] = msgspec.structs.replace(smaller, budget_s=budget_s)
     return shares
-
-
-def absolute(spec: str) -> str:
-    """The spec with an absolute path, if it has a path, and the same name."""
-    bare, option = plugins.variant(spec)
-    path, attribute = plugins.split(bare)
-    if path is None:
-        return spec
-    moved = f"{Path(path).absolute()}:{attribute}" + (f"+{option}" if option else "")
-    return moved if plugins.name_of(moved) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={moved}"
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
@@ -75,29 +49,28 @@ def journal_path(folder: Path, host: str, share: str) -> Path:
     return folder / HOSTS / host / share / JOURNAL
 
 
-def finished(folder: Path, share: Share) -> Measured | None:
+def finished(folder: Path, share: str) -> Measured | None:
     """The first host by name that finished a share, with its events; None if the share is open.
 
     Raises:
         DamagedError: a journal is damaged.
     """
-    for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
+    for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
             return path.parent.parent.name, history
     return None
 
 
-def kind_of(history: Sequence[Event]) -> str:
+def kind_of(history: Iterable[Event]) -> str:
     """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
-    started = next(event for event in history if isinstance(event, events.WorkerStarted))
-    known = started.environment
+    known = next(event.environment for event in history if isinstance(event, events.WorkerStarted))
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
 def merge(
-    folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str] | None = None
+    folder: Path, started: events.RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None
 ) -> None:
     """Rewrite the journal of a run.
 
@@ -107,13 +80,9 @@ def merge(
         DamagedError: a host's journal is damaged.
         OSError: the journal cannot be written.
     """
-    measured: list[Measured] = []
-    gone: list[tuple[Plan, str]] = []
-    for share in shares:
-        if (result := finished(folder, share)) is not None:
-            measured.append(result)
-        elif lost is not None and share.name in lost:
-            gone.append((share.plan, lost[share.name]))
+    results = {name: finished(folder, name) for name in shares}
+    measured = [result for result in results.values() if result is not None]
+    gone = [(shares[name], why) for name, why in (lost or {}).items() if results[name] is None]
     write(folder / JOURNAL, merged(started, measured, gone, is_over=lost is not None))
 
 
@@ -135,13 +104,13 @@ def merged(
     num_processes, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
     for host, history in measured:
-        before, last = num_processes, history[-1]
-        assert isinstance(last, events.RunFinished)
+        before = num_processes
         yield from ends[-1:]  # a run is complete if its last line says so
         for event in history:
             match event:
-                case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
-                    continue
+                case events.RunFinished():
+                    ends.append(event)
+                    spent_s[host] += event.elapsed_s
                 case events.WorkerStarted():
                     num_processes += 1
                     yield msgspec.structs.replace(event, host=host)
@@ -153,10 +122,8 @@ def merged(
                 case events.VisitFinished():
                     yield (moved := _shifted(event, before))
                     num_processes = max(num_processes, moved.epoch + 1)
-                case _:
+                case events.CellEvent():
                     yield event
-        ends.append(last)
-        spent_s[host] += last.elapsed_s
     if is_over:
         yield from ends[-1:]
         yield events.RunFinished(

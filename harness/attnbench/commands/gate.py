@@ -10,7 +10,7 @@ from attnbench.analysis.gate.rulings import load
 from attnbench.analysis.results import read
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.frame import present
-from attnbench.storage.journal import newest_run
+from attnbench.storage.journal import find_run
 
 
 def gate(
@@ -35,7 +35,7 @@ def gate(
         to (DIR): Write gate.md and gate.json here.
     """
     allowed = load(thresholds)
-    paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
+    paths = [stored.locate(name, results) for name in runs or ()] or [find_run(None, results)]
     if is_accepted:
         if len(paths) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")

@@ -26,18 +26,18 @@ def inspect(
     """
     from rich.console import Console
 
-    from attnbench.inspection import page, text
+    from attnbench.inspection import text
     from attnbench.inspection.oracle_diff import look
 
     results = look(name, sentence or (), settings or ())
-    file = page.write(results, to or Path("results") / "inspect" / results.implementation)
+    file = text.write_page(results, to or Path("results") / "inspect" / results.implementation)
 
     def show() -> None:
         console = Console()
         text.write(results, console)
         console.print(f"\nEvery step with its numbers: {file}", markup=False, highlight=False, soft_wrap=True)
 
-    present(lambda: results.json(text.first_difference(results), [file]), show)
+    present(lambda: text.facts(results, [file]), show)
     if open_page:
         typer.launch(str(file.resolve()))
     if not results.is_checked:

@@ -16,7 +16,7 @@ from attnbench.reports import stock
 from attnbench.storage import events, salvage
 from attnbench.storage.events import SCHEMA, Plan
 from attnbench.storage.files import put, writing_to
-from attnbench.storage.journal import JOURNAL, copy_journal, find_run, journal_of, newest_run, write
+from attnbench.storage.journal import JOURNAL, copy_journal, find_run, journal_of, write
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import FALSE_SHARE
 from attnbench.storage.salvage import Salvaged
@@ -66,7 +66,7 @@ def report(
         facts = saved._asdict() | {"folder": str(saved.folder) if saved.is_damaged else None, "plan": None}
         present(lambda: facts, lambda: _print_salvaged(names[0], saved))
         return ExitCode.passed
-    folders = [find_run(name, results) for name in names] or [newest_run(results)]
+    folders = [find_run(name, results) for name in names] or [find_run(None, results)]
     stored = read(folders[0] if len(folders) == 1 else _join(folders))
     if kind is not None:
         _write_one(stored, kind, to)

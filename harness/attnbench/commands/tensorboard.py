@@ -24,7 +24,7 @@ def tensorboard(
     require_extra("torch_tb_profiler", "tensorboard")
     from attnbench.tracing.viewer import server
 
-    folder = server.shown_folder(folders.find(run, results))
+    folder = folders.find(run, results)
     stopped = server.stopping()
     address, damaged = server.launch(folder, port)
     for line in damaged:

@@ -96,7 +96,6 @@ class Accelerator(Device, Runtime):
             num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
             allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
             reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
-            unused_bytes=after["reserved_bytes.all.peak"] - after["allocated_bytes.all.peak"],
         )
 
     @cached_property

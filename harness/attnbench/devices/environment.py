@@ -1,6 +1,5 @@
 """The environment of a run: processor, versions, threads, settings and flags. No host name, no path."""
 
-import hashlib
 import os
 import platform
 import re
@@ -16,7 +15,7 @@ import psutil
 import torch
 
 from attnbench.devices import containers, device, names, processor
-from attnbench.storage.records import BOOT, Environment
+from attnbench.storage.records import Environment
 
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 SETTINGS = (
@@ -57,10 +56,6 @@ def collect() -> Environment:
     for each in facts:
         versions |= each.versions
         flags |= each.flags
-    moment = {"timer step": f"{device('cpu').clock.resolution_s * 1e9:.0f} ns"}
-    with suppress(OSError):  # random at each start of a system: identifies runs of one machine
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        moment[BOOT] = hashlib.sha256(boot).hexdigest()[:8]
     settings = [*SETTINGS, *(name for each in facts for name in each.settings)]
     return Environment(
         cpu=processor(),
@@ -77,7 +72,6 @@ def collect() -> Environment:
         flags=flags,
         clocks=({"governor": GOVERNOR.read_text().strip()} if GOVERNOR.exists() else {})
         | {name: text for each in facts for name, text in each.clocks.items()},
-        moment=moment,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )

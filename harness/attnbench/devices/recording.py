@@ -35,7 +35,6 @@ class Footprint:
     num_allocations: int
     allocated_bytes: int  # sum of all allocations
     reserved_bytes: int = 0  # peak of a caching allocator's device memory; 0: there is none
-    unused_bytes: int = 0  # the peak of the allocator's device memory less the peak of the tensors'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,10 @@ unit vectors as values, since attention is linear in its values. Shapes as in th
 """
 
 import contextlib
-import enum
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection import walkthrough
-from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Numbers, Walkthrough, as_json, shape_of
+from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Numbers, Walkthrough, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
@@ -40,49 +38,28 @@ class _Trouble(str):
     __slots__ = ()
 
 
-class Outcome(enum.StrEnum):
-    """The result of comparing a step of an implementation with the oracle."""
-
-    agrees = "agrees"
-    differs = "DIFFERS"
-    its_own = "its own way"  # differs from the contract while the output is right
-
-
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The results of one step, of an implementation and of the oracle."""
 
+    name: str
+    oracle: Numbers
+    tolerance: float  # differences up to this are ignored
     actual: Numbers | None = None
-    largest = math.inf  # largest difference
+    largest: float = math.inf  # largest difference
     place: tuple[int, ...] | None = None  # first place with the largest difference
-    trouble = ""  # why there is nothing to compare
+    agrees: bool = False
+    trouble: str = ""  # why there is nothing to compare
 
-    def __init__(self, tolerance: Tolerance, given: object, *, is_private: bool = False) -> None:
-        """Compare the result of foreign code, which may be of any type, with the oracle's.
+    @property
+    def step(self) -> str:
+        """The step: query, key and value are results of the projection."""
+        return "projection" if self.name in PROJECTED else self.name
 
-        `is_private` means that the output is right, so that this step may follow its own convention.
-        """
-        name, oracle = tolerance.name, tolerance.expected
-        self.name, self.step, self.letters = name, "projection" if name in PROJECTED else name, LETTERS[name]
-        self.oracle: Numbers = oracle.numpy()
-        self.tolerance = tolerance.largest  # differences up to this are ignored
-        self.outcome = Outcome.its_own if is_private else Outcome.differs
-        expected = shape_of(self.letters, self.oracle.shape)
-        if isinstance(given, _Trouble):
-            self.trouble = plain(given)
-        elif not isinstance(given, Tensor):
-            self.trouble = f"it gave a {type(given).__name__}, no tensor; it should be {expected}"
-        elif given.shape == oracle.shape and given.is_floating_point():
-            judged = tolerance.judge(given)
-            error, self.tolerance = judged.decisive
-            self.actual, self.place = given.detach().double().cpu().numpy(), judged.worst
-            self.largest = math.inf if error is None else error
-            if judged.agrees:
-                self.outcome = Outcome.agrees
-        else:
-            shape = tuple(given.shape)
-            text = shape_of(self.letters, shape) if len(shape) == len(self.letters) else str(shape)
-            dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
-            self.trouble = f"its shape is {text}{dtype}; it should be {expected}"
+    @property
+    def letters(self) -> str:
+        """The axes of the result."""
+        return LETTERS[self.name]
 
     def where(self, words: tuple[str, ...]) -> str:
         """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
@@ -107,6 +84,32 @@ class Comparison:
         return float(self.actual[self.place]), float(self.oracle[self.place])
 
 
+def compared(tolerance: Tolerance, result: object) -> Comparison:
+    """Compare the result of foreign code, which may be of any type, with the oracle's."""
+    right = tolerance.expected
+    blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
+    if isinstance(result, _Trouble):
+        return replace(blank, trouble=plain(result))
+    expected = f"it should be {shape_of(blank.letters, right.shape)}"
+    if not isinstance(result, Tensor):
+        return replace(blank, trouble=f"it gave a {type(result).__name__}, no tensor; {expected}")
+    if result.shape != right.shape or not result.is_floating_point():
+        shape = tuple(result.shape)
+        text = shape_of(blank.letters, shape) if len(shape) == len(blank.letters) else str(shape)
+        dtype = "" if result.is_floating_point() else f" of {str(result.dtype).removeprefix('torch.')}"
+        return replace(blank, trouble=f"its shape is {text}{dtype}; {expected}")
+    judged = tolerance.judge(result)
+    error, limit = judged.decisive
+    return replace(
+        blank,
+        tolerance=limit,
+        actual=result.detach().double().cpu().numpy(),
+        largest=math.inf if error is None else error,
+        place=judged.worst,
+        agrees=judged.agrees,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class OracleDiff:
     """The comparisons of an implementation with the oracle on one sentence."""
@@ -118,21 +121,16 @@ class OracleDiff:
     @property
     def first(self) -> Comparison | None:
         """The first step that differs."""
-        return next((each for each in self.comparisons if each.outcome is Outcome.differs), None)
+        return next((each for each in self.comparisons if not each.agrees), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """All results: for each sentence a walkthrough, and the implementation compared with the oracle."""
+    """An implementation compared with the oracle on each sentence."""
 
     spec: str  # as typed
     implementation: str
     diffs: tuple[OracleDiff, ...]
-
-    @property
-    def walks(self) -> tuple[Walkthrough, ...]:
-        """The walkthrough of each sentence."""
-        return tuple(diff.walk for diff in self.diffs)
 
     @property
     def differs(self) -> bool:
@@ -144,16 +142,6 @@ class Inspection:
         """Whether any step was compared."""
         return any(diff.comparisons for diff in self.diffs)
 
-    def json(self, first_difference: list[str], files: Sequence[Path]) -> dict[str, object]:
-        """The results for JSON: see walkthrough.as_json."""
-        return {
-            "implementation": self.implementation,
-            "differs": self.differs,
-            "first_difference": first_difference,
-            "diffs": as_json(self.diffs),
-            "files": [str(file) for file in files],
-        }
-
 
 def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed: int = 0) -> Inspection:
     """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
@@ -164,92 +152,88 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     plugins.check_specs([name])
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
     walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings, seed)) for words in parted]
-    implementation = _asked(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
-    return Inspection(
-        spec=name,
-        implementation=plugins.name_of(name),
-        diffs=tuple(compare(implementation, walk) for walk in walks),
-    )
+    implementation = _try(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
+    diffs = tuple(compare(implementation, walk) for walk in walks)
+    return Inspection(spec=name, implementation=plugins.name_of(name), diffs=diffs)
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a string is the reason why it could not be loaded."""
     workload, inputs = walk.workload, walk.inputs
-    limits, rows = _Limits(workload, inputs), torch.arange(workload.seq_len)
+    limits, rows = limits_of(workload, inputs), torch.arange(workload.seq_len)
     narrow = inputs.map(torch.Tensor.float)
-    right = limits.of(
+    right = limits(
         "output",
         oracle.answer(workload, inputs, rows),  # (B, T, D)
         *(oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS),
     )
     if isinstance(implementation, str):
-        return OracleDiff(walk=walk, comparisons=(Comparison(right, implementation),))
+        return OracleDiff(walk=walk, comparisons=(compared(right, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
         return OracleDiff(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
-    module = _asked(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
+    module = _try(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
     if isinstance(module, _Trouble):
-        return OracleDiff(walk=walk, comparisons=(Comparison(right, module),))
-    x = placed.tensors["x"]
+        return OracleDiff(walk=walk, comparisons=(compared(right, module),))
+    x, kind = placed.tensors["x"], type(module)
     mask.inputs = {name: tensor for name, tensor in placed.tensors.items() if name in workload.operands}
-    output = Comparison(right, _asked(lambda: module(x.clone(), None, mask=mask)))
+    output = compared(right, _try(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
-    kind = type(module)
     if not isinstance(module, Attention):
         unseen.append(f"its projections cannot be seen: {kind.__name__} is no attnbench.contract.Attention")
     elif kind.project is Attention.project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
-    else:  # the output is right, so the module computes this step in its own way
-        comparisons += _projections(module, limits, inputs, x, is_right=output.outcome is Outcome.agrees)
+    else:  # if the output is right, a module may compute this step in another way
+        projections = _projections(module, limits, inputs, x)
+        comparisons += [each for each in projections if each.agrees or not output.agrees]
     reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
         reason = f"{kind.__name__} has no attend"
     if reason:
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
-        comparisons += _weights_and_context(module, limits, inputs, mask)
+        comparisons += _weights_and_context(module, walk, limits, mask)
     return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-class _Limits:
+Limits = Callable[..., Tolerance]
+"""Limits of one step, from its name, the right answer and those of honest forms in float32."""
+
+
+def limits_of(workload: Workload, inputs: Inputs) -> Limits:
     """Limits on the distance of steps of one sentence from float64: the rule of the check, in float32."""
+    bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
+    num_roundings = roundings(workload, "output", bound)
 
-    def __init__(self, workload: Workload, inputs: Inputs) -> None:
-        self.workload = workload
-        bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
-        self.num_roundings = roundings(workload, "output", bound)
+    def limit(name: str, right: Tensor, *honest: Tensor) -> Tolerance:
+        errors = [by_row(each.double() - right, -2) for each in honest]
+        return Tolerance(name, right, errors, axis=-2, dtype=torch.float32, num_roundings=num_roundings)
 
-    def of(self, name: str, right: Tensor, *honest: Tensor) -> Tolerance:
-        """The limits of one step, from the errors of honest forms in float32."""
-        shown = [by_row(each.double() - right, -2) for each in honest]
-        return Tolerance(name, right, shown, axis=-2, dtype=torch.float32, num_roundings=self.num_roundings)
+    return limit
 
 
-def _projections(
-    module: Attention, limits: "_Limits", inputs: Inputs, x: Tensor, *, is_right: bool
-) -> list[Comparison]:
+def _projections(module: Attention, limits: Limits, inputs: Inputs, x: Tensor) -> list[Comparison]:
     """Query, key and value."""
-    given = _asked(lambda: module.project(x.clone(), x.clone()))
-    if not (isinstance(given, tuple | list) and len(given) == len(PROJECTED)):
-        trouble = given if isinstance(given, _Trouble) else _Trouble("project must give query, key and value")
-        given = [trouble] * len(PROJECTED)
+    results = _try(lambda: module.project(x.clone(), x.clone()))
+    if not (isinstance(results, tuple | list) and len(results) == len(PROJECTED)):
+        trouble = results if isinstance(results, _Trouble) else _Trouble("project must give query, key and value")
+        results = [trouble] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
     honest = oracle.project(x, x, inputs.weights.map(torch.Tensor.float))
-    tolerances = map(limits.of, PROJECTED, right, honest)
-    return [Comparison(*each, is_private=is_right) for each in zip(tolerances, given, strict=True)]
+    return list(map(compared, map(limits, PROJECTED, right, honest), results))
 
 
-def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
+def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
     """The module's weights for the oracle's query and key, then its context."""
-    x = inputs.tensors["x"]
+    inputs, x = walk.inputs, walk.inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
-    rows = oracle.row_mask(limits.workload, torch.arange(limits.workload.seq_len), inputs=inputs.tensors)
+    rows = oracle.row_mask(walk.workload, torch.arange(walk.workload.seq_len), inputs=inputs.tensors)
     mask.inputs = {name: tensor.float() for name, tensor in rows.inputs.items()}
     narrow = replace(rows, inputs=mask.inputs)
-    right = limits.of(
+    right = limits(
         "context",
         oracle.attend(query.double(), key.double(), value.double(), rows),
         *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
@@ -258,19 +242,19 @@ def _weights_and_context(module: Any, limits: "_Limits", inputs: Inputs, mask: B
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - any result
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = Comparison(right, _asked(lambda: actual(value)))
+    context = compared(right, _try(lambda: actual(value)))
     if context.trouble:  # context trouble hides the weights too
         return [context]
-    weights = _asked(lambda: recover_weights(actual, value))
-    right = limits.of(
+    weights = _try(lambda: recover_weights(actual, value))
+    right = limits(
         "weights",
         oracle.weights(query.double(), key.double(), rows),
         *(oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS),
     )
-    return [Comparison(right, weights), context]
+    return [compared(right, weights), context]
 
 
-def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
+def _try(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
     """The value of `call`, or its error in words; exceptions in `passing` are raised unchanged.
 
     Records no graph, and redirects prints to stderr.

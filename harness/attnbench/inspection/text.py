@@ -1,21 +1,27 @@
-"""The texts of an inspection: tables with words as headings, and the sentences that conclude it.
+"""An inspection as tables with words as headings, and sentences that conclude it.
 
-The terminal shows the comparison with the oracle; the page also shows every step.
+The terminal shows the comparison with the oracle; the page, one file without scripts, also shows every step, its
+weights shaded like a picture.
 """
 
 import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
 import numpy as np
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff, Outcome
-from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
+from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
+from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough, descriptions
 from attnbench.reports import text_lines
+from attnbench.storage.files import put, writing_to
 from attnbench.units import MISSING, plain
 
+PAGE = "inspect.html"
+TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
 SMALLEST_PLAIN = 1e-3
 METHOD = (
     "float32 compared with float64; a difference counts beyond what honest float32 code shows. Each step is given "
@@ -113,9 +119,8 @@ def comparison_table(diff: OracleDiff) -> Table:
         values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        place = each.where(diff.walk.words) if each.outcome is not Outcome.agrees else ""
-        where = each.trouble or place or MISSING
-        rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
+        where = (each.trouble or each.where(diff.walk.words)) if not each.agrees else MISSING
+        rows.append((step, "agrees" if each.agrees else "DIFFERS", largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
     return Table(title="", headings=headings, rows=rows, is_prose=True)
 
@@ -144,6 +149,20 @@ def agreement(inspection: Inspection) -> str:
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
 
 
+def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
+    """The comparisons for JSON, as texts."""
+    tables = {diff.walk.sentence(): comparison_table(diff) for diff in inspection.diffs}
+    return {
+        "implementation": inspection.implementation,
+        "differs": inspection.differs,
+        "first_difference": first_difference(inspection),
+        "steps": {
+            name: [dict(zip(table.headings, row, strict=True)) for row in table.rows] for name, table in tables.items()
+        },
+        "files": [str(file) for file in files],
+    }
+
+
 def write(inspection: Inspection, console: Console) -> None:
     """Print the comparison with the oracle, the values around each first difference, and the conclusion."""
     width = max(NARROWEST, console.width)
@@ -161,3 +180,18 @@ def write(inspection: Inspection, console: Console) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     advice = f"To check it on many inputs and shapes: attnbench check {inspection.spec}"
     console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def write_page(inspection: Inspection, folder: Path) -> Path:
+    """Write inspect.html into the folder; the template escapes all text from outside.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    functions = (step_tables, difference_tables, comparison_table, first_difference, agreement, descriptions)
+    texts = {function.__name__: function for function in functions}
+    page = templates.get_template("page.html.jinja").render(inspection=inspection, method=METHOD, **texts)
+    with writing_to(folder):
+        return put(folder / PAGE, page)

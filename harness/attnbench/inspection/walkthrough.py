@@ -5,7 +5,6 @@ key and value at every place.
 """
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -43,22 +42,6 @@ MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 def shape_of(letters: str, shape: tuple[int, ...]) -> str:
     """A shape with a letter for each axis: "(B=1, H=2, T=5, K=4)"."""
     return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
-
-
-def as_json(value: object) -> object:
-    """A value for JSON: arrays become nested lists, non-finite numbers the text "-inf", "inf" or "nan"."""
-    if isinstance(value, np.ndarray):
-        return as_json(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
-    if isinstance(value, Workload):
-        return value.axes()
-    if value is None or isinstance(value, str | int):
-        return value
-    fields = value if isinstance(value, dict) else vars(value)
-    return {name: as_json(each) for name, each in fields.items() if name != "inputs"}  # the first step repeats them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from attnbench.metrics import Metric
 from attnbench.units import show
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnbench.checking.case import Case
     from attnbench.workloads.workload import Workload
 
@@ -37,30 +39,20 @@ def left_out(case: Case) -> str:
     return f"peak memory leaves out {taken} outside of torch's allocator, code of kernels included"
 
 
+def of_call(field: str, summary: str, unit: str = "bytes", fits: Callable[[Workload], bool] = lambda _: True) -> Metric:
+    """The metric of a field of the footprint of one call."""
+    return Metric(unit=unit, summary=summary, measure=lambda case: float(getattr(case.footprint, field)), fits=fits)
+
+
 METRIC = {
     # Sampled in randomised interleaved blocks (timing/blocks.py).
     "latency": Metric(
         unit="s", summary="time of one call, from interleaved blocks", measure=None, fits=computes_in_place
     ),
-    # The sum of all allocations of one call. If it is far above the peak, memory is allocated and freed repeatedly.
-    "allocated_memory": Metric(
-        unit="bytes",
-        summary="memory of all allocations of one call together",
-        measure=lambda case: float(case.footprint.allocated_bytes),
-    ),
-    # Reserved less allocated: rests of segments that are too small or too fragmented for a request.
-    "fragmentation": Metric(
-        unit="bytes",
-        summary="reserved peak less allocated peak of CUDA's allocator",
-        measure=lambda case: float(case.footprint.unused_bytes),
-        fits=has_caching_allocator,
-    ),
+    # If it is far above the peak, memory is allocated and freed repeatedly.
+    "allocated_memory": of_call("allocated_bytes", "memory of all allocations of one call together"),
     # Each allocation costs time, and more if the memory was returned to the system before.
-    "num_allocations": Metric(
-        unit="allocations",
-        summary="allocations of one call",
-        measure=lambda case: float(case.footprint.num_allocations),
-    ),
+    "num_allocations": of_call("num_allocations", "allocations of one call", "allocations"),
     # Allocated by libraries from the driver, outside of torch's allocators. Read between calls: memory freed within a
     # call is not included.
     "outside_memory": Metric(
@@ -77,10 +69,9 @@ METRIC = {
         note=left_out,
     ),
     # The allocator takes whole segments and places tensors inside: other processes lack this memory.
-    "reserved_memory": Metric(
-        unit="bytes",
-        summary="peak of what CUDA's allocator takes from the device, beyond what it had",
-        measure=lambda case: float(case.footprint.reserved_bytes),
+    "reserved_memory": of_call(
+        "reserved_bytes",
+        "peak of what CUDA's allocator takes from the device, beyond what it had",
         fits=has_caching_allocator,
     ),
     # Memory in use after a forward call, without the output, each byte once; 0 in inference, which records no graph.

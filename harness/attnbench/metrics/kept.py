@@ -6,7 +6,6 @@ Masks and tables of the first calls are kept once; memory that grows with each c
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.metrics import Metric
@@ -15,7 +14,7 @@ from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
 
 if TYPE_CHECKING:  # metrics can be listed without torch
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -38,42 +37,33 @@ class Kept(NamedTuple):
 
 def measure(case: Case) -> Kept:
     """Measure the memory that calls of a case keep; restores the inputs at the end."""
-    numbers = _numbers(case)
-    with _restored(numbers), case.grad_mode():
-        call = case.call()
-
-        def kept_bytes(num_calls: int) -> int:
-            def repeat() -> None:
-                for _ in range(num_calls):
-                    for each in numbers:
-                        each.mul_(CHANGE)
-                    call()
-                gc.collect()
-
-            gc.collect()
-            return max(0, case.device.record(repeat).footprint().kept_bytes)
-
-        first, more = kept_bytes(FIRST), kept_bytes(MORE)
-        output_bytes = case.output().untyped_storage().nbytes()
+    inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
+    numbers = [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]  # autograd ignores it
+    before = [each.clone() for each in numbers]
+    try:
+        with case.grad_mode():
+            call = case.call()
+            first, more = _kept_bytes(case, call, numbers, FIRST), _kept_bytes(case, call, numbers, MORE)
+            output_bytes = case.output().untyped_storage().nbytes()
+    finally:
+        for each, values in zip(numbers, before, strict=True):
+            each.copy_(values)
     each_bytes = more / MORE
     return Kept(max(0.0, first - FIRST * each_bytes), each_bytes, output_bytes)
 
 
-def _numbers(case: Case) -> list[Tensor]:
-    """The memory of each input as a flat tensor, once for shared memory; autograd ignores changes of it."""
-    inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
-    return [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]
+def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], num_calls: int) -> int:
+    """Bytes that some calls keep, each with other numbers as inputs."""
 
+    def repeat() -> None:
+        for _ in range(num_calls):
+            for each in numbers:
+                each.mul_(CHANGE)
+            call()
+        gc.collect()
 
-@contextmanager
-def _restored(numbers: list[Tensor]) -> Iterator[None]:
-    """Restore these tensors at the end of the context."""
-    before = [each.clone() for each in numbers]
-    try:
-        yield
-    finally:
-        for each, values in zip(numbers, before, strict=True):
-            each.copy_(values)
+    gc.collect()
+    return max(0, case.device.record(repeat).footprint().kept_bytes)
 
 
 def explanation(kept: Kept, workload: Workload) -> str:

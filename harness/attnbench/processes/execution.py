@@ -32,7 +32,7 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
 from attnbench.storage.fold import CEILINGS, MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
@@ -49,6 +49,9 @@ STAGES = ("check", "operators", "metrics", "ceilings", "time")
 
 A plan may have further stages: "shortlist", "choose" and "search" look for the fastest, and for crossovers.
 """
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
+https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
 and then sleep, so that they leave the cores to the other worker."""

@@ -156,8 +156,8 @@ def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
     parts = []
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
-        if mark is Mark.undecided and len(members) == 1:
-            text += f", {factor(members[0].ratio or 1.0)} so far ({members[0].reason})"
+        if mark is Mark.undecided and len(members) == 1 and (found := members[0].comparison):
+            text += f", {factor(found.ratio)} so far ({found.reason})"
         parts.append(text + f" on {len(members)} of {len(compared)} shapes" * (len(members) < len(compared)))
     keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
     return f"{keep}{compared[0].name} is {', '.join(parts)}{f' at {length}' * (len(compared) == 1)}."

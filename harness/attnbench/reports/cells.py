@@ -67,11 +67,6 @@ class Cell:
         return (None, None) if self.comparison is None else (self.comparison.low, self.comparison.high)
 
     @property
-    def reason(self) -> str:
-        """Why it is undecided; "" if it is not."""
-        return "" if self.comparison is None else str(self.comparison.reason or "")
-
-    @property
     def speedup(self) -> float:
         """Factor by which it is faster than the baseline; below 1 it is slower."""
         return 1 / self.ratio if self.ratio else 1.0

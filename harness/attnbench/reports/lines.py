@@ -17,7 +17,7 @@ from attnbench.units import plain, show
 ENOUGH_LENGTHS = 5
 """Fewest lengths for the plot of time to be the picture of a run."""
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
-MOST_PANELS = 6
+MOST_PANELS, HEIGHT = 6, 3.2
 FURTHEST = 4.0
 """Largest factor to the baseline that a plot of ratios shows; points beyond are drawn there."""
 MANY_TICKS, TITLE_LEN = 7, 40
@@ -90,13 +90,18 @@ def _other_length(cell: Cell) -> str:
     return "" if is_same else f"S={cell.workload.kv_len}"
 
 
-def draw(results: Results, quantity: Quantity, fewest_lengths: int = 1) -> Picture | None:
-    """Plot a quantity in the first six panels with values at `fewest_lengths`; None if there is no such panel."""
+def draw(
+    results: Results, quantity: Quantity, fewest_lengths: int = 1, *, most: int = MOST_PANELS, height: float = HEIGHT
+) -> Picture | None:
+    """Plot a quantity in the first `most` panels with values at `fewest_lengths`; None if there is no such panel.
+
+    `height` is that of a panel in inches.
+    """
     chosen = [panel for panel in panels(results) if len(panel.lengths) >= fewest_lengths]
     known = [panel for panel in chosen if any(map(quantity.value, panel.cells))]
     if not known:
         return None
-    drawn = known[:MOST_PANELS]
+    drawn = known[:most]
     labels = titles.labels([panel.cells[0].workload for panel in drawn])
     num_columns = min(len(drawn), 3 if len(drawn) != 4 else 2)  # noqa: PLR2004 - four panels make a square
 
@@ -111,7 +116,7 @@ def draw(results: Results, quantity: Quantity, fewest_lengths: int = 1) -> Pictu
     return style.sheet(
         drawn,
         fill,
-        (LEGEND_WIDTH + width, 1.0 + 3.2 * num_rows),
+        (LEGEND_WIDTH + width, 1.0 + height * num_rows),
         title=quantity.title,
         subtitle=titles.shared([cell.workload for panel in drawn for cell in panel.cells], "title"),
         note=" ".join(_notes(chosen, len(known) - len(drawn), quantity)),

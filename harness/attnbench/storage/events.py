@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections.abc import Collection
 
 import msgspec
 
@@ -31,14 +32,8 @@ from attnbench.workloads.workload import Workload
 SCHEMA = 6
 """Version of the journal. A reader refuses newer versions; docs/adr/0003-journal.md has the history."""
 
-CACHES = ("warm", "cold", "rotating")
-LAUNCHES = ("eager", "graph")
-PACES = ("burst", "sustained")
 SUSTAINED_S = 3.0
 """Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
-TOUCH_BELOW_S = 10e-3
-"""With warm caches, shorter calls get an untimed call first: the arm before has evicted their data. Longer calls warm
-themselves, and an extra call would double their cost."""
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
@@ -49,11 +44,18 @@ freed, and each call pays for their pages again; it adapts the threshold to earl
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 
-INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
-https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
-
-
+CHOICES: dict[str, Collection[str]] = {
+    "cache": (
+        "warm",
+        "cold",
+        "rotating",
+    ),  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
+    "launch": ("eager", "graph"),  # eager: calls launch each kernel; graph: they replay one CUDA graph
+    "pace": ("burst", "sustained"),  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
+    "allocator": ALLOCATORS,  # the treatment of freed memory
+    "rejects": REJECTABLE,  # findings of a check, not only notes
+}
+"""The values of fields of a Plan."""
 SHARE_OF_FREE = 0.75
 """Share of the free memory that a call may use without a limit."""
 
@@ -118,10 +120,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
     false_share: float = FALSE_SHARE  # largest expected share of false verdicts among faster and slower
     seed: int = 0
-    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
-    launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
-    pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls without a pause
-    allocator: str = "system"  # one of ALLOCATORS: the treatment of freed memory
+    cache: str = "warm"  # for this and the next three see CHOICES
+    launch: str = "eager"
+    pace: str = "burst"
+    allocator: str = "system"
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
@@ -132,30 +134,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unasked: tuple[str, ...] = ()  # workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
-    rejects: tuple[str, ...] = ()  # members of REJECTABLE that are findings, not only notes
+    rejects: tuple[str, ...] = ()  # as in CHOICES
     shortlist: int = 0  # number of implementations to try, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
-        """Refuse invalid numbers before anything is written: those that JSON cannot hold, and those out of range."""
+        """Refuse values that are out of range or have no JSON before anything is written."""
         for name in ("budget_s", "call_limit_s", "timeout_s", "visit_s"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
         for name in ("num_blocks", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
-        if not 0 < self.smallest_effect <= LARGEST_EQUIVALENCE:
-            allowed = f"a share above 0 and up to {LARGEST_EQUIVALENCE}, as in 0.02 for 2 %"
-            raise ValueError(f"smallest_effect={self.smallest_effect} is not allowed: give {allowed}")
-        if not 0 < self.false_share <= FALSE_SHARE:
-            allowed = f"a share above 0 and up to {FALSE_SHARE}, as in 0.001 for one in a thousand"
-            raise ValueError(f"false_share={self.false_share} is not allowed: give {allowed}")
-        if self.allocator not in ALLOCATORS:
-            raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
-        if unknown := set(self.rejects) - set(REJECTABLE):
-            raise ValueError(f"rejects={min(unknown)} is not allowed: it is one of {', '.join(REJECTABLE)}")
-        for name, choices in {"cache": CACHES, "launch": LAUNCHES, "pace": PACES}.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ValueError(f"{name}={value} is not allowed: {name} is one of {', '.join(choices)}")
+        for name, most in {"smallest_effect": LARGEST_EQUIVALENCE, "false_share": FALSE_SHARE}.items():
+            if not 0 < getattr(self, name) <= most:
+                allowed = f"a share above 0 and up to {most}, as in {most / 5:g} for {20 * most:g} %"
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give {allowed}")
+        for name, choices in CHOICES.items():
+            values = getattr(self, name)
+            for value in [values] if isinstance(values, str) else values:
+                if value not in choices:
+                    raise ValueError(f"{name}={value} is not allowed: {name} is one of {', '.join(choices)}")
 
     @property
     def specs(self) -> dict[Arm, str]:
@@ -220,13 +218,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
         A journal never decides which code is executed: the user types files and sides again.
         """
-        sides = () if self.sides is None else (self.sides.base, self.sides.candidate)
-        if not sides:
-            files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
-        else:
-            specs = dict.fromkeys(spec for side in sides for spec in side.implementations.values() if not side.root)
-            files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in sides}]
-        words = ["attnbench", self.command, *(side.given for side in sides), "--resume", run]
+        sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
+        typed = [side.given for side in sides]
+        specs = [
+            *self.implementations,
+            *(spec for side in sides if not side.root for spec in side.implementations.values()),
+        ]
+        files = [spec for spec in dict.fromkeys(specs) if split(variant(spec)[0])[0] is not None and spec not in typed]
+        words = ["attnbench", self.command, *typed, "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property
@@ -251,13 +250,6 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
     time: str
     commit: str  # of the working folder
     plan: Plan
-
-    def commit_of(self, arm: Arm) -> str:
-        """Commit of the code that an arm runs, by its side; "" without a commit."""
-        sides = self.plan.sides
-        if sides is None:
-            return self.commit
-        return (sides.base if arm.side == BASE else sides.candidate).commit
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
@@ -300,12 +292,6 @@ class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
     """The operators of one call of a cell; with another backend than requested, the cell becomes a fallback."""
 
     operators: Operators
-
-
-class StateChanged(CellEvent, frozen=True, kw_only=True, tag="state_changed"):
-    """An implementation changed the state of its process, in words; only in journals before 2027, never read."""
-
-    changes: tuple[str, ...]
 
 
 class CellMeasured(CellEvent, frozen=True, kw_only=True, tag="cell_measured"):
@@ -393,7 +379,6 @@ Event = (
     | WorkerStarted
     | CellChecked
     | CellProfiled
-    | StateChanged
     | CellMeasured
     | CellFailed
     | CeilingsMeasured

@@ -23,11 +23,9 @@ def put(path: Path, content: str | bytes) -> Path:
             os.fsync(file.fileno())
         half.replace(path)
     except OSError as error:
-        half.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:
+    finally:
         half.unlink(missing_ok=True)
-        raise
     return path
 
 

@@ -1,7 +1,6 @@
 """The state of a run, folded from its events: the same while it runs, when it continues after a kill, and on read.
 
-`State.problem` says why an event cannot come next: runs, cells and visits must exist, nothing happens twice, and times
-are above 0.
+`State.problem` says why an event cannot come next: cells must exist, nothing happens twice, and times are above 0.
 """
 
 from collections import Counter, defaultdict
@@ -26,8 +25,11 @@ from attnbench.storage.records import (
 )
 from attnbench.storage.samples import Samples
 
-CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "ceilings", "measurement of "
+CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "measurement of ceilings", "measurement of "
 """Work that is done once for a cell or a place; a measurement has its metric's name after it."""
+
+Once = tuple[Key | Place | tuple[()], str]
+"""A cell or place, and work that is done once for it."""
 
 
 class ProbeVisit(NamedTuple):
@@ -48,17 +50,14 @@ class State:
     worker: events.WorkerStarted | None = None  # the latest
     began: events.WorkerStarted | None = None  # the first worker
     num_workers: int = 0
-    num_started: int = 0  # fewer than num_workers where the start of a worker was lost
-    timing_workers: set[int] = field(default_factory=set)  # numbers of the workers that timed something
+    timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
-    arms: frozenset[Arm] = frozenset()
-    known: frozenset[Arm] = frozenset()  # with their controls, and the probe
-    done: set[tuple[Key | Place, str]] = field(default_factory=set)  # events that happen once for a cell or place
+    known: frozenset[Arm] = frozenset()  # the arms with their controls, and the probe
+    done: set[Once] = field(default_factory=set)
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
     measured: defaultdict[Key, dict[str, Measurement]] = field(default_factory=lambda: defaultdict(dict))
-    epoch: int = 0
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
     probes: list[ProbeVisit] = field(default_factory=list)
@@ -66,7 +65,6 @@ class State:
     doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
     ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
     check_s: float = 0.0  # of all checks
-    called_s: float = 0.0  # of all visits, inside calls
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
     num_restored: int = 0  # times that another process changed the journal while the run was active
@@ -78,51 +76,31 @@ class State:
             return "" if self.started is None else f"a second run, {event.run}, begins"
         if self.started is None:
             return "it does not begin with run_started"
+        place, work = once(event)
+        if (place, work) in self.done:
+            return f"a second {work} of {', '.join(map(str, reversed(place)))}"
         match event:
             case events.VisitFinished():
-                return self._visit_problem(event)
+                arms = [taken.arm for taken in event.arms]
+                times_s = [sample.value for taken in event.arms for sample in taken.samples]
+                if (last := self.num_visits[event.workload] - 1) >= event.visit:
+                    return f"visit {event.visit} of {event.workload} comes after visit {last}"
             case events.CellEvent():
-                return self._cell_problem(event)
+                arms, times_s = [event.key[1]], []
             case events.CeilingsMeasured():
-                if once(event) in self.done:
-                    return f"a second measurement of what {', '.join(map(str, event.ceilings.key))} reaches"
                 is_right = all(sample.value > 0 and sample.amount >= 0 for sample in event.ceilings.samples)
                 return "" if is_right else "a time of 0 seconds or less"
-            case events.RunFinished():
-                return "" if event.elapsed_s >= 0 else f"a run of {event.elapsed_s} seconds"
-        return ""
-
-    def _cell_problem(self, event: events.CellEvent) -> str:
-        arm = event.key[1]
+            case _:
+                return ""
         if event.workload not in self.workloads:
             return f"the plan has no workload {event.workload}"
-        if arm not in self.arms:
-            return f"the plan has no implementation {arm}"
-        if once(event) in self.done:
-            return f"a second {once(event)[1]} of {arm} on {event.workload}"
+        if unknown := [arm for arm in arms if arm not in self.known]:
+            return f"the plan has no implementation {unknown[0].as_measured()}"
+        if min(times_s, default=1.0) <= 0:
+            return f"a sample says {min(times_s)} s for a call"
         samples = event.measurement.samples if isinstance(event, events.CellMeasured) else ()
         least = min((sample.value for sample in samples), default=0.0)
         return "" if least >= 0 else f"{least} is not allowed: 0 or more"
-
-    def _visit_problem(self, visit: events.VisitFinished) -> str:
-        if visit.workload not in self.workloads:
-            return f"the plan has no workload {visit.workload}"
-        if self.finished is not None:
-            return "a visit after the end of the run"
-        if visit.visit < self.num_visits[visit.workload]:
-            last = self.num_visits[visit.workload] - 1
-            return f"visit {visit.visit} of {visit.workload} comes after visit {last}"
-        if visit.epoch < self.epoch:
-            return f"process {visit.epoch} comes after process {self.epoch}"
-        if visit.elapsed_s < 0 or visit.called_s < 0:
-            return "a visit that took less than 0 seconds"
-        for taken in visit.arms:
-            if taken.arm not in self.known:
-                return f"the plan has no implementation {taken.arm.as_measured()}"
-            for sample in taken.samples:
-                if sample.value <= 0:  # the type requires a call
-                    return f"a sample of {taken.arm} says {sample.value} s for a call"
-        return ""
 
     def apply(self, event: Event) -> None:
         """Add one event."""
@@ -130,21 +108,16 @@ class State:
             case events.RunStarted():
                 self.started = event
                 self.workloads = frozenset(workload.id for workload in event.plan.workloads)
-                self.arms = frozenset(event.plan.specs)
-                self.known = self.arms | {arm.as_control() for arm in self.arms} | {PROBE}
+                arms = frozenset(event.plan.specs)
+                self.known = arms | {arm.as_control() for arm in arms} | {PROBE}
             case events.WorkerStarted():
                 self.worker, self.began, self.finished = event, self.began or event, None
                 self.num_workers += 1
-                self.num_started += 1
                 self.history.append(event)
             case events.RunFinished():
                 self.finished = event
                 self.history.append(event)
-            case events.CellChecked():
-                self.check_s += event.check_s
-                self.spent_s += event.check_s
-                self._conclude(event)
-            case events.CellFailed():
+            case events.CellChecked() | events.CellFailed():
                 self._conclude(event)
             case events.CellMeasured():
                 self.measured[event.key][event.measurement.metric] = event.measurement
@@ -152,7 +125,7 @@ class State:
                 self.cells.setdefault(event.key, {})["operators"] = event.operators
                 if event.operators.fallback:
                     self.cells[event.key]["message"] = event.operators.fallback
-                    self.conclude(event.key, Status.fallback)
+                    self._set_status(event.key, Status.fallback)
             case events.CeilingsMeasured():
                 self.ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
                 self.spent_s += event.spent_s
@@ -164,11 +137,10 @@ class State:
                 self.num_restored += 1
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
-        if isinstance(event, events.CellEvent | events.CeilingsMeasured) and once(event)[1]:
+        if once(event)[1]:
             self.done.add(once(event))
 
-    def conclude(self, cell: Key, status: Status) -> None:
-        """Set the status of a cell, replacing an earlier one."""
+    def _set_status(self, cell: Key, status: Status) -> None:
         if cell in self.status:
             self.counts[self.status[cell]] -= 1
         self.status[cell] = status
@@ -178,19 +150,20 @@ class State:
         """Set the fields of a record that a check or a failure sets, with the environment."""
         fields: dict[str, Any] = {"message": event.message}
         if isinstance(event, events.CellChecked):
+            self.check_s += event.check_s
+            self.spent_s += event.check_s
             for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops"):
                 fields[name] = getattr(event, name)
         if (worker := self.worker) is not None:
             base = worker.base if event.side == BASE else None
             fields |= {"environment": base or worker.environment, "time": worker.time, "host": worker.host}
         self.cells.setdefault(event.key, {}).update(fields)
-        self.conclude(event.key, event.status)
+        self._set_status(event.key, event.status)
 
     def _add_visit(self, visit: events.VisitFinished) -> None:
-        self.num_visits[visit.workload], self.epoch = visit.visit + 1, visit.epoch
+        self.num_visits[visit.workload] = visit.visit + 1
         self.num_workers = max(self.num_workers, visit.epoch + 1)  # its start was lost
-        self.timing_workers.add(self.num_started - 1)
-        self.called_s += visit.called_s
+        self.timing_workers.add(len(self.history) - 1)
         self.spent_s = max(self.spent_s + visit.called_s, visit.elapsed_s)
         if visit.states:
             self.devices[visit.workload].append(visit.states)
@@ -209,7 +182,7 @@ class State:
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
-def once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[Key | Place, str]:
+def once(event: Event) -> Once:
     """The key of an event that happens once in a run: cell or place, and the work; with work "" it may be repeated."""
     match event:
         case events.CellMeasured():
@@ -220,4 +193,4 @@ def once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[Key | Place
             return event.key, PROFILE
         case events.CeilingsMeasured():
             return event.ceilings.key, CEILINGS + event.ceilings.host
-    return event.key, ""
+    return (), ""

@@ -12,18 +12,17 @@ of results. Idea of joining run and report by files alone: https://asv.readthedo
 import fcntl
 import gzip
 import hashlib
-import io
 import math
 import os
 import re
-import shutil
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -55,42 +54,31 @@ class Journal:
     def __init__(self, folder: Path, *, keeps_copy: bool = False) -> None:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
-        With `keeps_copy`, for runs of untrusted code, all lines stay in memory: changes of the file by other processes
-        are undone and noted.
+        With `keeps_copy`, for runs of untrusted code, all lines stay in memory; if another process has changed the
+        file, it is restored and a note appended at the end.
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.
         """
-        self.path = folder / JOURNAL
-        self._file = self._opened()
-        self._synced_s = -math.inf
+        self.path, self._synced_s = folder / JOURNAL, -math.inf
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+        except OSError as error:
+            reason = f"cannot write results to {folder}: {error.strerror}"
+            raise ValueError(f"{reason}; choose another folder with --results") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"{folder} is being written by another process: wait for its end, or stop it") from None
+        except OSError:
+            pass  # the file system has no locks
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1
         self._file.truncate(whole)
         self._num_lines = text.count(b"\n")
         self._copy = bytearray(text[:whole]) if keeps_copy else None
-
-    def _opened(self) -> IO[bytes]:
-        """Open the file and lock it for this process, until it ends for any reason.
-
-        Raises:
-            ValueError: it cannot be opened, or another process is writing there.
-        """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("ab")
-        except OSError as error:
-            reason = f"cannot write results to {self.path.parent}: {error.strerror}"
-            raise ValueError(f"{reason}; choose another folder with --results") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            message = f"{self.path.parent} is being written by another process: wait for its end, or stop it"
-            raise ValueError(message) from None
-        except OSError:
-            pass  # the file system has no locks
-        return file
 
     def append(self, event: Event) -> None:
         """Write one event to the system, safe from kills, and sync to the disk ten times a second.
@@ -99,66 +87,39 @@ class Journal:
 
         Raises:
             OSError: the disk is full, or fails.
-            DamagedError: another process has removed the file.
+            DamagedError: another process has removed the file, or the folder if a copy is kept.
         """
-        status = os.fstat(self._file.fileno())
-        if self._copy is not None and (not status.st_nlink or status.st_size != len(self._copy)):
-            self._restore()
-        elif not status.st_nlink:
+        is_there = os.fstat(self._file.fileno()).st_nlink if self._copy is None else self.path.parent.is_dir()
+        if not is_there:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
-        self._append(event)
-
-    def _append(self, event: Event) -> None:
-        self._num_lines += 1
-        line = signed(_ENCODER.encode(event), self._num_lines)
-        self._file.write(line + b"\n")
+        self._file.write(self._next_line(event))
         self._file.flush()
-        if self._copy is not None:
-            self._copy += line + b"\n"
         if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
-            self._sync()
+            os.fsync(self._file.fileno())
+            self._synced_s = time.monotonic()
 
-    def _restore(self) -> None:
-        """Rewrite the journal from memory, and note that it was changed.
-
-        Raises:
-            DamagedError: the folder is gone.
-        """
-        assert self._copy is not None
-        if not self.path.parent.is_dir():
-            raise DamagedError(f"{self.path.parent} is gone: it was removed while the run was at work")
-        put(self.path, bytes(self._copy))
-        self._file.close()
-        self._file = self._opened()
-        self._append(JournalRestored(time=datetime.now(UTC).isoformat(timespec="seconds")))
-
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
-        self._synced_s = time.monotonic()
+    def _next_line(self, event: Event) -> bytes:
+        self._num_lines += 1
+        line = signed(event, self._num_lines)
+        if self._copy is not None:
+            self._copy += line
+        return line
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with suppress(OSError) if kind is not None else nullcontext():  # the first exception explains the failure
-            try:
-                if self._copy is not None and self._found() != self._copy:
-                    self._restore()
-                self._sync()
-            finally:
-                self._file.close()
-
-    def _found(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except OSError:
-            return b""
+        with self._file, suppress(OSError) if kind is not None else nullcontext():  # the first exception explains all
+            os.fsync(self._file.fileno())
+            if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
+                self._next_line(JournalRestored(time=datetime.now(UTC).isoformat(timespec="seconds")))
+                put(self.path, bytes(self._copy))
 
 
-def signed(line: bytes, number: int) -> bytes:
-    """Append the number and the digest to a line."""
-    numbered = line[:-1] + b',"seq":%d' % number
-    return numbered + b',"digest":"%b"}' % _digest(numbered)
+def signed(event: Event, number: int) -> bytes:
+    """The line of an event, with its number and its digest."""
+    numbered = _ENCODER.encode(event)[:-1] + b',"seq":%d' % number
+    return numbered + b',"digest":"%b"}\n' % _digest(numbered)
 
 
 def _digest(text: bytes) -> bytes:
@@ -197,42 +158,39 @@ def lines(path: Path, state: State) -> Iterator[Line]:
         event, wrong = None, ""
         try:
             if number == 1 and older_schemas.is_old(line):
-                decode = older_schemas.Upgrade(line).decode
+                decode = older_schemas.decoder(line)
             event = decode(line)
         except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"
-        if isinstance(event, RunStarted):
-            if event.schema > SCHEMA:
-                raise DamagedError(
-                    f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it"
-                )
-            has_digests = has_digests or event.schema >= FIRST_WITH_DIGESTS
+        schema = event.schema if isinstance(event, RunStarted) else 0
+        if schema > SCHEMA:
+            raise DamagedError(f"{path} has schema {schema}, newer than {SCHEMA}: update attnbench to read it")
         signature = signature_of(line)
-        has_digests = has_digests or signature is not None
+        has_digests = has_digests or signature is not None or schema >= FIRST_WITH_DIGESTS
         place, is_intact = signature or (None, not has_digests)
-        if event is not None and not is_intact:
-            event, wrong = None, "it was changed" if signature else "it was changed: it has lost its digest"
-        elif event is not None and (wrong := state.problem(event)):
-            event = None
+        if not is_intact:
+            wrong = wrong or ("it was changed" if signature else "it was changed: it has lost its digest")
         elif event is not None:
+            wrong = state.problem(event)
+        if wrong or event is None:
+            yield Line(number, None, wrong)
+        else:
             state.apply(event)
-            wrong = "" if place in {None, due} else f"it is line {place} of the run, and line {due} was due"
+            is_due = place in {None, due}
+            yield Line(number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due")
         due = 1 + (place if place and is_intact else due)
-        yield Line(number, event, wrong)
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Each line of a journal file without its end; an incomplete last line is dropped.
+def _whole_lines(path: Path) -> list[bytes]:
+    """The lines of a journal file without their ends; an incomplete last line is dropped.
 
     Raises:
         ValueError: there is no such file.
         DamagedError: a compressed file is incomplete.
     """
     try:
-        content = path.read_bytes()  # at once, so that no file stays open if a reader stops early
-        for line in io.BytesIO(gzip.decompress(content) if path.suffix == ".gz" else content):
-            if line.endswith(b"\n"):
-                yield line[:-1]
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")[:-1]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedError(f"{path} is cut short or damaged: {error}") from None
     except OSError as error:
@@ -258,8 +216,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
 def fold(path: Path) -> State:
     """The state of a run after all events of its journal file; the errors are those of `events`."""
     state = State()
-    for _ in events(path, state):
-        pass
+    deque(events(path, state), maxlen=0)
     return state
 
 
@@ -269,8 +226,7 @@ def write(path: Path, history: Iterable[Event]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    signed_lines = [signed(_ENCODER.encode(event), number) + b"\n" for number, event in enumerate(history, start=1)]
-    put(path, b"".join(signed_lines))
+    put(path, b"".join(signed(event, number) for number, event in enumerate(history, start=1)))
 
 
 def journal_of(path: Path) -> Path:
@@ -291,31 +247,24 @@ def find_runs(results: Path) -> list[Path]:
     return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
 
 
-def find_run(name: str, results: Path) -> Path:
-    """Find the folder of a run by its name below `results`, its folder, or its journal.
+def find_run(name: str | None, results: Path) -> Path:
+    """Find the folder of a run by its name below `results`, its folder, or its journal; by default the newest.
 
     Raises:
         ValueError: there is none; the message names the newest runs.
     """
-    for candidate in (results / "runs" / name, Path(name)):
+    for candidate in () if name is None else (results / "runs" / name, Path(name)):
         if candidate.is_dir() and has_journal(candidate):
             return candidate
         if candidate.name in {JOURNAL, PACKED} and candidate.exists():
             return candidate.parent
-    if not (newest := [folder.name for folder in find_runs(results)[-5:]]):
-        raise ValueError(f"there is no run {name}; {results / 'runs'} holds none; begin with attnbench run")
-    raise ValueError(f"there is no run {name}; the newest are {', '.join(newest)}")
-
-
-def newest_run(results: Path) -> Path:
-    """The newest run below `results`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not (runs := find_runs(results)):
-        raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
-    return runs[-1]
+    runs = find_runs(results)
+    if runs and name is None:
+        return runs[-1]
+    missing = "" if name is None else f"there is no run {name}; "
+    if runs:
+        raise ValueError(f"{missing}the newest are {', '.join(folder.name for folder in runs[-5:])}")
+    raise ValueError(f"{missing}{results / 'runs'} holds no runs: begin with attnbench run, or name another --results")
 
 
 def copy_journal(folder: Path, target: Path) -> None:
@@ -324,6 +273,6 @@ def copy_journal(folder: Path, target: Path) -> None:
     Raises:
         ValueError: the target cannot be written.
     """
+    journal = journal_of(folder)
     with writing_to(target):
-        journal = journal_of(folder)
-        shutil.copyfile(journal, target / journal.name)
+        put(target / journal.name, journal.read_bytes())

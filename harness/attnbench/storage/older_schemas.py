@@ -9,6 +9,7 @@ Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(c
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 
 
 def is_old(first_line: bytes) -> bool:
-    """Whether a journal with this first line has an older schema."""
+    """Whether a journal with this first line has names for arms."""
     schema = _SCHEMA.match(first_line)
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
 
@@ -34,51 +35,47 @@ def is_digest_right(line: bytes, digest: bytes) -> bool:
     return digest[: 2 * HALF_BYTES] == hashlib.blake2b(line, digest_size=HALF_BYTES).hexdigest().encode()
 
 
-class Upgrade:
-    """Decoder of one older journal; lines of the current schema may follow the old ones."""
+def decoder(first_line: bytes) -> Callable[[bytes], Event]:
+    """A decoder of the lines of an older journal; lines of the current schema may follow the old ones.
 
-    def __init__(self, first_line: bytes) -> None:
-        """Read the meaning of arm names from the plan.
+    It raises msgspec.DecodeError, KeyError, TypeError or AttributeError for a line that is not an event.
 
-        Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
-        """
-        plan = msgspec.json.decode(first_line)["plan"]
-        self.has_sides = plan.get("sides") is not None
-        self.is_apart = self.has_sides and plan["sides"].get("is_apart", False)
-        self.baseline = plan["baseline"]
+    Raises:
+        msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
+    """
+    plan = msgspec.json.decode(first_line)["plan"]
+    baseline, sides = plan["baseline"], plan.get("sides")
 
-    def decode(self, line: bytes) -> Event:
-        """Decode a line.
-
-        Raises:
-            msgspec.DecodeError, KeyError, TypeError, AttributeError: the line is not an event.
-        """
-        raw = msgspec.json.decode(line)
-        if raw["type"] == "run_started" and self.has_sides:
-            plan, sides = raw["plan"], raw["plan"]["sides"]
-            sides[BASE]["implementations"], sides[CANDIDATE]["implementations"] = {}, {}
-            for spec in plan["implementations"]:
-                arm = self._arm(name_of(spec))
-                sides[arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
-            plan["implementations"], plan["baseline"] = [], ""
-        elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
-            raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
-        elif "implementation" in raw and "side" not in raw and self.has_sides:
-            raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
-        event: Event = msgspec.convert(raw, Event)
-        return event
-
-    def _arm(self, name: str) -> dict[str, Any]:
-        """The arm of an old name."""
+    def arm_of(name: str) -> dict[str, Any]:
+        """The arm of an old name: its implementation and role, and its side if there are sides."""
         if name == _PROBE:
             return {"role": Role.probe}
         bare = name.removesuffix(_CONTROL)
-        is_base = bare.endswith(_BASE) if self.has_sides else bare == self.baseline
-        is_control = bare != name and (is_base or self.is_apart)
-        implementation = bare if is_control else name
-        arm: dict[str, Any] = {"role": Role.control if is_control else Role.measured}
-        if not self.has_sides:
-            return arm | {"implementation": implementation}
+        has_control = bare == baseline if sides is None else bare.endswith(_BASE) or sides.get("is_apart", False)
+        is_control = bare != name and has_control
+        implementation, role = (bare, Role.control) if is_control else (name, Role.measured)
+        if sides is None:
+            return {"implementation": implementation, "role": role}
         side = BASE if implementation.endswith(_BASE) else CANDIDATE
-        return arm | {"implementation": implementation.removesuffix(_BASE), "side": side}
+        return {"implementation": implementation.removesuffix(_BASE), "role": role, "side": side}
+
+    def decode(line: bytes) -> Event:
+        raw = msgspec.json.decode(line)
+        if raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
+            raw["arms"] = [{"arm": arm_of(name), "samples": taken} for name, taken in raw["arms"].items()]
+        elif raw["type"] == "run_started" and sides is not None:
+            new, specs = raw["plan"], raw["plan"]["implementations"]
+            for side in (BASE, CANDIDATE):
+                new["sides"][side]["implementations"] = {
+                    arm["implementation"]: spec.partition("=")[2] or spec
+                    for spec in specs
+                    if (arm := arm_of(name_of(spec)))["side"] == side
+                }
+            new["implementations"], new["baseline"] = [], ""
+        elif "implementation" in raw and "side" not in raw and sides is not None:
+            arm = arm_of(raw["implementation"])
+            raw["implementation"], raw["side"] = arm["implementation"], arm["side"]
+        event: Event = msgspec.convert(raw, Event)
+        return event
+
+    return decode

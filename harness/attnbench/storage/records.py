@@ -83,8 +83,6 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     tensor: str
     error: float | None
     allowed: float
-    yardstick_error: float
-    rounding_band: float
     worst: tuple[int, ...]
     expected: float
     actual: float | None
@@ -109,23 +107,18 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ratio(self) -> float | None:
         """The larger of largest and RMS error, each divided by its tolerance; None if one is not finite."""
-        peak = _share(self.error, self.allowed)
-        return None if peak is None or self.rms_ratio is None else max(peak, self.rms_ratio)
+        peak, rms = relative(self.error, self.allowed), relative(self.rms, self.allowed_rms)
+        return None if peak is None or rms is None else max(peak, rms)
 
     @property
     def decisive(self) -> tuple[float | None, float]:
         """The largest error and its limit; if only the RMS error exceeds its limit, the RMS error and its limit."""
-        peak, rms = _share(self.error, self.allowed), self.rms_ratio
-        is_rms = peak is not None and rms is not None and peak <= 1 < rms
+        peak, ratio = relative(self.error, self.allowed), self.ratio
+        is_rms = peak is not None and ratio is not None and peak <= 1 < ratio
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
-    @property
-    def rms_ratio(self) -> float | None:
-        """RMS error / tolerance; None if it is not finite."""
-        return _share(self.rms, self.allowed_rms)
 
-
-def _share(error: float | None, allowed: float) -> float | None:
+def relative(error: float | None, allowed: float) -> float | None:
     """An error divided by its limit; 1e9 for an error with limit 0."""
     if error is None:
         return None
@@ -199,15 +192,19 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
             return Grade.wrong
         if FLOAT32 in self.conventions:  # right by the tolerance of float32, not by that of the tensors here
             return Grade.right
-        if Grade.wrong in grades:
-            return Grade.wrong
-        return Grade.imprecise if Grade.imprecise in grades else Grade.right
+        return next(grade for grade in (Grade.wrong, Grade.imprecise, Grade.right) if grade in grades)
 
     @property
     def is_never_finite(self) -> bool:
         """Whether there are outputs, and none of them is finite everywhere."""
         outputs = [tensor for _, tensor in self.tensors() if tensor.tensor == "output"]
         return bool(outputs) and all(output.error is None for output in outputs)
+
+    @property
+    def error_share(self) -> float | None:
+        """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
+        normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
+        return relative(normal[0].error, normal[0].largest) if normal else None
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
@@ -218,12 +215,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     def notes(self) -> tuple[RuleResult, ...]:
         """Broken rules that are only noted."""
         return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
-
-    @property
-    def error_share(self) -> float | None:
-        """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
-        normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
-        return _share(normal[0].error, normal[0].largest) if normal else None
 
     @property
     def error_ratio(self) -> float | None:
@@ -374,10 +365,6 @@ LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
 """Fixed entries of an environment's `clocks`: a different value counts as a different GPU."""
 
 
-BOOT = "boot"
-"""Entry of an environment's `moment`: a digest of the machine and its last start."""
-
-
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The machine and software of a run. No host name and no path: those identify people, not machines."""
 
@@ -396,7 +383,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
     load: float | None = None  # one-minute load average at the start of the worker
     native_dtypes: tuple[str, ...] | None = None  # half-precision dtypes with instructions; None: unknown
-    moment: dict[str, str] = msgspec.field(default_factory=dict)  # other varying facts: timer step, boot
 
     @property
     def fingerprint(self) -> str:
@@ -420,7 +406,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def must_match(self) -> dict[str, Any]:
         """Fields that must match, by name."""
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
-        for varies in ("load", "clocks", "moment", "native_dtypes"):
+        for varies in ("load", "clocks", "native_dtypes"):
             del fields[varies]
         limits = {name: self.clocks[name] for name in LIMITS if name in self.clocks}
         return fields | ({"limits": limits} if limits else {})  # unchanged for a machine without a GPU
@@ -531,7 +517,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def measurement(self, metric: str) -> Measurement | None:
         """The measurement of that metric, or None."""
-        return next((measurement for measurement in self.measurements if measurement.metric == metric), None)
+        return next((each for each in self.measurements if each.metric == metric), None)
 
     def samples(self, metric: str) -> Sequence[Sample]:
         """The samples of a metric; empty if it was not measured."""
@@ -543,16 +529,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the cell went wrong: not ok, unsupported or approximate, and not predicted to be out of reach."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
-
-    @property
-    def is_imprecise(self) -> bool:
-        """Whether the answer is honest, but less precise than the yardsticks."""
-        return self.agreement is not None and self.agreement.grade is Grade.imprecise
-
-    @property
-    def conventions(self) -> tuple[str, ...]:
-        """Differences in convention, in words."""
-        return () if self.agreement is None else tuple(CONVENTIONS[name] for name in self.agreement.conventions)
 
     @property
     def is_wrong(self) -> bool:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, Plan, RunStarted
+from attnbench.storage.events import SCHEMA, DamagedError, LinesLost, Plan, RunStarted
+from attnbench.storage.files import writing_to
 from attnbench.storage.fold import State
 from attnbench.storage.journal import JOURNAL, journal_of, lines, write
 
@@ -24,7 +25,11 @@ class Salvaged(NamedTuple):
     num_kept: int
     dropped: dict[int, str]  # reason by line number
     gaps: list[int]  # intact lines after a change or a loss
-    is_damaged: bool
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether lines were dropped, changed or lost."""
+        return bool(self.dropped or self.gaps)
 
 
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
@@ -37,31 +42,22 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
-    kept, dropped, gaps = list[Event](), dict[int, str](), list[int]()
-    for line in lines(journal, State()):
-        if line.event is not None:
-            gaps += [line.number] * bool(line.wrong)
-            kept.append(line.event)
-        elif kept:
-            dropped[line.number] = line.wrong
-        else:
-            raise DamagedError(f"{journal}, line 1: {line.wrong}: it held the plan, without which nothing can be kept")
-    if not kept:
-        raise DamagedError(f"{journal} is empty: there is nothing to keep")
-    started = kept[0]
-    assert isinstance(started, RunStarted)
-    source = journal.parent
+    found = list(lines(journal, State()))
+    kept = [line.event for line in found if line.event is not None]
+    dropped = {line.number: line.wrong for line in found if line.event is None}
+    gaps = [line.number for line in found if line.event is not None and line.wrong]
+    if not kept or not isinstance(kept[0], RunStarted):
+        why = found[0].wrong if found else "it is empty"
+        raise DamagedError(f"{journal}, line 1: {why}: it held the plan, without which nothing can be kept")
+    source, started = journal.parent, kept[0]
     folder = to or source.with_name(f"{source.name}{SALVAGED}")
-    salvaged = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
+    salvaged = Salvaged(folder, started.plan, len(kept), dropped, gaps)
     if not salvaged.is_damaged:
         return salvaged
     if (folder / JOURNAL).exists():
         raise ValueError(f"{folder} holds a run: choose another folder with --to")
     kept[0] = msgspec.structs.replace(started, schema=SCHEMA, run=folder.name)
-    kept.append(LinesLost(run=started.run, lines=tuple(sorted(dropped)), gaps=tuple(gaps)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    kept.append(LinesLost(run=started.run, lines=tuple(dropped), gaps=tuple(gaps)))
+    with writing_to(folder):
         write(folder / JOURNAL, kept)
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
     return salvaged

@@ -4,52 +4,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
-from msgspec.structs import astuple
+from msgspec.structs import astuple, fields
 from numpy.typing import NDArray
 
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 
-Integers = NDArray[np.int64]
 CHUNK = 4096
-_TYPES = {"num_calls": "i8", "num_faults": "i8", "num_untimed": "i8", "epoch": "i4", "visit": "i4", "block": "i4"}
-_TYPES |= {"slot": "i4", "flags": "i4"}
-ROW = np.dtype([(name, _TYPES.get(name, "f8")) for name in Sample.__struct_fields__])
+ROW = np.dtype([(field.name, "i8" if isinstance(field.default, int) else "f8") for field in fields(Sample)])
 """One sample."""
 
 
 class Samples(Sequence[Sample]):
     """Many samples, to which more can be added; each field of Sample is an attribute: an array (n,)."""
 
-    def __init__(self, rows: NDArray[np.void] | None = None) -> None:
-        """Begin with rows (n,) of type ROW."""
-        self._parts = [np.empty(0, ROW) if rows is None else rows]
-        self._rest: list[Sample] = []  # few of them, as objects
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self._rows = np.empty(0, ROW)
+        self._new = list(samples)  # few of them, as objects
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
         """Convert samples to rows."""
-        if isinstance(samples, Samples):
-            return samples
-        return cls(_rows(samples))
+        return samples if isinstance(samples, Samples) else cls(samples)
 
     def extend(self, samples: Iterable[Sample]) -> None:
         """Add samples."""
-        self._rest.extend(samples)
-        if len(self._rest) >= CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._parts.append(_rows(self._rest))
-        self._rest.clear()
+        self._new.extend(samples)
+        if len(self._new) >= CHUNK:
+            _ = self.rows
 
     @property
     def rows(self) -> NDArray[np.void]:
         """All samples in order (n,)."""
-        if self._rest:
-            self._flush()
-        if len(self._parts) > 1:
-            self._parts = [np.concatenate(self._parts)]
-        return self._parts[0]
+        if self._new:
+            self._rows = np.concatenate([self._rows, np.array([astuple(sample) for sample in self._new], ROW)])
+            self._new.clear()
+        return self._rows
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         if name not in Sample.__struct_fields__:
@@ -57,23 +46,25 @@ class Samples(Sequence[Sample]):
         return self.rows[name]
 
     @property
-    def places(self) -> Integers:
+    def places(self) -> NDArray[np.int64]:
         """Epoch, visit and block of each sample as one number (n,), increasing in time."""
-        places: Integers = (self.visits << BLOCK_BITS) | self.block
+        places: NDArray[np.int64] = (self.visits << BLOCK_BITS) | self.block
         return places
 
     @property
-    def visits(self) -> Integers:
+    def visits(self) -> NDArray[np.int64]:
         """Epoch and visit of each sample as one number (n,)."""
-        visits: Integers = (self.epoch.astype(np.int64) << VISIT_BITS) | self.visit
+        visits: NDArray[np.int64] = (self.epoch << VISIT_BITS) | self.visit
         return visits
 
-    def where(self, chosen: NDArray[np.bool_]) -> "Samples":
+    def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":
         """The samples chosen by a mask or by indices (n,)."""
-        return Samples(self.rows[chosen])
+        part = Samples()
+        part._rows = self.rows[chosen]
+        return part
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows) + len(self._new)
 
     @overload
     def __getitem__(self, place: int) -> Sample: ...
@@ -82,21 +73,14 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, place: slice) -> "Samples": ...
 
     def __getitem__(self, place: int | slice) -> "Sample | Samples":
-        if isinstance(place, slice):
-            return Samples(self.rows[place])
-        return Sample(*self.rows[place].item())
+        return self.where(place) if isinstance(place, slice) else Sample(*self.rows[place].item())
 
     def __iter__(self) -> Iterator[Sample]:
-        for start in range(0, len(self), CHUNK):
-            for row in self.rows[start : start + CHUNK].tolist():
-                yield Sample(*row)
+        for row in self.rows:
+            yield Sample(*row.item())
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same samples in the same order, in any representation."""
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Sample.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _rows(samples: Iterable[Sample]) -> NDArray[np.void]:
-    return np.array([astuple(sample) for sample in samples], ROW)

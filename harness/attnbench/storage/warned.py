@@ -4,7 +4,6 @@ A warning is a string, so it can be printed anywhere, with its name as an attrib
 """
 
 import enum
-from typing import Self
 
 
 class Warn(enum.StrEnum):
@@ -44,7 +43,9 @@ class Warn(enum.StrEnum):
 
     def says(self, text: str) -> "Warned":
         """Create the warning of this name with this sentence."""
-        return Warned(self, text)
+        warned = Warned(text)
+        warned.name = self
+        return warned
 
 
 class Warned(str):
@@ -52,9 +53,3 @@ class Warned(str):
 
     __slots__ = ("name",)
     name: Warn
-
-    def __new__(cls, name: Warn, text: str) -> Self:
-        """Create a warning from its name and its sentence."""
-        warned = super().__new__(cls, text)
-        warned.name = name
-        return warned

@@ -19,7 +19,6 @@ import msgspec
 
 from attnbench.devices import Clock
 from attnbench.devices.waiting import own_waits_s
-from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
@@ -27,6 +26,9 @@ MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
+TOUCH_BELOW_S = 10e-3
+"""With warm caches, shorter calls get an untimed call first: the arm before has evicted their data. Longer calls warm
+themselves, and an extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnbench.plugins import unknown
 from attnbench.storage.files import put
+from attnbench.units import meant
 
 SUFFIX = ".pt.trace.json.gz"
 FOLDER = "traces"
@@ -63,15 +63,10 @@ def find(name: str | None, results: Path) -> Path:
         ValueError: there is none, or it holds no trace; the message says what to do.
     """
     known = {folder.name: folder for folder in sorted((results / FOLDER).glob("*")) if trace_files(folder)}
-    if name is None:
-        if not known:
-            raise ValueError(f"{results / FOLDER} holds no traces: begin with attnbench profile, or name a folder")
+    if name is None and known:
         return known[max(known)]
-    if name in known:
-        return known[name]
-    folder = Path(name)
-    if not folder.is_dir() and not (results / FOLDER / name).is_dir():
-        raise ValueError(unknown("folder of traces", name, known) if known else f"there is no folder {name}")
-    if not trace_files(folder):
-        raise ValueError(f"{name} holds no traces (*.pt.trace.json.gz): make some with attnbench profile")
+    folder = results / FOLDER if name is None else known.get(name, Path(name))
+    if name is None or not trace_files(folder):
+        hint = meant(name or "", known)
+        raise ValueError(f"{folder} holds no traces (*.pt.trace.json.gz){hint}: make some with attnbench profile")
     return folder

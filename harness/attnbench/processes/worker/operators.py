@@ -29,7 +29,6 @@ from attnbench.storage.operator_kinds import (
     fold,
     observed,
     on_other_streams,
-    with_kernels,
 )
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
@@ -97,8 +96,7 @@ def refusal(workload: Workload, implementation: Implementation, error: RuntimeEr
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; on another device, with the time of their kernels."""
-    operators, kernels = fold(recording.spans()), recording.kernels()
-    return with_kernels(operators, kernels) if kernels else operators
+    return fold(recording.spans(), recording.kernels())
 
 
 class Asking(TorchFunctionMode):

@@ -79,11 +79,6 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         align(compared)
         return compared
 
-    @staticmethod
-    def respond_as_json(answer: Any, compress: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as the plug-in has it
-        """The answer as JSON, with times rounded to nanoseconds; floating-point sums have more digits."""
-        return TorchProfilerPlugin.respond_as_json(_rounded(answer), compress)
-
     def _get_run_dirs(self) -> Iterator[str]:
         """Folders with a readable trace; the plug-in would wait for the others forever."""
         for folder in super()._get_run_dirs():
@@ -116,11 +111,3 @@ def _fault(file: Path, _changed_ns: int) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, float):
-        return round(value, 3)
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -15,7 +15,6 @@ from attnbench.tracing import folders
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
-DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 
 
 def launch(folder: Path, port: int) -> tuple[str, list[str]]:
@@ -61,10 +60,3 @@ def wait(stopped: SimpleQueue[int]) -> None:
         time.sleep(POLL_S)
     for process in multiprocessing.active_children():
         process.kill()
-
-
-def shown_folder(run: Path) -> Path:
-    """The folder to serve: the only workload in a folder of traces, for short names, or the whole folder."""
-    paths = [file.relative_to(run).parts for file in folders.trace_files(run)]
-    workloads = {path[0] for path in paths}
-    return run / workloads.pop() if len(workloads) == 1 and all(len(path) == DEPTH for path in paths) else run
