@@ -119,7 +119,7 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     }
     reasons = said["not_judged"]
     assert set(reasons) == {"mine.py:greedy", "unreadable.py:g", "mine.py:rihgt", "fusde"}
-    assert "window=..." in reasons["mine.py:greedy"]
+    assert "takes (query, key, value, window)" in reasons["mine.py:greedy"]
     assert "not Python that can be read" in reasons["unreadable.py:g"]
     assert "did you mean right?" in reasons["mine.py:rihgt"]
     assert "did you mean fused?" in reasons["fusde"]
@@ -157,13 +157,13 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     for line in (
         "at_times: error on attention-inference-cpu-float32-b1-t16-h2-k8",
         "  RuntimeError: not at 16 (mine.py, line 16)",
-        "needs window: after query, key and value, it can be passed mask, is_causal,",
+        "mine.py:greedy takes (query, key, value, window), and is called with query, key and value",
         "  broken.py:f cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name' (broken.py, line",
         "unreadable.py:g: not judged",
         "near: approximate, neither judged nor timed: off by ",
     ):
         assert line in found.stdout
-    assert found.stdout.count("needs window") == 1  # once, for any number of cells
+    assert found.stdout.count("is called with query, key and value") == 1  # once, for any number of cells
 
 
 @pytest.mark.parametrize("name", ["unreadable.py", "mine.py:rihgt", "nowhere.py"])

@@ -53,7 +53,8 @@ def gate(
         decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     if to is not None:
         outputs.write(decision, to)
-    present(lambda: decision, lambda: typer.echo(outputs.terminal(decision)))
+    files = "" if to is None else f"\nFiles: {to}"
+    present(lambda: decision, lambda: typer.echo(f"{outputs.terminal(decision)}{files}"))
     return ExitCode.__members__.get(decision.outcome, ExitCode.passed)
 
 
