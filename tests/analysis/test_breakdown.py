@@ -4,9 +4,7 @@ import pytest
 from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
-    num_operators,
     ran,
-    shares,
     where,
 )
 from attnbench.storage.operator_kinds import (
@@ -33,11 +31,6 @@ def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None
     calls += (operator("aten::where", 0.98e-3), operator("aten::empty", 0.02e-3))
     seen = Operators(calls=calls)
     assert where(seen) == "60 % matmul (bmm), 30 % softmax, 10 % mask (where)"
-
-
-def test_nothing_ran_is_reported_and_not_divided_by() -> None:
-    empty = Operators(calls=())
-    assert (ran(empty), shares(empty), num_operators(empty)) == ("nothing", {}, 0)
 
 
 NAMES = {

@@ -92,6 +92,15 @@ def fused(found):
     return replace(found["fused"], points=points, fit=fit(points))
 
 
+def test_the_length_that_varies_is_followed_and_the_other_is_named(tmp_path):
+    square = [*journals.workloads(seq_len=(128, 512)), *journals.workloads(seq_len=(128, 512), kv_len=(2048,))]
+    decoding = journals.workloads(seq_len=(1,), kv_len=(128, 512))
+    lines = {}
+    for name, points in (("square", tuple(square)), ("decoding", decoding)):
+        lines[name] = [(each.axis, each.other) for each in growths(journals.write(tmp_path / name, points, ("fused",)))]
+    assert lines == {"square": [("seq_len", ""), ("seq_len", "S=2048")], "decoding": [("kv_len", "T=1")]}
+
+
 def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
     said = growth_report.sentence(fused)
     assert said.startswith("fused: 256 MiB are reached at T=2032; there memory grows with T^1.98, fitted over T=")

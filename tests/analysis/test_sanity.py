@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.analysis.sanity import SLACK, judged
+from attnbench.analysis.sanity import READING, SLACK, judged
 from attnbench.analysis.table import table
 from attnbench.processes import execution
 from attnbench.storage.records import Measurement, Record, Sample, Status
@@ -69,6 +69,17 @@ def test_just_above_a_ceiling_has_a_warning_and_far_above_it_is_invalid(shares):
     (status,), _, (warnings,) = judge(recorded(LONG, least_s(LONG) / shares))
     assert status is (Status.invalid if shares > SLACK else Status.ok)
     assert bool(warnings) is (1 < shares < SLACK)
+
+
+def test_ceilings_of_a_busy_machine_prove_less():
+    lying = recorded(LONG, least_s(LONG) / SLACK / 2)
+    assert judge(lying)[0] == [Status.invalid]
+    assert judge(lying, crowding=3.0)[0] == [Status.ok]
+
+
+def test_no_time_and_a_time_below_that_of_any_copy_are_invalid():
+    copied_s = counts.least_bytes(DECODING) / COPY / SLACK / READING / 1.1
+    assert judge(recorded(LONG, 0.0))[0] == judge(recorded(DECODING, copied_s), matmul=1e15)[0] == [Status.invalid]
 
 
 def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):

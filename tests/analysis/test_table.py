@@ -7,7 +7,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from attnbench.analysis.table import CELL_COLUMNS, SAMPLE_COLUMNS, load, metric_columns, panels, samples
+from attnbench.analysis.table import CELL_COLUMNS, SAMPLE_COLUMNS, load, metric_columns, samples
 from attnbench.analysis.table import table as of_run
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import Measurement, Sample
@@ -94,15 +94,3 @@ def test_any_metric_has_a_column_with_its_unit(tmp_path: Path) -> None:
     assert [(each.name, each.unit, each.heading) for each in metric_columns(reported)] == [
         ("wait_j_per_s", "J/s", "wait")
     ]
-
-
-def test_panels_go_over_the_length_that_varies(tmp_path: Path) -> None:
-    points = [*journals.workloads(seq_len=(128, 512)), *journals.workloads(seq_len=(128, 512), kv_len=(2048,))]
-    square = of_run(journals.write(tmp_path / "square", tuple(points), ("sdpa",)))
-    assert [(each.axis, each.other, each.lengths) for each in panels(square)] == [
-        ("seq_len", "", [128, 512]),
-        ("seq_len", "S=2048", [128, 512]),
-    ]
-    decoding = journals.workloads(seq_len=(1,), kv_len=(128, 512))
-    (panel,) = panels(of_run(journals.write(tmp_path / "decoding", decoding, ("sdpa",))))
-    assert (panel.axis, panel.other, panel.lengths) == ("kv_len", "T=1", [128, 512])

@@ -133,7 +133,7 @@ def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():
 
 def test_zeros_are_no_answer_to_an_earlier_call():
     found = verdict(Zeros, direction="inference", scope="module", dtype="bfloat16", mask="sliding_window(9)")
-    assert agreement.OUTPUTS_APART not in broken_rules(found)
+    assert not broken_rules(found) & {agreement.OUTPUTS_APART, "without gradients"}
     assert wrong_probes(found)
 
 

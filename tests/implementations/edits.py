@@ -121,11 +121,6 @@ EDITS = [
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
     edit("sdpa_math", {MASKED: "attn_mask=mask.flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
-    edit(
-        "sdpa_math",
-        {"            value,": "            value.roll(-1, dims=2),"},
-        "key_position_order value_position_order",
-    ),
     edit("sdpa_flash", {MASKED: "attn_mask=mask[:1]"}, "first_rows_mask_for_all", {"mask": "padding", "batch_size": 2}),
     edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
@@ -134,29 +129,16 @@ EDITS = [
         "packed_read_in_thirds",
         MODULE | {"bias": "out", "num_heads": 2},
     ),
-    edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
     edit(
-        "sdpa_mask",
-        {"else mask,": "else ~mask,"},
+        "torch_mha",
+        {'mask.hidden_as("ts"': '~mask.hidden_as("ts"'},
         "mask_inverted",
-        {"mask": "sliding_window(3)"},
+        MODULE | {"mask": "sliding_window(3)"},
     ),
-    edit("sdpa_mask", {"scale=scale": "scale=1.0"}, "no_scale", GROUPED),
     edit(
         "sdpa_bias",
         {"else causal_lower_right(": "else causal_upper_left("},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
-    ),
-    edit("sdpa_bias", {"scale=scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
-    edit(
-        "torch_mha_weights",
-        {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
-        "projections_in_wrong_order",
-        MODULE,
-        reported="value, query and key",
-    ),
-    edit(
-        "torch_mha_weights", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}
     ),
 ]

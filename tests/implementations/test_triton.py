@@ -107,11 +107,6 @@ def test_the_stored_table_is_of_these_kernels_and_none_needs_too_much() -> None:
             assert int(number.strip("| ").replace(",", "")) <= limit
 
 
-def test_no_other_implementation_has_kernels_of_triton() -> None:
-    files = sorted((ROOT / "implementations").glob("*.py"))
-    assert [file.name for file in files if "from triton" in file.read_text(encoding="utf-8")] == [KERNELS.name]
-
-
 FAR = """
 import torch
 from attnbench.implementations.triton_flash import attention

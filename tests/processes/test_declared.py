@@ -67,10 +67,9 @@ def test_workloads_have_the_built_in_axes_once_each():
 
 
 def test_a_comparison_is_at_what_all_have_built_in():
-    one, other = Declared(built_in={"mask": "causal"}), Declared(built_in={"scope": "module"})
-    assert together({"a": one, "b": other}) == {"mask": "causal", "scope": "module"}
+    assert together({"a": {"mask": "causal"}, "b": {"scope": "module"}}) == {"mask": "causal", "scope": "module"}
     with pytest.raises(ValueError, match="one by one"):
-        together({"a": one, "b": Declared(built_in={"mask": "none"})})
+        together({"a": {"mask": "causal"}, "b": {"mask": "none"}})
 
 
 def test_a_check_gives_each_its_own_and_a_run_the_same_to_all(file):

@@ -43,14 +43,6 @@ def meetings(rows, names, left_out):
     }
 
 
-def test_each_name_still_meets_each_value():
-    rows = products(AXES)
-    left_out = dispensable(rows, "xyz", 2)
-    assert meetings(rows, "xyz", left_out) == meetings(rows, "xyz", [()] * len(rows))
-    assert len(left_out[0]) == max(map(len, left_out)) == 2
-    assert dispensable(rows[:1], "xyz", 2) == [()]
-
-
 def test_each_probe_of_the_check_meets_each_value_of_each_axis():
     assert set(SPARED) < set(PROBES)
     rows = [workload.axes() for workload in sweep.workloads(sweep.load("check"), {}, ("cpu",))]

@@ -10,8 +10,7 @@ comparing needs it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from operator import itemgetter
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,52 +156,9 @@ def metric_columns(results: Results) -> list[MetricColumn]:
     return columns
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Panel:
-    """Cells of one group that differ in one length only: the data of one plot or fit over that length."""
-
-    axis: str  # seq_len or kv_len
-    other: str  # the other length if it differs: "T=1"
-    cells: "pd.DataFrame"
-
-    @property
-    def lengths(self) -> list[int]:
-        """All lengths of the panel, measured or not."""
-        return sorted({int(length) for length in self.cells[self.axis]})
-
-    @cached_property
-    def lines(self) -> dict[Arm, list[Row]]:
-        """Rows of each arm, sorted by length; arms in the order of their first row."""
-        every = rows(self.cells)
-        lines: dict[Arm, list[Row]] = {arm_of(row): [] for row in every}
-        for row in sorted(every, key=itemgetter(self.axis)):
-            lines[arm_of(row)].append(row)
-        return lines
-
-
-def panels(cells: "pd.DataFrame") -> list[Panel]:
-    """Split a table into panels: each group over its query length or, in decoding, over its key length."""
-    split = []
-    for _, group in cells.groupby(list(GROUP_AXES), sort=False):
-        is_decoding = group["seq_len"].nunique() == 1 < group["kv_len"].nunique()
-        if is_decoding:
-            split.append(Panel(axis="kv_len", other=f"T={group['seq_len'].iloc[0]}", cells=group))
-            continue
-        others = group["kv_len"].where(group["kv_len"] != group["seq_len"], 0)  # 0: as many keys as queries
-        for other in others.unique():
-            text = f"S={other}" if other else ""
-            split.append(Panel(axis="seq_len", other=text, cells=group[others == other]))
-    return split
-
-
 def arm_of(row: Row) -> Arm:
     """The arm of a row: its implementation and side."""
     return Arm(implementation=row["implementation"], side=row["side"] or "")
-
-
-def workload_of(row: Row) -> Workload:
-    """The workload of a row, from its axes."""
-    return Workload(**{axis: row[axis] for axis in AXES})
 
 
 def runs_at(path: Path) -> list[Path]:

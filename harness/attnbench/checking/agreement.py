@@ -46,12 +46,6 @@ class References:
     is_brief: bool
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
-    @property
-    def short(self) -> Workload:
-        """The workload for the rules."""
-        is_long = self.workload.longest > rules.LENGTH
-        return rules.for_rules(self.workload.at_length(rules.LENGTH) if is_long else self.workload)
-
 
 def ask_oracle(
     workload: Workload,
@@ -174,8 +168,9 @@ def _rule_results(
     references: References, implementation: Implementation, known: RulesAt, rejects: Collection[str]
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
-    seed, on_step = references.seed, references.on_step
-    for workload in dict.fromkeys((references.short, rules.for_rules(references.workload))):
+    seed, on_step, whole = references.seed, references.on_step, references.workload
+    short = whole.at_length(rules.LENGTH) if whole.longest > rules.LENGTH else whole
+    for workload in dict.fromkeys(map(rules.for_rules, (short, whole))):
         if untried := rules.untried(workload, known):
             try:
                 candidate = rules.Candidate(implementation, workload, seed, on_step, needs_zeros=EMPTY_ROWS in rejects)

@@ -101,10 +101,8 @@ class Finding:
 def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_backward: bool = False) -> Finding:
     """The sentence "It looks as if `words`.", `more` sentences, and the first step that differs."""
     first = f"the backward pass of {step}" if is_backward else step
-    space = "" if words.startswith(",") else " "
-    return Finding(
-        f"It looks as if{space}{words}.{more} First step that differs: {first}.", tuple(dict.fromkeys(names)), step
-    )
+    sentence = f"It looks as if {words}.{more} First step that differs: {first}.".replace("if ,", "if,", 1)
+    return Finding(sentence, tuple(dict.fromkeys(names)), step)
 
 
 class Evidence:

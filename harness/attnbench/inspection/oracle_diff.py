@@ -143,7 +143,7 @@ class Inspection:
         return any(diff.comparisons for diff in self.diffs)
 
 
-def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed: int = 0) -> Inspection:
+def look(name: str, sentences: Sequence[str], settings: Sequence[str] = ()) -> Inspection:
     """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
 
     Raises:
@@ -151,7 +151,7 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     """
     plugins.check_specs([name])
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
-    walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings, seed)) for words in parted]
+    walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings)) for words in parted]
     implementation = _try(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
     diffs = tuple(compare(implementation, walk) for walk in walks)
     return Inspection(spec=name, implementation=plugins.name_of(name), diffs=diffs)

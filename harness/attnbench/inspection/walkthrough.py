@@ -84,7 +84,7 @@ def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     return parted
 
 
-def workload(num_words: int, settings: Sequence[str], seed: int) -> Workload:
+def workload(num_words: int, settings: Sequence[str], seed: int = 0) -> Workload:
     """One sentence as a workload of scope `module`.
 
     Raises:
@@ -94,7 +94,7 @@ def workload(num_words: int, settings: Sequence[str], seed: int) -> Workload:
     chosen: dict[str, str] = {}
     for axis, values in sweep.parse_settings(settings).items():
         if axis not in AXES:
-            raise ValueError(f"--set {axis} is not for inspect: the words and --seed decide; set {', '.join(AXES)}")
+            raise ValueError(f"--set {axis} is not for inspect: the words decide; set {', '.join(AXES)}")
         if len(values) != 1:
             raise ValueError(f"--set {axis}={','.join(values)} is not allowed: inspect takes one value of an axis")
         chosen[axis] = values[0]

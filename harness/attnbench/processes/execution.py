@@ -349,7 +349,7 @@ def traces(session: Session, folder: Path) -> Requests:
     """
     for workload, arm in session.live_cells:
         file = folders.trace_file(folder, workload.id, arm.implementation)
-        yield "trace", messages.Trace(**session.request_of(workload, arm), file=str(file.resolve()))
+        yield "trace", messages.Profile(**session.request_of(workload, arm), file=str(file.resolve()))
 
 
 def kept_memory(session: Session) -> Requests:

@@ -197,7 +197,9 @@ class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
 
 
 class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
-    """Profile the operators of a call."""
+    """Profile the operators of a call; with `file`, trace some steps into it instead."""
+
+    file: str = ""
 
 
 class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
@@ -239,12 +241,6 @@ class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
     seed: int
     numbers: tuple[int, ...]
     row_seed: int
-
-
-class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
-    """Trace some steps into `file`."""
-
-    file: str
 
 
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
@@ -336,9 +332,9 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     **dict.fromkeys((Prepared, Tensors, Failed), (CellChecked, Call, Backward)),
     **dict.fromkeys((Call, Backward), (Tensors,)),
     Observe: (CellMeasured,),
-    Profile: (CellProfiled,),
+    Profile: (CellProfiled, Done),
     HandIn: (HandedIn,),
-    **dict.fromkeys((PrepareWitness, Witness, JudgeOutput, Trace), (Done,)),
+    **dict.fromkeys((PrepareWitness, Witness, JudgeOutput), (Done,)),
     MeasureCeilings: (CeilingsMeasured,),
     SampleBlocks: (VisitFinished,),
 }

@@ -107,7 +107,14 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
     if not source:
         declarations = declared(specs) if declarations is None else declarations
-        workloads, left_out = _suited(workloads, specs, declarations, parsed, left_out, is_alike=with_baseline)
+        built_in = {
+            spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
+            for spec, found in declarations.items()
+        }
+        if not with_baseline:
+            workloads, left_out = _each_suited(workloads, specs, built_in, left_out)
+        elif axes := together(built_in):
+            workloads = suited(workloads, axes)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
     metrics = tuple(chosen.metrics if metrics is None else metrics)
     known = plugins.plugs("attnbench.metrics", "METRIC")
@@ -140,16 +147,16 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     )
 
 
-def together(declarations: Mapping[str, Declared]) -> Axes:
-    """Merge the built-in axes of all implementations, to compare them on the same work.
+def together(built_in: Mapping[str, Axes]) -> Axes:
+    """Merge the built-in axes of all implementations, by spec, to compare them on the same work.
 
     Raises:
         ValueError: two declare different values of an axis.
     """
     axes: dict[str, int | float | str] = {}
     owners: dict[str, str] = {}
-    for spec, declaration in declarations.items():
-        for axis, value in declaration.built_in.items():
+    for spec, own in built_in.items():
+        for axis, value in own.items():
             if axes.setdefault(axis, value) != value:
                 one, other = (plugins.name_of(each) for each in (owners[axis], spec))
                 raise ValueError(
@@ -179,37 +186,20 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     return tuple(distinct.values())
 
 
-def _suited(  # noqa: PLR0913 - workloads, and the facts that select them
+def _each_suited(
     workloads: tuple[Workload, ...],
     specs: Sequence[str],
-    declarations: Mapping[str, Declared],
-    settings: Mapping[str, Sequence[str]],
+    built_in: Mapping[str, Axes],
     left_out: dict[str, tuple[str, ...]],
-    *,
-    is_alike: bool,
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
-    """The workloads with the built-in axes of implementations, unless a setting names these axes.
-
-    With `is_alike` all workloads have the same axes, to be compared; otherwise each implementation has its own
-    workloads, and the others' are left out.
-    """
-
-    def unset(axes: Axes) -> Axes:
-        return {axis: value for axis, value in axes.items() if axis not in settings}
-
-    if is_alike:
-        axes = unset(together(declarations))
-        return (suited(workloads, axes), left_out) if axes else (workloads, left_out)
-    by_spec = {
-        spec: suited(workloads, unset(declarations[spec].built_in)) if spec in declarations else workloads
-        for spec in specs
-    }
+    """All workloads, each implementation's with its built-in axes; the others' are left out of it."""
+    by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     every = {workload.id: workload for each in by_spec.values() for workload in each}
-    out = {plugins.name_of(spec): set(every) - {each.id for each in by_spec[spec]} for spec in specs}
-    named = {
-        name: tuple(each for each in every if each in {*ids, *left_out.get(name, ())}) for name, ids in out.items()
-    }
-    return tuple(every.values()), {name: ids for name, ids in named.items() if ids}
+    out: dict[str, tuple[str, ...]] = {}
+    for spec in specs:
+        name, ids = plugins.name_of(spec), {each.id for each in by_spec[spec]}
+        out[name] = tuple(each for each in every if each not in ids or each in left_out.get(name, ()))
+    return tuple(every.values()), {name: ids for name, ids in out.items() if ids}
 
 
 def plan_to_choose(planned: Plan) -> Plan:

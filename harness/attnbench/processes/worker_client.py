@@ -356,10 +356,8 @@ class ProcessClient(WorkerClient):
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()
-        if not message and not ended_itself:
-            message = "the process closed its line to the coordinator"
-        elif not message and code is None:
-            message = "the process ended together with its template"
+        if not message and (not ended_itself or code is None):
+            message = "the process closed its line, or ended together with its template"
         elif not message and code is not None and code < 0:
             name = signal.Signals(-code).name
             why = ", perhaps by the system because memory ran out" * (name == "SIGKILL")

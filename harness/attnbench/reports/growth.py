@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from attnbench.analysis.growth import Growth
-from attnbench.analysis.table import rows
 from attnbench.reports import grouped, titles
 from attnbench.statistics.growth import FEWEST_LENGTHS
 from attnbench.units import plain, show
@@ -11,7 +10,7 @@ from attnbench.units import plain, show
 
 def sentence(growth: Growth) -> str:
     """Describe the growth of one implementation in a line."""
-    fit, letter, reach = growth.fit, "T" if growth.panel.axis == "seq_len" else "S", growth.reach
+    fit, letter, reach = growth.fit, "T" if growth.axis == "seq_len" else "S", growth.reach
     name, limit = plain(growth.implementation), show(growth.limit_bytes, "bytes")
     if fit is None:
         why = (
@@ -35,7 +34,7 @@ def number(value: float) -> str:
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """Implementations by the title of their panel."""
-    return grouped(growths, lambda growth: f"{titles.title(rows(growth.panel.cells)[0])} {growth.panel.other}".rstrip())
+    return grouped(growths, lambda growth: f"{titles.title(growth.workload.axes())} {growth.other}".rstrip())
 
 
 def facts(growth: Growth) -> dict[str, object]:
@@ -44,7 +43,7 @@ def facts(growth: Growth) -> dict[str, object]:
     return {
         "workload": growth.workload.id,
         "direction": growth.workload.direction,
-        "axis": growth.panel.axis,
+        "axis": growth.axis,
         "implementation": growth.implementation,
         "lengths": [length for length, _ in growth.points],
         "peak_bytes": [value for _, value in growth.points],

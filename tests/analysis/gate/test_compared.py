@@ -7,6 +7,7 @@ import pytest
 
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.results import Results
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts
@@ -59,3 +60,13 @@ def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> No
     assert judge(before, after).outcome is Outcome.passed
     grown = run(tmp_path / "grown", scripts.untimed, holds(2**30))
     assert {ruling.kind for ruling in judge(before, grown).of(Outcome.finding)} == {Kind.grown}
+
+
+@pytest.mark.parametrize(("status", "more"), [(Status.error, {}), (Status.timeout, {"is_predicted": True})])
+def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(tmp_path: Path, status, more) -> None:
+    before, after = (run(tmp_path / name, scripts.all_end(status, **more)) for name in ("before", "after"))
+    assert judge(before, after).outcome is Outcome.inconclusive
+
+
+def test_a_prediction_is_no_loss_and_no_pass(base: Results, tmp_path: Path) -> None:
+    assert judge(base, run(tmp_path / "run", ends(Status.timeout, is_predicted=True))).outcome is Outcome.inconclusive

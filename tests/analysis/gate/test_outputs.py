@@ -48,7 +48,7 @@ def test_the_command_writes_two_files_and_prints_a_line_for_each_finding(both, t
     assert json.loads((tmp_path / "out" / "gate.json").read_text())["outcome"] == "finding"
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
-    *lines, context, headline, _ = printed.splitlines()
+    *lines, context, headline = printed.splitlines()
     assert [line.split(":")[0] for line in lines[:3]] == ["finding"] * 3
     assert (context, headline) == ("base a at 1a2b3c4, candidate b at 1a2b3c4", HEADLINE)
     (tmp_path / "file").write_text("")

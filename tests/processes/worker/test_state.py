@@ -35,10 +35,8 @@ BACK = {  # these can be undone
     "torch.set_grad_enabled(False)": "gradients",
     "torch.set_autocast_enabled('cpu', True)": "autocast on cpu",
     "import gc; gc.disable()": "garbage",
-    "import gc; gc.callbacks.append(print)": "callbacks",
     "torch.nn.modules.module.register_module_forward_hook(print)": "hooks of all modules",
     "torch.compile = lambda *a, **k: a": "torch.compile",
-    "sys.setswitchinterval(0.5)": "switch",
     "sys.settrace(lambda *_: None)": "trace",
 }
 STUCK = {  # these end the process

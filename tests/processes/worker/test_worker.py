@@ -20,7 +20,6 @@ from attnbench.processes.messages import (
     Prepare,
     Profile,
     SampleBlocks,
-    Trace,
 )
 from attnbench.processes.remote import Exchange
 from attnbench.processes.worker import answers
@@ -116,7 +115,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     for request in (
         Profile(workload=point, arm=Arm(implementation="fused"), spec="fused"),
         Observe(workload=point, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory"),
-        Trace(workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.json")),
+        Profile(workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.json")),
     ):
         assert not isinstance(worker.answer(request), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()

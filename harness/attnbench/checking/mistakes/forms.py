@@ -282,7 +282,7 @@ def scales(workload: Workload) -> Iterator[Mistake]:
         if not any(math.isclose(scale, other) for other in known):
             known.append(scale)
             words = f"the scores are scaled for heads {scale**-2:.0f} wide, and they are {width} wide"
-            words = words if name == "scaled_by_other_width" else ""
+            words *= name == "scaled_by_other_width"
             yield wrong(name, words, scores=after("scores", partial(torch.mul, other=scale / right)))
     if workload.mask_rule.changes_scores and right != 1:
         early: Callable[..., Tensor] = lambda query, key, mask: mask.changed(product(query, key.mT)) * right  # noqa: E731

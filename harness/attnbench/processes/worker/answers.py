@@ -346,19 +346,18 @@ class Worker:
             self.is_altered = True
             raise state.SharedStateError(state.blame(changed))
 
-    def profile(self, request: messages.Profile) -> CellProfiled:
-        """Profile the operators of a call."""
-        case, candidate = self.case(request), self.implementation(request.spec)
-        return CellProfiled(**request.names, operators=operators.observe(case, candidate, on_step=self.heartbeat.beat))
+    def profile(self, request: messages.Profile) -> CellProfiled | messages.Done:
+        """Profile the operators of a call, or trace some steps."""
+        case, on_step = self.case(request), self.heartbeat.beat
+        if request.file:
+            trace(case, Path(request.file), on_step)
+            return messages.Done()
+        found = operators.observe(case, self.implementation(request.spec), on_step=on_step)
+        return CellProfiled(**request.names, operators=found)
 
     def measure_ceilings(self, request: messages.MeasureCeilings) -> CeilingsMeasured:
         """Measure the ceilings of this machine."""
         return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
-
-    def trace(self, request: messages.Trace) -> messages.Done:
-        """Trace some steps."""
-        trace(self.case(request), Path(request.file), self.heartbeat.beat)
-        return messages.Done()
 
     def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
@@ -523,7 +522,7 @@ class Worker:
         measurement = Measurement(metric=request.metric, unit=metric.unit, samples=samples, warnings=warnings)
         return CellMeasured(**request.names, measurement=measurement)
 
-    def case(self, request: messages.Observe | messages.Profile | messages.Trace) -> Case:
+    def case(self, request: messages.Observe | messages.Profile) -> Case:
         """A case that no timing shares, kept until the next one."""
         self.heartbeat.beat()
         cell = (request.workload.id, request.spec)
@@ -594,7 +593,6 @@ HANDLERS: Mapping[type[messages.Work], Callable[[Worker, Any], messages.Reply]] 
         messages.Backward: Worker.answer_judge,
         messages.Profile: Worker.profile,
         messages.Observe: Worker.observe,
-        messages.Trace: Worker.trace,
         messages.MeasureCeilings: Worker.measure_ceilings,
         messages.SampleBlocks: Worker.sample_blocks,
         messages.PrepareWitness: Worker.prepare_witness,

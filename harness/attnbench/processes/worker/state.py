@@ -36,7 +36,7 @@ OF_TORCH = (
     *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
     *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cpu_allow_fp16_reduced_precision_reduction"),
     *("cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction"),
-    *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "nnpack_enabled", "deterministic_algorithms"),
+    *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "deterministic_algorithms"),
 )
 """Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
 SDPA = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
@@ -75,15 +75,10 @@ def _settings() -> dict[str, Flag]:
         "function_modes": (torch._C._len_torch_function_stack, None),
         "dispatch_modes": (torch._C._len_torch_dispatch_stack, None),
         "hooks_of_saved_tensors": (partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None),  # noqa: FBT003
-        "threads_between_operators": (torch.get_num_interop_threads, None),
         "garbage_collection": (gc.isenabled, lambda kept: gc.enable() if kept else gc.disable()),
-        "thresholds_of_garbage_collection": (gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
-        "callbacks_of_garbage_collection": (lambda: [*gc.callbacks], partial(gc.callbacks.__setitem__, slice(None))),
         "hooks_of_all_modules": (lambda: {name: dict(vars(modules)[name]) for name in HOOKS}, _put_hooks),
-        "cache_of_autocast": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         "trace_function": (sys.gettrace, sys.settrace),
         "profile_function": (sys.getprofile, sys.setprofile),
-        "interval_of_thread_switches": (sys.getswitchinterval, sys.setswitchinterval),
         "priority": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     }
     if (monitoring := getattr(sys, "monitoring", None)) is not None:  # from Python 3.12 on
