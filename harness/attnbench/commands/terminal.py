@@ -96,8 +96,10 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         say(line)
     say("")
     if results.num_left_out:
-        plural = "s" if results.num_left_out > 1 else ""
-        why = results.reason or f"{results.num_left_out} more cell{plural} not checked after a wrong one"
+        why = (
+            results.reason
+            or f"{results.num_left_out} more cell{'s' * (results.num_left_out > 1)} not checked after a wrong one"
+        )
         say(f"{why}: --all checks these, too.", "dim")
     say(f"Repeat with the same inputs: --seed {results.plan.seed}", "dim")
 
