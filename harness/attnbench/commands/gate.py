@@ -53,8 +53,7 @@ def gate(
         decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     if to is not None:
         outputs.write(decision, to)
-    files = "" if to is None else f"\nFiles: {to}"
-    present(lambda: decision, lambda: typer.echo(f"{outputs.terminal(decision)}{files}"))
+    present(lambda: decision, lambda: typer.echo(outputs.terminal(decision)))
     return ExitCode.__members__.get(decision.outcome, ExitCode.passed)
 
 
