@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-import torch
 
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
@@ -112,15 +111,6 @@ def test_an_installed_package_takes_part_by_its_entry_point(tmp_path, monkeypatc
         assert loading.implementation("theirs").source == "a test"
     finally:
         sys.modules.pop("elsewhere", None)
-
-
-def test_what_a_form_cannot_do_is_refused_with_a_reason():
-    found = loading.implementation("sdpa")
-    assert "softcap" in str(reason_against(found, Workload(mask="causal+softcap(20)")))
-    assert reason_against(found, Workload(mask="causal+alibi")) is None
-    assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None
-    if not torch.cuda.is_available():
-        assert "no device cuda" in str(reason_against(found, Workload(device="cuda")))
 
 
 def test_a_file_that_is_edited_within_a_second_is_the_new_one(tmp_path, monkeypatch):

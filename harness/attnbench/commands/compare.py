@@ -68,7 +68,7 @@ def _measured(base: str, candidate: str, options: TimingOptions, results: Path, 
         is_apart = fields.get("isolation") == "process"
         planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
     how = "in processes of its own" if planned.has_runners else "in one process with the other"
-    running.note(f"{len(planned.workloads)} shapes, each side {how}, into {folder}")
+    running.note(f"shapes: {len(planned.workloads)}, each side {how}, into {folder}")
     with sides.checked_out(planned, folder):
         return running.measure(planned, folder)
 

@@ -47,7 +47,6 @@ def examine() -> list[Finding]:
     from attnbench.devices import environment  # needs torch
 
     here, cores = environment.collect(), environment.usable_cores()
-    free = device("cpu").free_bytes()
     governor = here.clocks.get("governor", "")
     busy = psutil.cpu_percent(interval=1.0) / 100
     load = "unknown" if here.load is None else f"{here.load:g}"
@@ -56,7 +55,7 @@ def examine() -> list[Finding]:
         "processor": f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores",
         "accelerator": here.accelerator or "none",
         "versions": ", ".join(f"{name} {value}" for name, value in here.versions.items()),
-        "free memory": f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}",
+        "free memory": f"{show(device('cpu').free_bytes(), 'bytes')} of {show(here.memory_bytes, 'bytes')}",
         "fingerprint": here.fingerprint,
         "frequency governor": governor or "not visible here",
         "load": f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}",

@@ -99,11 +99,10 @@ def framed(command: Command) -> tuple[Callable[..., None], list[str]]:
 def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -> inspect.Parameter:
     """The parameter with its annotation for typer."""
     kind, default = parameter.annotation, parameter.default
-    kinds = {kind, *get_args(kind)}
     metavar = " ".join(word for word in words if not word.startswith("-"))
     more: dict[str, Any] = {"help": help_text, "metavar": metavar or ("" if kind is bool else None)}
     more["show_default"] = default not in {None, ""} if default.__hash__ else True
-    if kinds & {int, float}:
+    if {kind, *get_args(kind)} & {int, float}:
         more["min"] = LEAST.get(parameter.name, 0)
     if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return parameter.replace(annotation=Annotated[kind, typer.Argument(**more)])

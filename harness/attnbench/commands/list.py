@@ -151,8 +151,6 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
         lacks = [name for name in columns if entry[name] != "yes"]
         rows.append((entry["implementation"], ", ".join(lacks) or "-"))
     print_table(("implementation", "lacks"), rows)
-    if nowhere := [name for name in QUESTIONS if name not in columns]:
-        say(f"None supports: {', '.join(nowhere)}")
     absent = [entry for entry in entries if entry not in here]
     first = grouped(absent, lambda entry: entry["why"].partition("; ")[0] or entry["source"])
     for reason, members in first.items():

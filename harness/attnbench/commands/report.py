@@ -153,8 +153,8 @@ def _print_salvaged(run: str, saved: Salvaged) -> None:
     typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
     for number, wrong in list(saved.dropped.items())[:MOST_LINES]:
         typer.echo(f"  line {number}: {wrong}")
-    again = saved.plan.resume_command(str(saved.folder))
-    typer.echo(f"A lost line may have been a failure, so no gate takes this run. Go on with it by\n  {again}")
+    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
+    typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 
 COMMAND = Command(report, order=50)

@@ -44,7 +44,7 @@ def run(
         if "/" in cluster and "://" not in cluster:
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
-    running.note(f"{len(planned.workloads)} shapes x {len(planned.implementations)} implementations, into {folder}")
+    running.note(f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}, into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     measured = running.measure(planned, folder, cluster=cluster)

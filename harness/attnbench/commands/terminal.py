@@ -94,10 +94,11 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     _print_not_tried(record for record in results.records if record.status is not Status.approximate)
     for line in story.kept_memory(results):
         say(line)
-    if results.num_left_out:
-        why = results.reason or f"{results.num_left_out} cells not checked after a wrong one"
-        say(f"\n{why}: --all checks these, too.", "dim")
-    say(f"\nRepeat with the same inputs: --seed {results.plan.seed}", "dim")
+    say("")
+    if number := results.num_left_out:
+        why = results.reason or f"{number} more cell{'s' * (number > 1)} not checked after a wrong one"
+        say(f"{why}: --all checks these, too.", "dim")
+    say(f"Repeat with the same inputs: --seed {results.plan.seed}", "dim")
 
 
 def _print_mistakes(records: Iterable[Record]) -> None:
@@ -135,7 +136,8 @@ def _print_not_tried(records: Iterable[Record]) -> None:
         f"{record.arm}: {'over a limit, which --call-limit raises' if record.key in predicted else record.message}"
         for record in missing
     )
-    _print_list("Not tried:", [f"{line} ({number} cells)" for line, number in reasons.items()])
+    lines = [f"{line} ({number} cell{'s' * (number > 1)})" for line, number in reasons.items()]
+    _print_list("Not tried:", lines)
 
 
 def _print_changes(results: Results) -> None:
