@@ -62,8 +62,9 @@ def test_a_wrong_answer_has_no_time_and_a_right_one_has_both(results):
 
 def test_a_report_is_what_its_schema_says(results):
     found = verdict.report(results, END, 0, ["run"])
-    assert msgspec.json.decode(verdict.encoded(found), type=verdict.Report) == found
-    assert json.loads(verdict.encoded(found))["schema"] == verdict.SCHEMA
+    document = msgspec.json.encode(found)
+    assert msgspec.json.decode(document, type=verdict.Report) == found
+    assert json.loads(document)["schema"] == verdict.SCHEMA
 
 
 def test_what_changed_in_results_is_said(tmp_path):

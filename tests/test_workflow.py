@@ -124,7 +124,7 @@ def test_the_summary_of_an_upgrade_has_the_sentence_what_changed_and_the_warning
     found = msgspec.structs.replace(
         verdict.report(results, end, code, ["compare"]), changed=("sdpa: status ok",), warnings=(warning,)
     )
-    (tmp_path / "found.json").write_text(verdict.encoded(found))
+    (tmp_path / "found.json").write_bytes(msgspec.json.encode(found))
     stub = '#!/bin/sh\necho "$@" > words\ncat found.json\nexit {compared}\n'
     ended, _, summary = follow(UPGRADE, tmp_path, stub, compared=code)
     assert ended == ends

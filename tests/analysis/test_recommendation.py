@@ -104,7 +104,7 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
 
 
 def test_all_of_it_is_json(results: Results) -> None:
-    (only,) = (json.loads(json.dumps(found.facts())) for found in recommend(results))
+    (only,) = (json.loads(msgspec.json.encode(found.facts())) for found in recommend(results))
     assert only["choice"] == "sdpa"
     assert set(only["slower_by"]) == set(NAMES) - {"sdpa"}
     assert only["peak_memory_bytes"].keys() == set(NAMES)

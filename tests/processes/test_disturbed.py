@@ -16,7 +16,7 @@ from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge, judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.policy import learn
-from attnbench.analysis.recommendation import changes_along, recommend
+from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.api import outcome
@@ -158,12 +158,9 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     )
     asked = plan_to_search(selection, ("fused", "sdpa"), "seq_len", 64, 4096)
     results = virtual.execute(asked, tmp_path / "run", Waiting(share, crossing))
-    (ladder,) = results.plan.ladders
-    changes = changes_along(results, ladder, ladder.pairs[0])
-    assert bool(changes) is (share == FEW)
-    assert recommended.of_crossing(results, ladder, ladder.pairs[0], changes).startswith(
-        "From " if share == FEW else "It is undecided which "
-    )
+    (crossing,) = recommended.crossings(results)
+    assert bool(crossing.changes) is (share == FEW)
+    assert crossing.answer.startswith("From " if share == FEW else "It is undecided which ")
 
 
 def test_the_python_interface_gives_no_verdict_and_its_reason(tmp_path):

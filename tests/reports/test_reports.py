@@ -230,7 +230,7 @@ class TestPage:
 
 @pytest.mark.long
 def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
-    assert explorer.library() == vega.bundle(), "run: python -m tools.vega"
+    assert explorer.LIBRARY.read_text(encoding="utf-8") == vega.bundle(), "run: python -m tools.vega"
 
 
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:

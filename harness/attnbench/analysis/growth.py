@@ -3,11 +3,12 @@
 Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import GROUP_AXES
+from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
 from attnbench.statistics.growth import Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
@@ -52,36 +53,30 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
         groups.setdefault(tuple(axes[axis] for axis in GROUP_AXES), []).append(record)
     found = []
     for group in groups.values():
-        for (axis, other, name), peaks in _lines(group).items():
-            points = tuple(sorted((getattr(workload, axis), peak) for workload, peak in peaks.items()))
-            workload = max(peaks, key=lambda each: (each.seq_len, each.kv_len))
-            limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
-            found.append(
-                Growth(
-                    axis=axis,
-                    other=other,
-                    implementation=name,
-                    workload=workload,
-                    points=points,
-                    fit=fit(points),
-                    limit_bytes=limit,
+        for (axis, other), members in by_length(group, lambda record: record.workload).items():
+            for name, peaks in _peaks(members).items():
+                workload = max(peaks, key=lambda each: (each.seq_len, each.kv_len))
+                points = tuple(sorted((getattr(each, axis), peak) for each, peak in peaks.items()))
+                limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
+                found.append(
+                    Growth(
+                        axis=axis,
+                        other=other,
+                        implementation=name,
+                        workload=workload,
+                        points=points,
+                        fit=fit(points),
+                        limit_bytes=limit,
+                    )
                 )
-            )
     return found
 
 
-def _lines(group: list[Record]) -> dict[tuple[str, str, str], dict[Workload, float]]:
-    """Peak bytes by workload, for each length that varies, other length and implementation.
-
-    The cells differ in length only. The length is that of the keys in decoding, else that of the queries.
-    """
-    is_decoding = len({record.workload.seq_len for record in group}) == 1
-    is_decoding = is_decoding and len({record.workload.kv_len for record in group}) > 1
-    lines: dict[tuple[str, str, str], dict[Workload, float]] = {}
-    for record in group:
-        workload, samples = record.workload, record.samples(PEAK_MEMORY)
-        other = "" if workload.kv_len == workload.seq_len else f"S={workload.kv_len}"
-        axis, other = ("kv_len", f"T={workload.seq_len}") if is_decoding else ("seq_len", other)
+def _peaks(records: Iterable[Record]) -> dict[str, dict[Workload, float]]:
+    """Peak bytes beyond the inputs by implementation and workload, if there are any."""
+    peaks: dict[str, dict[Workload, float]] = {}
+    for record in records:
+        samples = record.samples(PEAK_MEMORY)
         if samples and samples[0].value > 0:
-            lines.setdefault((axis, other, record.implementation), {})[workload] = samples[0].value
-    return lines
+            peaks.setdefault(record.implementation, {})[record.workload] = samples[0].value
+    return peaks

@@ -7,7 +7,7 @@ needs least memory.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -61,12 +61,13 @@ class Change(msgspec.Struct, frozen=True):
     after: str
 
 
-class Lead(NamedTuple):
-    """The factor by which another implementation is slower than the choice, with an optional interval."""
+class Lead(msgspec.Struct, frozen=True, kw_only=True):
+    """The factor by which another implementation is slower than the choice."""
 
     ratio: float
     low: float | None = None
     high: float | None = None
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ class Recommendation:
             return None
         judged = stands.others.get(other)
         if self.choice == stands.leader and judged is not None:
-            return Lead(judged.ratio, judged.low, judged.high)
-        return Lead(self.seconds[other] / self.seconds[self.choice])
+            return Lead(ratio=judged.ratio, low=judged.low, high=judged.high, verdict=judged.verdict)
+        return Lead(ratio=self.seconds[other] / self.seconds[self.choice], verdict=self.verdict(other))
 
     def verdict(self, name: str) -> Verdict:
         """The verdict on another implementation relative to the leader; undecided if unknown."""
@@ -121,16 +122,12 @@ class Recommendation:
             "axes": self.workload.axes(),
             "choice": self.choice or None,
             "is_clear": self.is_clear,
-            "equals": self.equals,
+            "equals": tuple(self.equals),
             "runner_up": self.runner_up or None,
             "reference": self.reference,
             "seconds": self.seconds,
             "peak_memory_bytes": self.peaks,
-            "slower_by": {
-                name: {**lead._asdict(), "verdict": str(self.verdict(name))}
-                for name, lead in leads.items()
-                if lead is not None
-            },
+            "slower_by": {name: lead for name, lead in leads.items() if lead is not None},
             "excluded": {name: str(why) for name, why in self.excluded.items()},
         }
 
@@ -222,5 +219,5 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
         logs = by_process(numbers(taken, Arm(implementation=one), Arm(implementation=other)))
         if logs:
             decided = point([*logs.values()], results.plan.num_searches)
-            seen[value] = replace(decided, sign=0) if is_doubtful else decided
+            seen[value] = msgspec.structs.replace(decided, sign=0) if is_doubtful else decided
     return seen

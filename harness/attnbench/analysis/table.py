@@ -8,11 +8,11 @@ pandas is imported inside the functions: its import takes as long as reading a s
 comparing needs it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from attnbench.workloads.workload import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """A row of the table by column; None where a value is missing."""
 AXES = Workload.__struct_fields__
@@ -154,6 +155,21 @@ def metric_columns(results: Results) -> list[MetricColumn]:
             explanation = known[name].summary if name in known else ""
             columns.append(MetricColumn(name=_column(one), metric=name, unit=one.unit, explanation=explanation))
     return columns
+
+
+def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dict[tuple[str, str], list[T]]:
+    """Cells of one group that differ in one length only, by that axis and the other length if it differs: "T=1".
+
+    The axis is kv_len in decoding, where all have one query length, and else seq_len.
+    """
+    workloads = [workload_of(each) for each in members]
+    is_decoding = len({each.seq_len for each in workloads}) == 1 < len({each.kv_len for each in workloads})
+    parts: dict[tuple[str, str], list[T]] = {}
+    for member, workload in zip(members, workloads, strict=True):
+        keys = "" if workload.kv_len == workload.seq_len else f"S={workload.kv_len}"
+        place = ("kv_len", f"T={workload.seq_len}") if is_decoding else ("seq_len", keys)
+        parts.setdefault(place, []).append(member)
+    return parts
 
 
 def arm_of(row: Row) -> Arm:

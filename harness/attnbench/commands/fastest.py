@@ -12,7 +12,7 @@ from msgspec import structs
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
-from attnbench.analysis.recommendation import Recommendation, points, recommend
+from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
@@ -141,17 +141,16 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 def print_crossings(results: Results) -> None:
     """Print the crossovers of each pair, and the verdict at each value."""
     print_troubles(results)
-    for ladder, pair, changes in recommended.crossings(results):
+    for crossing in recommended.crossings(results):
         if len(results.plan.ladders) > 1:
-            say(titles.names(results)[ladder.workloads[0]], "bold")
-        _answer(results, recommended.of_crossing(results, ladder, pair, changes))
-        known = points(results, ladder, *pair)
-        if known and not OUTPUT.is_quiet:
+            say(titles.names(results)[crossing.workload], "bold")
+        _answer(results, crossing.answer)
+        if crossing.points and not OUTPUT.is_quiet:
             rows = [
                 (str(value), factor(math.exp(each.log)), "" if each.sign else "undecided", str(each.num_processes))
-                for value, each in sorted(known.items())
+                for value, each in crossing.points.items()
             ]
-            print_table((ladder.axis, f"{pair[0]} next to {pair[1]}", "", "processes"), rows)
+            print_table((crossing.axis, "{} next to {}".format(*crossing.implementations), "", "processes"), rows)
     _print_foot(results)
 
 

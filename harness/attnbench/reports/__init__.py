@@ -95,19 +95,14 @@ NARROWEST, UNBROKEN = 12, 40
 
 
 def text_lines(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    width: int = 0,
-    right: Collection[int] = (),
-    gap: str = "  ",
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0, right: Collection[int] = ()
 ) -> list[str]:
     """A table as lines of text, its headings first; columns in `right` are aligned to the right.
 
     If it is wider than `width`, the widest columns are wrapped, the first column last.
     """
     sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    while width and sum(sizes) + len(gap) * (len(sizes) - 1) > width:
+    while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
         wide = [place for place, size in enumerate(sizes) if size > (NARROWEST if place else UNBROKEN)]
         if not wide:
             break
@@ -120,5 +115,5 @@ def text_lines(
                 text.rjust(size) if place in right else text.ljust(size)
                 for place, (text, size) in enumerate(zip(texts, sizes, strict=True))
             ]
-            lines.append(gap.join(padded).rstrip())
+            lines.append("  ".join(padded).rstrip())
     return lines

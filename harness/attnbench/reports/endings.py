@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole
 from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
 from attnbench.analysis.judgements import CheckVerdict, Judgement
-from attnbench.analysis.recommendation import Recommendation, points
+from attnbench.analysis.recommendation import Recommendation
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import failed, untried
 from attnbench.reports import recommended, titles
@@ -122,8 +122,8 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
 def of_search(results: Results) -> Conclusion:
     """Conclude a search for the sizes at which two implementations change places."""
     by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
-    for ladder, pair, _ in recommended.crossings(results):
-        by_name[" and ".join(pair)] = Mark.decided if points(results, ladder, *pair) else Mark.not_judged
+    for crossing in recommended.crossings(results):
+        by_name[" and ".join(crossing.implementations)] = Mark.decided if crossing.points else Mark.not_judged
     return conclude(by_name, Question.measurement)
 
 

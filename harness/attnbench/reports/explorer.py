@@ -17,6 +17,7 @@ from attnbench.workloads.workload import Workload
 
 WORKLOAD = Column(heading="workload", text=lambda cell: titles.title(cell.workload.axes()))
 LIBRARY = Path(__file__).with_name("vega.js")
+"""Vega, Vega-Lite and Vega-Embed as one script; it sets `window.vegaEmbed`."""
 DIGITS = 5
 
 
@@ -44,11 +45,6 @@ def data(results: Results) -> str:
         "rows": rows,
     }
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script; it sets `window.vegaEmbed`."""
-    return LIBRARY.read_text(encoding="utf-8")
 
 
 def _row(cell: Cell, columns: Sequence[Column], axes: Sequence[str]) -> dict[str, Any]:

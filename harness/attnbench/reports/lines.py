@@ -4,12 +4,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import by_length
 from attnbench.reports import Picture, Report, cells, grouped, style, titles
 from attnbench.reports.cells import Cell
 from attnbench.units import plain, show
@@ -33,6 +34,7 @@ class Quantity:
 
     label: str
     title: str
+    summary: str
     unit: str
     value: Callable[[Cell], float | None]
     ends: Callable[[Cell], tuple[float | None, float | None]] = lambda _: (None, None)
@@ -41,6 +43,7 @@ class Quantity:
 TIME = Quantity(
     label="time per call",
     title="Time per call against length (lower is faster)",
+    summary="time against length, with intervals",
     unit="s",
     value=lambda cell: cell.seconds,
     ends=lambda cell: cell.ends,
@@ -48,6 +51,7 @@ TIME = Quantity(
 RATIO = Quantity(
     label="time / baseline's time",
     title="Time as a ratio to the baseline's, below 1 is faster",
+    summary="time as a ratio to the baseline's, against length, with intervals",
     unit="",
     value=lambda cell: cell.ratio,
     ends=lambda cell: cell.ratio_ends,
@@ -55,6 +59,7 @@ RATIO = Quantity(
 MEMORY = Quantity(
     label="peak memory",
     title="Peak memory of one call above its inputs, against length",
+    summary="peak memory against length",
     unit="bytes",
     value=lambda cell: cell.peak_bytes,
 )
@@ -77,17 +82,8 @@ class Panel:
 def panels(results: Results) -> Iterator[Panel]:
     """Split the groups of a run by their query length or, in decoding, by their key length."""
     for members in cells.groups(results).values():
-        queries, keys = ({cell.workload.axes()[axis] for cell in members} for axis in X_LABELS)
-        if len(queries) == 1 < len(keys):
-            yield Panel(axis="kv_len", other=f"T={queries.pop()}", cells=members)
-            continue
-        for other, alike in grouped(members, _other_length).items():
-            yield Panel(axis="seq_len", other=other, cells=alike)
-
-
-def _other_length(cell: Cell) -> str:
-    is_same = cell.workload.kv_len == cell.workload.seq_len
-    return "" if is_same else f"S={cell.workload.kv_len}"
+        for (axis, other), alike in by_length(members, lambda cell: cell.workload).items():
+            yield Panel(axis=axis, other=other, cells=alike)
 
 
 def draw(
@@ -189,17 +185,8 @@ REPORT = {
         draw=lambda results: usual(results) or draw(results, RATIO),
         is_usual=True,
     ),
-    "latency_plot": Report(
-        summary="time against length, with intervals",
-        file="latency_plot.png",
-        draw=lambda results: draw(results, TIME),
-    ),
-    "ratio_plot": Report(
-        summary="time as a ratio to the baseline's, against length, with intervals",
-        file="ratio_plot.png",
-        draw=lambda results: draw(results, RATIO),
-    ),
-    "memory_plot": Report(
-        summary="peak memory against length", file="memory_plot.png", draw=lambda results: draw(results, MEMORY)
-    ),
+    **{
+        f"{name}_plot": Report(summary=each.summary, file=f"{name}_plot.png", draw=partial(draw, quantity=each))
+        for name, each in {"latency": TIME, "ratio": RATIO, "memory": MEMORY}.items()
+    },
 }

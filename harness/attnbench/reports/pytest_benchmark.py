@@ -26,10 +26,11 @@ def document(results: Results) -> dict[str, Any]:
         from pytest_benchmark.stats import Stats
     except ImportError:
         raise ValueError('pytest-benchmark is not installed: pip install "attnbench[pytest]"') from None
+    margin = results.plan.smallest_effect
     return {
         "machine_info": next(map(_machine, results.environments.values()), {"cpu": {}}),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
-        "benchmarks": [_benchmark(record, results, Stats()) for record in results.records if record.samples(LATENCY)],
+        "benchmarks": [_benchmark(record, margin, Stats()) for record in results.records if record.samples(LATENCY)],
         "datetime": results.started.time,
         "version": VERSION,
     }
@@ -46,7 +47,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _benchmark(record: Record, results: Results, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
+def _benchmark(record: Record, margin: float, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
     name, samples = plain(str(record.arm)), record.samples(LATENCY)
     for sample in samples:
@@ -58,14 +59,7 @@ def _benchmark(record: Record, results: Results, stats: Any) -> dict[str, Any]: 
         "fullname": f"attnbench::{name}[{record.workload.id}]",
         "params": {"implementation": name, **record.workload.axes()},
         "param": record.workload.id,
-        "extra_info": {
-            "status": str(record.status),
-            "run": record.run,
-            "commit": record.commit or "unknown",
-            "margin": results.plan.smallest_effect,
-            "allocator": results.plan.allocator,
-            "num_processes": len({sample.epoch for sample in samples}),
-        },
+        "extra_info": {"run": record.run, "commit": record.commit or "unknown", "margin": margin},
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }

@@ -1,11 +1,14 @@
 """The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
+from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
@@ -14,7 +17,7 @@ from attnbench.units import MISSING, percent, plain, show, significant, span
 def lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
     if any(ladder.pairs for ladder in results.plan.ladders):
-        return [of_crossing(results, *crossing) for crossing in crossings(results)]
+        return [crossing.answer for crossing in crossings(results)]
     return [answer(choice) for choice in recommend(results)]
 
 
@@ -69,12 +72,6 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"
 
 
-def changed(change: Change) -> str:
-    """One crossover in a sentence."""
-    where = f"{change.axis} {significant(change.at, 3)} on (between {change.low} and {change.high})"
-    return f"From {where} {change.after} is faster than {change.before}."
-
-
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
     """One row for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
@@ -104,18 +101,43 @@ def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str
     return texts
 
 
-def crossings(results: Results) -> list[tuple[Ladder, tuple[str, str], tuple[Change, ...]]]:
+class Crossing(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes at which two implementations change places along an axis."""
+
+    axis: str
+    workload: str
+    implementations: tuple[str, str]
+    answer: str
+    changes: tuple[Change, ...]
+    points: dict[int, Point]
+
+
+def crossings(results: Results) -> list[Crossing]:
     """Every searched pair along each ladder, with its crossovers."""
-    return [
-        (ladder, pair, changes_along(results, ladder, pair)) for ladder in results.plan.ladders for pair in ladder.pairs
-    ]
+    found = []
+    for ladder, pair in ((each, pair) for each in results.plan.ladders for pair in each.pairs):
+        known, changes = points(results, ladder, *pair), changes_along(results, ladder, pair)
+        found.append(
+            Crossing(
+                axis=ladder.axis,
+                workload=ladder.workloads[0],
+                implementations=pair,
+                answer=_crossing(ladder, pair, known, changes),
+                changes=changes,
+                points=dict(sorted(known.items())),
+            )
+        )
+    return found
 
 
-def of_crossing(results: Results, ladder: Ladder, pair: tuple[str, str], changes: Sequence[Change]) -> str:
+def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point], changes: Sequence[Change]) -> str:
     """The crossovers of two implementations in a sentence, or which one is faster everywhere."""
     if changes:
-        return " ".join(map(changed, changes))
-    known = points(results, ladder, *pair)
+        return " ".join(
+            f"From {change.axis} {significant(change.at, 3)} on (between {change.low} and {change.high}) "
+            f"{change.after} is faster than {change.before}."
+            for change in changes
+        )
     decided = {value: point.sign for value, point in known.items() if point.sign}
     if not known:
         return f"{pair[0]} and {pair[1]} could not be sampled together at any {ladder.axis}: see what failed below."

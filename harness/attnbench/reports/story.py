@@ -91,7 +91,7 @@ def page(results: Results) -> str:
         figure="" if picture is None else base64.b64encode(picture.png).decode(),
         legend=cells.legend(cells.columns(results)),
         data=Markup(explorer.data(results)),  # noqa: S704 - JSON without any "<"
-        library=Markup(explorer.library()),  # noqa: S704 - unchanged from its package
+        library=Markup(explorer.LIBRARY.read_text(encoding="utf-8")),  # noqa: S704 - unchanged from its package
         script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
 
@@ -215,13 +215,15 @@ def _in_words(value: object) -> str:
 
 def troubles(results: Results) -> list[Warned]:
     """Warnings that precede all results: the run was cut short, or the machine was busy."""
-    lines = list[Warned]()
+    plan, doubtful, noisy, busy = results.plan, doubts(results), too_noisy(results), contention(results)
+    lines = [*doubtful]
+    if noisy is not None and plan.command != "fastest":  # it has verdicts of its own
+        lines.append(noisy)
     if results.elapsed_s is None:
-        text = "This run did not come to its end: missing cells were not measured."
-        lines.append(Warn.unfinished.says(text))
-    if results.num_left_out and results.plan.metrics:  # a check skips the rest of wrong implementations
+        lines.append(Warn.unfinished.says("This run did not come to its end: missing cells were not measured."))
+    if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
-        budget = duration(results.plan.budget_s)
+        budget = duration(plan.budget_s)
         text = f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more."
         lines.append(Warn.left_out.says(text))
     if results.num_lost:
@@ -232,12 +234,11 @@ def troubles(results: Results) -> list[Warned]:
     if not results.has_digests:
         text = "Its journal is older than digests: a number that was changed since would not be noticed."
         lines.append(Warn.no_digests.says(text))
-    noisy = None if results.plan.command == "fastest" else too_noisy(results)  # it has verdicts of its own
-    busy = contention(results)
-    lines += [] if busy is None or busy in doubts(results) else [busy]
-    if results.plan.sides is not None:
+    if busy is not None and busy not in doubtful:
+        lines.append(busy)
+    if plan.sides is not None:
         lines += [*unlike(results), *(Warn.untried.says(plain(line)) for line in untried(results))]
-    return [*doubts(results), *([] if noisy is None else [noisy]), *lines]
+    return lines
 
 
 def findings(results: Results) -> list[str]:

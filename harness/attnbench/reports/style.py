@@ -78,17 +78,12 @@ def look(arm: Arm | str) -> Look:
 def draw_line(axes: Axes, arm: Arm, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]) -> None:
     """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`."""
     line = look(arm)
-    width = line["linewidth"]
+    name, width = plain(str(arm), limit=24) or "(no name)", line["linewidth"]
     bars = [[abs(end - value) for end, value in zip(side, y, strict=True)] for side in ends]
     if any(map(any, bars)):
         axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=line["color"], elinewidth=1.1, capsize=2.2)
     marker: dict[str, Any] = {"ms": 4.2 + 1.7 * width, "mec": "white", "mew": 0.6, "clip_on": False}
-    axes.plot(x, y, label=label(arm), alpha=0.85, zorder=4 - width / 5, **line, **marker)
-
-
-def label(arm: Arm | str) -> str:
-    """A name or an arm for legends and axes: one short line."""
-    return plain(str(arm), limit=24) or "(no name)"
+    axes.plot(x, y, label=name, alpha=0.85, zorder=4 - width / 5, **line, **marker)
 
 
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:

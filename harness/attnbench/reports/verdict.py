@@ -17,7 +17,7 @@ from attnbench.analysis.comparisons import doubts, num_processes, whole
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
-from attnbench.analysis.recommendation import PEAK_MEMORY, Change, Recommendation, points
+from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
 from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
@@ -92,15 +92,6 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed | None = None  # the worst of its cells: slower, undecided, equivalent, faster
 
 
-class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """The factor by which another implementation is slower than the choice."""
-
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    verdict: Verdict
-
-
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The implementation to take for one workload."""
 
@@ -116,25 +107,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: dict[str, float] = {}
     slower_by: dict[str, Lead] = {}
     excluded: dict[str, str] = {}
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Two implementations at one size: -1 the first is faster, 1 the second, 0 undecided."""
-
-    sign: int
-    log_ratio: float
-    processes: int
-
-
-class Crossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes at which two implementations change places along an axis."""
-
-    axis: str
-    workload: str
-    implementations: tuple[str, str]
-    answer: str
-    changes: tuple[Change, ...]
-    points: dict[str, Point]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +147,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     counts: dict[str, int]  # cells by status
     choices: tuple[Choice, ...] = ()
-    crossings: tuple[Crossing, ...] = ()
+    crossings: tuple[recommended.Crossing, ...] = ()
     policy: Policy | None = None
     together: Speed | None = None  # compare: all cells in one verdict
     changed: tuple[str, ...] = ()  # compare: differences in results, not in time
@@ -215,18 +187,13 @@ def report(  # noqa: PLR0913 - parts that only one command has
         cells=found_cells,
         counts=Counter(str(each.status) for each in found_cells),
         choices=tuple(_choices(results) if found is None else map(_choice, found)),
-        crossings=tuple(_crossings(results)),
+        crossings=tuple(recommended.crossings(results)),
         policy=msgspec.convert(policy, Policy) if policy else None,
         together=None if together is None else _speed(together, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
     )
-
-
-def encoded(value: Report) -> str:
-    """The report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def schema() -> dict[str, Any]:
@@ -324,23 +291,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 
 def _choice(found: Recommendation) -> Choice:
-    return msgspec.convert(found.facts() | {"answer": recommended.answer(found)}, Choice)
-
-
-def _crossings(results: Results) -> Iterator[Crossing]:
-    for ladder, pair, changes in recommended.crossings(results):
-        known = sorted(points(results, ladder, *pair).items())
-        yield Crossing(
-            axis=ladder.axis,
-            workload=ladder.workloads[0],
-            implementations=pair,
-            answer=recommended.of_crossing(results, ladder, pair, changes),
-            changes=tuple(changes),
-            points={
-                str(value): Point(sign=each.sign, log_ratio=each.log, processes=each.num_processes)
-                for value, each in known
-            },
-        )
+    return Choice(**found.facts(), answer=recommended.answer(found))
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
