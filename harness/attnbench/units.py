@@ -1,10 +1,14 @@
-"""Format values: numbers in the scale of their unit, and text for a line, a Markdown cell or a spreadsheet."""
+"""Format values: numbers in the scale of their unit, and text for a line, a Markdown cell or a spreadsheet; groups."""
 
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
@@ -129,3 +133,11 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 def markdown_list(facts: Mapping[str, str]) -> str:
     """Facts by name as a Markdown list, all text escaped."""
     return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group items by key, in the order of their first appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

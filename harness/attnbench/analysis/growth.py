@@ -13,6 +13,7 @@ from attnbench.devices import device
 from attnbench.statistics.growth import Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Record
+from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
 
@@ -47,10 +48,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     On the CPU the default limit is most of the memory that was free during the run.
     """
     free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in results.records:
-        axes = record.workload.axes()
-        groups.setdefault(tuple(axes[axis] for axis in GROUP_AXES), []).append(record)
+    groups = grouped(results.records, lambda record: tuple(map(record.workload.axes().get, GROUP_AXES)))
     found = []
     for group in groups.values():
         for (axis, other), members in by_length(group, lambda record: record.workload).items():

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from attnbench.analysis.results import Results
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status
-from attnbench.units import percent
+from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
 LEAST_SHARE = 1 / 3
@@ -194,9 +194,7 @@ class Judgement:
 
 def judgements(results: Results) -> list[Judgement]:
     """One judgement for each implementation that a check has tried, in the order of its plan."""
-    by_name: dict[str, list[Record]] = {}
-    for record in results.records:
-        by_name.setdefault(record.implementation, []).append(record)
+    by_name = grouped(results.records, lambda record: record.implementation)
     planned = tuple(results.plan.asked)
     return [
         Judgement(implementation=name, records=tuple(records), planned=planned) for name, records in by_name.items()

@@ -32,6 +32,7 @@ from attnbench.storage.records import (
     Sample,
 )
 from attnbench.storage.samples import Samples
+from attnbench.units import grouped
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -164,12 +165,14 @@ def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dic
     """
     workloads = [workload_of(each) for each in members]
     is_decoding = len({each.seq_len for each in workloads}) == 1 < len({each.kv_len for each in workloads})
-    parts: dict[tuple[str, str], list[T]] = {}
-    for member, workload in zip(members, workloads, strict=True):
-        keys = "" if workload.kv_len == workload.seq_len else f"S={workload.kv_len}"
-        place = ("kv_len", f"T={workload.seq_len}") if is_decoding else ("seq_len", keys)
-        parts.setdefault(place, []).append(member)
-    return parts
+
+    def place(member: T) -> tuple[str, str]:
+        workload = workload_of(member)
+        if is_decoding:
+            return "kv_len", f"T={workload.seq_len}"
+        return "seq_len", "" if workload.kv_len == workload.seq_len else f"S={workload.kv_len}"
+
+    return grouped(members, place)
 
 
 def arm_of(row: Row) -> Arm:

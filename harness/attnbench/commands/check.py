@@ -25,8 +25,9 @@ from attnbench.processes.execution import checking_template
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import rejected
 from attnbench.processes.worker_client import Template
-from attnbench.reports import endings, grouped, stock
+from attnbench.reports import endings, stock
 from attnbench.storage.events import Plan
+from attnbench.units import grouped
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"

@@ -10,11 +10,10 @@ from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.commands.terminal import print_table, say
 from attnbench.devices import containers, device, names
-from attnbench.reports import grouped
 from attnbench.statistics.effects import control_numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import effect
-from attnbench.units import show
+from attnbench.units import grouped, show
 
 if TYPE_CHECKING:
     from attnbench.timing.functions import FunctionComparison

@@ -8,7 +8,7 @@ from attnbench.commands import OUTPUT, Command
 from attnbench.commands.frame import present
 from attnbench.commands.terminal import print_table, say
 from attnbench.devices import device, names
-from attnbench.reports import grouped
+from attnbench.units import grouped
 from attnbench.workloads import models, sweep
 from attnbench.workloads.masks import Combined, Mask, masks
 from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload

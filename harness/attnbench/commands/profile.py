@@ -10,9 +10,10 @@ from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
 from attnbench.processes.execution import new_folder
-from attnbench.reports import endings, grouped
+from attnbench.reports import endings
 from attnbench.storage.records import Status
 from attnbench.tracing import folders
+from attnbench.units import grouped
 
 OPTIONS = SelectionOptions(sweep="profile")
 

@@ -7,20 +7,17 @@ import io
 import itertools
 import textwrap
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from attnbench.analysis.results import Results
 from attnbench.storage.files import put
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +77,6 @@ class Report:
             return [put(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)
         return [] if picture is None else [picture.save(folder / self.file)]
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group items by key, in the order of their first appearance."""
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 NARROWEST, UNBROKEN = 12, 40

@@ -13,9 +13,9 @@ from functools import cached_property, lru_cache
 from attnbench.analysis.conclusion import Mark, factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
-from attnbench.reports import cells, grouped, titles
+from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
-from attnbench.units import MISSING, plain, show
+from attnbench.units import MISSING, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
 FEW = 3

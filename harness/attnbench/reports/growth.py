@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from attnbench.analysis.growth import Growth
-from attnbench.reports import grouped, titles
+from attnbench.reports import titles
 from attnbench.statistics.growth import FEWEST_LENGTHS
-from attnbench.units import plain, show
+from attnbench.units import grouped, plain, show
 
 
 def sentence(growth: Growth) -> str:
@@ -23,13 +23,8 @@ def sentence(growth: Growth) -> str:
         return f"{name}: {text}, {fitted}"
     if reach is None:
         return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
-    return f"{name}: {limit} are reached at {letter}={number(reach)}; there {text}, {fitted}"
-
-
-def number(value: float) -> str:
-    """A length with at most four digits."""
-    digits = max(0, len(str(int(value))) - 4)
-    return f"{round(value, -digits):.0f}"
+    length = round(reach, min(0, 4 - len(str(int(reach)))))
+    return f"{name}: {limit} are reached at {letter}={length:.0f}; there {text}, {fitted}"
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:

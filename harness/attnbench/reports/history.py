@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from attnbench.analysis.history import Series
 from attnbench.analysis.table import Row, arm_of
-from attnbench.reports import grouped, titles
+from attnbench.reports import titles
 from attnbench.statistics.levels import FEWEST, Change
-from attnbench.units import plain, show
+from attnbench.units import grouped, plain, show
 
 
 def commit(point: Row) -> str:
@@ -14,15 +14,11 @@ def commit(point: Row) -> str:
     return plain(point["commit"])[:10] or "unknown"
 
 
-def day(point: Row) -> str:
-    """The day of a run, in ISO 8601."""
-    return plain(point["time"].partition("T")[0], limit=24)
-
-
 def change(series: Series, level: Change) -> str:
     """A change in words: "+6.1 % from 0123abc (2026-11-02) on, before: 89ab012"."""
     at, before = series.points[level.place], series.points[level.place - 1]
-    return f"{level.effect:+.1%} from {commit(at)} ({day(at)}) on, before: {commit(before)}".replace("%", " %")
+    day = plain(at["time"].partition("T")[0], limit=24)
+    return f"{level.effect:+.1%} from {commit(at)} ({day}) on, before: {commit(before)}".replace("%", " %")
 
 
 def row(series: Series) -> dict[str, str]:

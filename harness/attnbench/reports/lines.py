@@ -11,9 +11,9 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import by_length
-from attnbench.reports import Picture, Report, cells, grouped, style, titles
+from attnbench.reports import Picture, Report, cells, style, titles
 from attnbench.reports.cells import Cell
-from attnbench.units import plain, show
+from attnbench.units import grouped, plain, show
 
 ENOUGH_LENGTHS = 5
 """Fewest lengths for the plot of time to be the picture of a run."""
@@ -34,7 +34,6 @@ class Quantity:
 
     label: str
     title: str
-    summary: str
     unit: str
     value: Callable[[Cell], float | None]
     ends: Callable[[Cell], tuple[float | None, float | None]] = lambda _: (None, None)
@@ -43,7 +42,6 @@ class Quantity:
 TIME = Quantity(
     label="time per call",
     title="Time per call against length (lower is faster)",
-    summary="time against length, with intervals",
     unit="s",
     value=lambda cell: cell.seconds,
     ends=lambda cell: cell.ends,
@@ -51,7 +49,6 @@ TIME = Quantity(
 RATIO = Quantity(
     label="time / baseline's time",
     title="Time as a ratio to the baseline's, below 1 is faster",
-    summary="time as a ratio to the baseline's, against length, with intervals",
     unit="",
     value=lambda cell: cell.ratio,
     ends=lambda cell: cell.ratio_ends,
@@ -59,7 +56,6 @@ RATIO = Quantity(
 MEMORY = Quantity(
     label="peak memory",
     title="Peak memory of one call above its inputs, against length",
-    summary="peak memory against length",
     unit="bytes",
     value=lambda cell: cell.peak_bytes,
 )
@@ -186,7 +182,7 @@ REPORT = {
         is_usual=True,
     ),
     **{
-        f"{name}_plot": Report(summary=each.summary, file=f"{name}_plot.png", draw=partial(draw, quantity=each))
+        f"{name}_plot": Report(summary=each.title, file=f"{name}_plot.png", draw=partial(draw, quantity=each))
         for name, each in {"latency": TIME, "ratio": RATIO, "memory": MEMORY}.items()
     },
 }

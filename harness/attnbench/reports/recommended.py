@@ -7,18 +7,15 @@ import msgspec
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
 from attnbench.analysis.results import Results
-from attnbench.reports import grouped
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
-from attnbench.units import MISSING, percent, plain, show, significant, span
+from attnbench.units import MISSING, grouped, percent, plain, show, significant, span
 
 
 def lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
-    if any(ladder.pairs for ladder in results.plan.ladders):
-        return [crossing.answer for crossing in crossings(results)]
-    return [answer(choice) for choice in recommend(results)]
+    return [crossing.answer for crossing in crossings(results)] or [*map(answer, recommend(results))]
 
 
 def answer(choice: Recommendation) -> str:

@@ -40,8 +40,12 @@ def screen(results: Results, *, width: int = WIDTH, height: int = HEIGHT) -> lis
     head += _wrapped([*story.machine(results), story.hosts(results)], width)
     head += _troubles(results, width) + _findings(results, width)
     answer = "" if results.plan.sides is not None else " ".join(story.answer(results))
+    files = [
+        f"Report: {results.folder / 'report.html'}",
+        "Open: attnbench report --open   Also there: picture.png, records.csv, summary.md",
+    ]
     tail = _wrapped([answer], width, "bold")[: max(2, height // 4)]
-    tail += _memory(members, width) + [Line(text=line) for line in [*left_over(results, width), *where(results)]]
+    tail += _memory(members, width) + [Line(text=line) for line in [*left_over(results, width), *files]]
     body = table(members, titles.base(results.plan), width, height - len(head) - len(tail) - 2)
     return [*head, Line(text=""), *body, *([Line(text="")] if body else []), *tail]
 
@@ -149,9 +153,3 @@ def left_over(results: Results, width: int = WIDTH) -> list[str]:
         parts.append(f"Not installed or no GPU: {len(absent)} (attnbench list).")
     whole = "   ".join(parts)
     return [whole] if parts and len(whole) <= width else parts
-
-
-def where(results: Results) -> list[str]:
-    """The files of the run."""
-    also = "Open: attnbench report --open   Also there: picture.png, records.csv, summary.md"
-    return [f"Report: {results.folder / 'report.html'}", also]

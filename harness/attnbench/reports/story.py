@@ -17,10 +17,10 @@ from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
-from attnbench.reports import Report, answers, cells, endings, grouped, recommended, titles
+from attnbench.reports import Report, answers, cells, endings, recommended, titles
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
 from attnbench.storage.warned import Warn, Warned
-from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show
+from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, markdown_table, percent, plain, show
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
@@ -45,13 +45,7 @@ def rendered(template: str, results: Results, **more: object) -> str:
     templates.filters |= {"escaped": escaped, "listed": markdown_list, "tabulated": markdown_table}
     shapes = answers.shapes(results)
     return templates.get_template(template).render(
-        facts=facts(results),
-        findings=findings(results),
-        troubles=troubles(results),
-        verdict=verdict(results),
-        machine=machine(results),
-        answer=answer(results),
-        hosts=hosts(results),
+        {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer, hosts)},
         shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
         table=answers.table(shapes, titles.base(results.plan)),
         memory=answers.memory_line(shapes),

@@ -168,6 +168,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
     """The report of a command; `words` is its command line without the program."""
     environment = next(iter(results.environments.values()), None)
     found_cells, together = tuple(_cells(results)), whole(results)
+    recommendations = (Choice(**each.facts(), answer=recommended.answer(each)) for each in found or ())
     implementations = {each.implementation: _implementation(each, results, found_cells) for each in judgements(results)}
     return Report(
         command=words[0],
@@ -186,7 +187,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
         not_judged=dict(not_judged or {}),
         cells=found_cells,
         counts=Counter(str(each.status) for each in found_cells),
-        choices=tuple(_choices(results) if found is None else map(_choice, found)),
+        choices=tuple(_choices(results) if found is None else recommendations),
         crossings=tuple(recommended.crossings(results)),
         policy=msgspec.convert(policy, Policy) if policy else None,
         together=None if together is None else _speed(together, BASE),
@@ -288,10 +289,6 @@ def _choices(results: Results) -> Iterator[Choice]:
             seconds={cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None},
             peak_memory_bytes={cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes is not None},
         )
-
-
-def _choice(found: Recommendation) -> Choice:
-    return Choice(**found.facts(), answer=recommended.answer(found))
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
 FORMAT = 3
@@ -139,9 +140,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @cached_property
     def _kinds(self) -> dict[Kind, tuple[Sequence[Row], Floats]]:
         """The rows of each kind, and the logarithms of their sizes."""
-        kinds: dict[Kind, list[Row]] = {}
-        for row in self.rows:
-            kinds.setdefault(row.kind, []).append(row)
+        kinds = grouped(self.rows, lambda row: row.kind)
         return {kind: (rows, logs_of([row.shape for row in rows])) for kind, rows in kinds.items()}
 
     def save(self, path: Path | str) -> None:
