@@ -16,8 +16,6 @@ from attnbench.devices import platforms
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
-platforms.require()
-
 
 class Plain(TyperCommand):
     """A command that shows no types of arguments, and --help among the options of the output."""

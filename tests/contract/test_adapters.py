@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnbench.checking.agreement import check
 from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import loading, repeat_heads
-from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
+from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from tests.checks import references
 
@@ -113,6 +113,21 @@ def across(module, x, context, mask):
     return module(x, context, mask=mask.visible)
 
 
+class Gained(Packed):
+    """A parameter that is no weight of attention."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.gain = nn.Parameter(torch.ones(sizes.embed_dim))
+
+    def forward(self, x, mask=None):
+        return super().forward(x * self.gain, mask)
+
+
+def with_gain(weights):
+    return packed("qkv", out="proj").pack(weights) | {"gain": torch.ones(weights.query.shape[-1])}
+
+
 SPLIT = split("q_proj", "k_proj", "v_proj", out="o_proj")
 HEADS = split("heads.{head}.a", "heads.{head}.b", "heads.{head}.c", out=None)
 RIGHT = {
@@ -134,6 +149,13 @@ RIGHT = {
         packed("in_proj_{}", out="out_proj"),
         call=lambda module, x, context, mask: module(x, x, x, attn_mask=mask.hidden[0, 0]),
         masks=["causal"],
+    ),
+    "a constant in pack": adapt(Gained, Layout(pack=with_gain), call=alone),
+    "a list of heads, by the older names": adapt(
+        Heads, head_list("heads.{head}", query="a", key="b", value="c", out=None), call=alone, axes=("num_kv_heads",)
+    ),
+    "per head, by the older name": adapt(
+        lambda s: Packed(s, together=True), per_head("qkv", out="proj"), call=alone, changes_scores=True
     ),
 }
 WRONG = {

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from attnbench.devices import platforms
+
+platforms.require()
+
 HELPERS = ("frame", "options", "repro", "running", "terminal")
 """Modules here that are no commands; importing them is slow."""
 

@@ -27,8 +27,10 @@ from attnbench.contract.layouts import (
     LETTERS,
     Layout,
     Weights,
+    head_list,
     linear,
     packed,
+    per_head,
     split,
     stacked,
     transposed,
@@ -36,7 +38,7 @@ from attnbench.contract.layouts import (
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +240,10 @@ class ModuleAdapter:
         """The shapes in the state dict of blank weights; empty if one of their biases does not reach it."""
         watched = weights.map(lambda tensor: tensor.requires_grad_())
         state, tensors = self.layout.state(watched), watched.tensors()
-        total = torch.stack([tensor.sum() for tensor in state.values()]).sum()
+        sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # constants are on the host
         gradients: Sequence[Tensor | None] = ()
-        if total.requires_grad:
-            gradients = torch.autograd.grad(total, [*tensors.values()], allow_unused=True)
+        if sums:
+            gradients = torch.autograd.grad(sums, [*tensors.values()], allow_unused=True)
         reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
         if untraced := [name for name in LETTERS.values() if name not in reached]:
             raise ValueError(
