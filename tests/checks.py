@@ -2,7 +2,10 @@
 
 from functools import lru_cache
 
+from attnbench import plugins
 from attnbench.checking.agreement import References, ask_oracle
+from attnbench.contract import Implementation
+from attnbench.contract.loading import named
 from attnbench.processes.messages import Check, Heartbeat, Reply
 from attnbench.processes.worker.answers import Worker
 from attnbench.workloads.workload import Workload
@@ -18,3 +21,8 @@ def checked(request: Check, runner: Worker | None = None, judge: Worker | None =
     """Judge a cell of an implementation in `runner`, by default a fresh one; `judge` asks a runner of its own."""
     judge = judge or Worker(Heartbeat(), (runner or Worker(Heartbeat())).answer)
     return judge.answer(request)
+
+
+def bundled() -> dict[str, Implementation]:
+    """Every implementation of the folder, by name."""
+    return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}

@@ -13,11 +13,12 @@ from torch import Tensor
 from attnbench.checking import mistakes, steps
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import BoundMask, Implementation, Weights
-from attnbench.contract.loading import bundled
+from attnbench.contract.loading import named
+from attnbench.plugins import PACKAGE, stems
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
-IMPLEMENTATIONS: dict[str, Implementation] = bundled()
+IMPLEMENTATIONS: dict[str, Implementation] = {name: named(name) for name in stems(PACKAGE)}
 
 
 @contextmanager

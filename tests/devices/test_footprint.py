@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.checking.case import Case, bind, build, draw_normal, place
-from attnbench.contract.loading import bundled, from_value
+from attnbench.contract.loading import from_value
 from attnbench.devices import cpu, device
 from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
@@ -17,6 +17,7 @@ from attnbench.processes.messages import Heartbeat, Observe, Prepare
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
+from tests.checks import bundled
 
 METRICS = plugs("attnbench.metrics", "METRIC")
 MIB = 2**20

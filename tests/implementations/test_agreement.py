@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from attnbench.checking.agreement import check
 from attnbench.checking.case import Inputs, bind, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
-from attnbench.contract.loading import bundled
 from attnbench.workloads.masks import parse_mask
 from tests import reference
-from tests.checks import references
+from tests.checks import bundled, references
 from tests.mask_texts import not_among
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()

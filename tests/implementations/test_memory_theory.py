@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from attnbench.checking.case import bind, build, draw_normal, place
-from attnbench.contract.loading import bundled
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import stems
 from attnbench.workloads.workload import Workload
+from tests.checks import bundled
 
 IMPLEMENTATIONS = bundled()
 HEADS, WIDTH, FLOAT, DOUBLE = 8, 64, 4, 8

@@ -22,10 +22,9 @@ from torch.nn import functional as F
 
 from attnbench.checking.agreement import check
 from attnbench.contract import Implementation, device, missing_package
-from attnbench.contract.loading import bundled
 from attnbench.workloads.workload import Workload
 from tests import forks
-from tests.checks import references
+from tests.checks import bundled, references
 from tests.signatures import snapshots, versions, written_in
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()

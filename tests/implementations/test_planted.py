@@ -10,10 +10,10 @@ import torch
 
 from attnbench.checking.agreement import check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.loading import bundled, from_module
+from attnbench.contract.loading import from_module
 from attnbench.workloads.workload import RETIRED
 from tests import forks
-from tests.checks import references
+from tests.checks import bundled, references
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]

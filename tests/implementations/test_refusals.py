@@ -5,7 +5,7 @@ import torch
 
 from attnbench.checking.case import bind
 from attnbench.contract import Implementation, Weights, Workload
-from attnbench.contract.loading import bundled
+from tests.checks import bundled
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 

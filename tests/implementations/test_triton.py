@@ -14,13 +14,13 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.contract.loading import bundled
 from attnbench.implementations.triton_flash import block
 from attnbench.processes import execution
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 from studies import ahead
+from tests.checks import bundled
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "implementations" / "triton_flash.py"

@@ -15,12 +15,11 @@ import torch
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
-from attnbench.contract.loading import bundled
 from attnbench.plugins import DISTRIBUTING
 from attnbench.ranks import tokens_of
 from attnbench.ranks.group import RankGroup, group_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
-from tests.checks import references
+from tests.checks import bundled, references
 from tests.rank_bytes import bytes_sent
 from tests.ranks.shares import asked, fail, give_back, give_late, sleep, three
 

@@ -173,10 +173,6 @@ class BoundMask:
             return self._sum(dtype, hides=hides)
         return self._form(("bias", dtype, hides), lambda: self._sum(dtype, hides=hides))
 
-    def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """`added` with hides=False, by its name in earlier releases."""
-        return self.added(dtype, hides=False)
-
     def _sum(self, dtype: torch.dtype, *, hides: bool) -> Tensor:
         batch_size, query_len, key_len = self.sizes
         sizes = (batch_size, self.num_heads, query_len, key_len)

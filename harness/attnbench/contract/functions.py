@@ -59,11 +59,6 @@ class Signature:
         """Whether its mask may be numbers to add, to which the harness adds sinks."""
         return self.declared.has_sdpa_mask and "mask" in self.names
 
-    @property
-    def is_tokens_first(self) -> bool:
-        """Whether its tensors are (B, T, H, K)."""
-        return self.layout == "bthk"
-
     def reason_against(self, workload: Workload) -> str | None:
         """Return why the function cannot be passed a workload's operands, or None."""
         names, declared = self.names, self.declared
@@ -148,9 +143,10 @@ class ByFunction:
             if passed[name] == (UNLIMITED, UNLIMITED) or (name == names.get("scale") and mask.scale is None):
                 del passed[name]
         tensors: tuple[Tensor, ...] = (query, key, value)
-        if signature.is_tokens_first:
+        is_tokens_first = signature.layout == "bthk"
+        if is_tokens_first:
             tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
-        return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=signature.is_tokens_first)
+        return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
         """The function, to be called with prepared arguments; by the adapter's `call` if it has one."""
@@ -221,7 +217,7 @@ def from_function(
         has_dropout="dropout" in names,
         distributes="world_size" in names,
         built_in=lambda: declared.built_in,
-        copies="query, key and value as (B, T, H, K)" if taken.is_tokens_first else "",
+        copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
         is_approximate=declared.approximate,
     )
 

@@ -40,10 +40,6 @@ from attnbench.contract.functions import ByFunction, FunctionAttention, from_fun
 from attnbench.workloads.counts import dense_flops
 from attnbench.workloads.workload import Workload
 
-FLOPS: dict[str, Callable[[Workload], int | None]] = {
-    "dense": lambda workload: dense_flops(workload) if workload.sinks == "none" else None,  # a sink is an extra key
-}
-
 
 def implementation(spec: str) -> Implementation:
     """The implementation that `name` or `path/to/file.py:Name` names, compiled for `name+compile`.
@@ -100,11 +96,6 @@ def catalogue() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
 
 
-def bundled() -> dict[str, Implementation]:
-    """Every implementation of the folder, by name."""
-    return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}
-
-
 @cache
 def named(name: str) -> Implementation:
     """The implementation in the file of that name."""
@@ -114,6 +105,7 @@ def named(name: str) -> Implementation:
 def from_module(module: ModuleType, name: str) -> Implementation:
     """The implementation that a module holds; `name` is its row in the catalogue."""
     row, holds = catalogue().get(name, {}), vars(module)
+    is_dense = row.get("flops") == "dense"  # a sink is an extra key
     if "IMPLEMENTATION" in holds:
         value: Implementation = module.IMPLEMENTATION
         return value
@@ -125,7 +117,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
     function = replace(
         from_function(module.attention, name, declared=declared),
         source=row.get("source", name),
-        executed_flops=FLOPS.get(row.get("flops", ""), lambda _: None),
+        executed_flops=lambda workload: dense_flops(workload) if is_dense and workload.sinks == "none" else None,
         backend=row.get("backend", ""),
         compiles=row.get("compiles", False),
         copies=row.get("copies", ""),
