@@ -3,16 +3,14 @@
 Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attnbench.analysis.recommendation import PEAK_MEMORY
+from attnbench.analysis.recommendation import peak_bytes
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
 from attnbench.statistics.growth import Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
-from attnbench.storage.records import Record
 from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
@@ -52,9 +50,10 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     found = []
     for group in groups.values():
         for (axis, other), members in by_length(group, lambda record: record.workload).items():
-            for name, peaks in _peaks(members).items():
-                workload = max(peaks, key=lambda each: (each.seq_len, each.kv_len))
-                points = tuple(sorted((getattr(each, axis), peak) for each, peak in peaks.items()))
+            measured = [record for record in members if peak_bytes(record)]
+            for name, alike in grouped(measured, lambda record: record.implementation).items():
+                workload = max((record.workload for record in alike), key=lambda each: (each.seq_len, each.kv_len))
+                points = tuple(sorted((getattr(one.workload, axis), peak_bytes(one) or 0.0) for one in alike))
                 limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
                 found.append(
                     Growth(
@@ -68,13 +67,3 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
                     )
                 )
     return found
-
-
-def _peaks(records: Iterable[Record]) -> dict[str, dict[Workload, float]]:
-    """Peak bytes beyond the inputs by implementation and workload, if there are any."""
-    peaks: dict[str, dict[Workload, float]] = {}
-    for record in records:
-        samples = record.samples(PEAK_MEMORY)
-        if samples and samples[0].value > 0:
-            peaks.setdefault(record.implementation, {})[record.workload] = samples[0].value
-    return peaks

@@ -157,7 +157,7 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     times_s = paired_times(results)
     seconds = {name: times_s[record.key] for name, record in fit.items()}
     order = sorted(seconds, key=seconds.__getitem__)
-    peaks = {name: peak for name, record in records.items() if (peak := _peak(record)) is not None}
+    peaks = {name: peak for name, record in records.items() if (peak := peak_bytes(record)) is not None}
     return Recommendation(
         workload=workload,
         choice=_preferred(stands, reference, peaks) or next(iter(order), ""),
@@ -176,7 +176,7 @@ def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> 
         if record.status is Status.timeout and record.is_predicted:
             head = SLOWER if record.is_outpaced else TOO_LONG
         return Exclusion(head, record.message)
-    peak = _peak(record)
+    peak = peak_bytes(record)
     if memory_bytes and peak is not None and peak > memory_bytes:
         return Exclusion(OVER, f"{show(peak, 'bytes')}, more than the {show(memory_bytes, 'bytes')} allowed")
     if is_deterministic and record.agreement is not None:
@@ -186,7 +186,7 @@ def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> 
     return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
 
 
-def _peak(record: Record) -> float | None:
+def peak_bytes(record: Record) -> float | None:
     """Bytes of a call beyond its inputs; None if they were not measured."""
     samples = record.samples(PEAK_MEMORY)
     return samples[0].value if samples else None
