@@ -48,7 +48,7 @@ class Bound:
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[[], Prepared], inputs: list[Tensor]) -> None:
-        self._prepare = prepare
+        self.prepare = prepare
         with torch.enable_grad():
             first = prepare()
         self._arguments = [
@@ -65,7 +65,7 @@ class Bound:
     def refresh(self) -> None:
         """Prepare again into the same memory, after the inputs' values have changed."""
         with torch.no_grad():
-            for value, right in zip(self._arguments, self._prepare().arguments, strict=True):
+            for value, right in zip(self._arguments, self.prepare().arguments, strict=True):
                 if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
                     value.copy_(right)
 
