@@ -7,7 +7,6 @@ It is small and self-contained, so that it can be attached to an issue, and seve
 import html
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from attnbench.analysis.judgements import Judgement, judgements
@@ -35,8 +34,8 @@ def require_suffix(file: Path) -> None:
 
 def write(file: Path, results: Results) -> None:
     """Write the verdicts of a check with the versions and devices behind them."""
-    known: dict[str, str] = next(map(described, results.environments.values()), {})
-    facts = {name: text for name, text in known.items() if name in FACTS}
+    known = [described(environment) for environment in results.environments.values()][:1]
+    facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
     verdicts, findings = dict[str, str](), dict[str, str]()
     for judged in judgements(results):
@@ -53,8 +52,8 @@ def write(file: Path, results: Results) -> None:
 def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
     """The verdict and the largest error, as a share of the tolerance, for each device and dtype."""
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
-        of_place = replace(
-            whole,
+        of_place = Judgement(
+            implementation=whole.implementation,
             records=tuple(each for each in whole.records if (each.workload.device, each.workload.dtype) == place),
             planned=tuple(each for each in whole.planned if (each.device, each.dtype) == place),
         )
