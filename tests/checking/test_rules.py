@@ -283,10 +283,11 @@ def test_some_broken_rules_are_only_noted(made, rule):
 
 
 def test_masks_that_differ_by_head_are_read_or_refused():
-    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks in memory"]
+    found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks of heads"]
     assert (found.holds, found.is_noted) == (False, False)
-    assert tried(first_heads_mask, direction="forward", mask="causal")["masks in memory"].holds
-    assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks in memory"].holds
+    assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="causal")
+    assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="padding", batch_size=3)
+    assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
 
 
 @pytest.mark.parametrize(("name", "is_right"), [("mean_for_a_row", False), ("sdpa", True)])

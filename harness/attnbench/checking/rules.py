@@ -34,6 +34,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
+from attnbench.workloads.masks import Padding
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35
@@ -395,12 +396,11 @@ def no_scale(candidate: Candidate) -> Iterator[Trial]:
 
 @compared
 def masks_in_memory(candidate: Candidate) -> Iterator[Trial]:
-    """A function reads a mask or bias correctly in any memory layout, and takes one that differs between heads.
+    """A function reads a mask or bias correctly in any memory layout.
 
-    One that differs between heads may be refused; it is not tried for the causal mask. A learned bias with one row for
-    all queries has the summed gradient of its copies.
+    A learned bias with one row for all queries has the summed gradient of its copies.
     """
-    workload, rule, of_heads = candidate.workload, candidate.workload.mask_rule, memory.OF_HEADS
+    workload, rule = candidate.workload, candidate.workload.mask_rule
     if workload.scope == "module" or not (rule.hides or rule.changes_scores):
         return
     for form in memory.MASK_FORMS:
@@ -409,10 +409,22 @@ def masks_in_memory(candidate: Candidate) -> Iterator[Trial]:
     if candidate.grad_output is not None and rule.is_learned:
         one = partial(candidate.ask, form=memory.ONE_ROW)
         yield f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW)
-    if workload.mask != "causal" and not candidate.sees_nothing.any():
+
+
+@compared
+def masks_of_heads(candidate: Candidate) -> Iterator[Trial]:
+    """A function takes masks that differ between heads, or refuses them.
+
+    Not tried for the causal mask and padding, which are the same in all heads: code may look for unused keys in one.
+    """
+    workload, rule = candidate.workload, candidate.workload.mask_rule
+    if workload.scope == "module" or not (rule.hides or rule.changes_scores) or candidate.sees_nothing.any():
+        return
+    if workload.mask != "causal" and not any(isinstance(part, Padding) for part in rule.parts):
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        yield f"a mask that is {of_heads} gives", partial(candidate.call, form=of_heads), expected
+        words = f"a mask that is {memory.OF_HEADS} gives"
+        yield words, partial(candidate.call, form=memory.OF_HEADS), expected
 
 
 @compared
@@ -574,6 +586,7 @@ RULES: dict[str, Tried] = {
     "scale of 0": Tried(no_scale, ("scope", "direction"), may_refuse=True),
     "fewer keys": Tried(fewer_keys, ("scope", "sizes"), may_refuse=True),
     "masks in memory": Tried(masks_in_memory, ("scope", "direction", "mask"), may_refuse=True),
+    "masks of heads": Tried(masks_of_heads, HIDING, may_refuse=True),
     "layouts": Tried(layouts, OF_OPERANDS, may_refuse=True),
     "hidden keys": Tried(hidden_keys, ("scope", "direction", "half", "mask")),
     HIDDEN_NAN: Tried(hidden_nan, HIDING, is_noted=True),
