@@ -139,3 +139,8 @@ def test_tiles_grow_with_the_length_and_not_its_square(mask):
         for length in lengths[1:]
     )
     assert long < 3 * short  # the textbook form takes four times as much
+
+
+def test_training_by_tiles_takes_a_fraction_of_the_textbook_form():
+    tiles, textbook = (read(name, "forward_backward", num_heads=2)[0].peak_bytes for name in ("chunked", "fused"))
+    assert tiles < textbook / 3

@@ -122,3 +122,9 @@ def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:
     assert module(x, x, x, key_padding_mask=hidden, need_weights=False)[0].isfinite().all()
     point = workload(mask="padding(6,0)", scope="module", direction="inference", head_dim=8)
     assert "fast path" in str(IMPLEMENTATIONS["torch_mha"].unsupported(point))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_flash_takes_half_precision_on_cuda(mask: str) -> None:
+    point = workload(device="cuda", dtype="bfloat16", mask=mask)
+    assert IMPLEMENTATIONS["sdpa_flash"].unsupported(point) is None

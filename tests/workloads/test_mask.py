@@ -225,3 +225,14 @@ def test_a_mask_can_be_taken_to_another_length(name, length):
     other.check(2, length, length)
     assert isinstance(other, Mask)
     assert other.name == parse_mask(name).name
+
+
+@given(st.sampled_from(NUMBERED), st.integers(1, 99))
+def test_text_and_mask_are_inverse(name, number):
+    assert str(parse_mask(f" {name} ( {number} ) ")) == f"{name}({number})"
+
+
+@pytest.mark.parametrize("text", ["softcap(0)", "sliding_window(0)", "boolean(101)", "causal+padding(3,4)"])
+def test_arguments_that_do_not_fit_are_refused_with_how_to_write_it(text):
+    with pytest.raises(ValueError, match="is not allowed: write it as"):
+        Workload(mask=text)

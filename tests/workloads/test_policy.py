@@ -130,3 +130,12 @@ def test_a_file_of_an_older_format_says_so(tmp_path, old):
     path.write_text(json.dumps(old))
     with pytest.raises(ValueError, match=f"format {old.get('format', 0)}.*learn it again"):
         Policy.load(path)
+
+
+def test_a_factor_of_two_in_each_size_at_once_is_near():
+    assert policy(rows=(row(48, "bmm"),)).choose(plain(seq_len=96, num_heads=16, head_dim=128)) == "bmm"
+
+
+def test_no_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot read the policy"):
+        Policy.load(tmp_path / "none.json")

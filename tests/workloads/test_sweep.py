@@ -179,3 +179,19 @@ def test_a_grid_cannot_leave_out_what_there_is_not(tmp_path, names):
     file.write_text(f'summary = "mine"\n[[grid]]\nleave_out = {names}\nseq_len = 4\n')
     with pytest.raises(ValueError, match=r"flexx .did you mean flex|give a list of names"):
         build_plan(sweep=str(file))
+
+
+def test_parentheses_in_settings_hold_commas():
+    settings = sweep.parse_settings(["seq_len=4, 8", "mask=padding(3,4),none", "batch_size=2"])
+    assert settings == {"seq_len": ["4", "8"], "mask": ["padding(3,4)", "none"], "batch_size": ["2"]}
+
+
+def test_the_device_all_stands_for_every_device():
+    made = sweep.workloads(sweep.load("quick"), {"seq_len": ["128"]}, ("cpu", "cuda"))
+    assert {w.device for w in made} == {"cpu", "cuda"}
+
+
+@pytest.mark.parametrize("setting", ["seq_len", "seq_len=", "=4", "lenght=3"])
+def test_a_bad_setting_is_refused(setting):
+    with pytest.raises(ValueError, match=r"--set|axis"):
+        sweep.parse_settings([setting])
