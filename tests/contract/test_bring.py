@@ -51,19 +51,19 @@ def over_queries(q, k, v, mask=None, is_causal=False, scale=None):
 FIELD = {
     "causal built in": ["causal built in", "the same, causal inside"],
     "no biases, or some": ["grouped heads, rotary, no biases", "cross-attention, no bias on the key"],
-    "modules": ["a module with one layer for all three", "a list of heads"],
+    "modules": ["one layer for all three", "a list of heads"],
     "tokens before heads": ["tensors (B, T, H, K), as in flash-attention"],
     "rotary inside": ["rotary embedding inside", "grouped heads, rotary, no biases"],
-    "parameters of their own": ["parameters that are not attention weights"],
-    "a cache of their own": ["a cache of its own"],
-    "masks of another form": ["a mask of numbers to add", "a mask whose True hides", "lengths of padded rows"],
+    "parameters of their own": ["parameters of its own"],
+    "a cache of their own": ["its own cache"],
+    "masks of another form": ["a mask of numbers", "a mask whose True hides", "lengths of padded rows"],
     "causal at the end": ["`is_causal` aligned at the end"],
     "one length or window": ["a fixed length", "a window built in"],
     "another scale": ["another scale built in"],
     "T = S alone": ["only self-attention, with T = S"],
     "approximations": ["an approximation"],
     "residual inside": ["the input added to the output"],
-    "own keyword names": ["a function of query, key and value", "tensors (B, T, H, K), as in flash-attention"],
+    "own keyword names": ["a function", "tensors (B, T, H, K), as in flash-attention"],
 }
 """What people bring, with the rows that show it. Calls of transformers' models and equal names are tested elsewhere."""
 
