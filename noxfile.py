@@ -26,7 +26,7 @@ GALLERY = {
 }
 """Runs stored in the gallery, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
-OPTIONAL = ("cluster", "history", "pytest", "tensorboard", "transformers")
+OPTIONAL = ("cluster", "pytest", "tensorboard", "transformers")
 """The optional parts of the extra `all`."""
 QUICKLY = ["--no-compile", "-c", "constraints.txt"]  # most modules of the packages are never imported
 IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
