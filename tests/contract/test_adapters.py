@@ -487,3 +487,16 @@ def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():
     assert adapted(["causal+alibi"]).unsupported(point) is None
     assert adapt(Split, SPLIT, call=across, changes_scores=True).unsupported(point) is None
     assert adapted(None).unsupported(Workload(scope="module", mask="causal+boolean(30)")) is None
+
+
+def test_what_cannot_be_meant_is_refused():
+    with pytest.raises(ValueError, match="give a function of query, key and value"):
+        adapt(None)
+    with pytest.raises(ValueError, match=r"needs adapt.lambda sizes"):
+        adapt(lambda sizes: Packed(sizes, "qkv"))
+    with pytest.raises(ValueError, match="extra is about modules"):
+        adapt(lambda q, k, v: q, extra={"gain": 1.0})
+    with pytest.raises(ValueError, match=r"no argument of adapt mask .did you mean masks.*"):
+        adapt(lambda q, k, v: q, mask="causal")
+    with pytest.raises(ValueError, match=r"masks=.'none', 'causal'. and no call.*add call=lambda module"):
+        adapt(Packed, packed("qkv", out="proj"), masks=("none", "causal"))

@@ -13,6 +13,7 @@ from attnbench.checking.case import build, draw_normal, place
 from attnbench.contract import NotOneGraphError, compile_whole, device
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts
+from attnbench.reports import style
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
@@ -206,3 +207,10 @@ def test_an_option_is_part_of_the_name(tmp_path):
         plugins.check_specs(["fused+compil"])
     with pytest.raises(ValueError, match="no implementation fusd"):
         plugins.check_specs(["fusd+compile"])
+
+
+def test_a_variant_looks_like_what_it_is_a_variant_of():
+    plain, variant = style.look("fused"), style.look("fused+compile")
+    assert (variant["color"], variant["marker"]) == (plain["color"], plain["marker"])
+    assert variant["linestyle"] != plain.get("linestyle", "-")
+    assert variant["linewidth"] < plain["linewidth"]

@@ -448,3 +448,11 @@ def test_a_backend_that_a_name_promises_is_declared():
     """No kernel may silently fall back to PyTorch's choice."""
     names = ("math", "flash", "efficient", "cudnn")
     assert {name: IMPLEMENTATIONS[f"sdpa_{name}"].backend for name in names} == {name: name for name in names}
+
+
+def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself():
+    known = versions("torch.nn.attention.varlen.varlen_attn")
+    tensors = (None,) * 7
+    known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
+    with pytest.raises(TypeError, match="enable_gqa"):
+        known["2.11.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)

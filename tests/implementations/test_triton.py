@@ -167,3 +167,8 @@ def test_without_triton_the_message_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("attnbench.commands.check.find_spec", lambda _: None)
     answer = CliRunner().invoke(app, ["check", "sdpa", "--interpret"])
     assert "pip install triton" in f"{answer.output} {answer.exception}"
+
+
+def test_no_other_implementation_has_kernels_of_triton() -> None:
+    files = sorted((ROOT / "implementations").glob("*.py"))
+    assert [file.name for file in files if "from triton" in file.read_text(encoding="utf-8")] == [KERNELS.name]

@@ -88,3 +88,11 @@ def test_tables_set_several_axes_together_and_can_be_narrowed(tmp_path):
     mine = sweep.load(str(file))
     assert {(w.seq_len, w.kv_len) for w in sweep.workloads(mine, {}, ("cpu",))} == {(1, 9), (7, 7)}
     assert {w.seq_len for w in sweep.workloads(mine, {"seq_len": ["7"]}, ("cpu",))} == {7}
+
+
+def test_each_name_still_meets_each_value():
+    rows = products(AXES)
+    left_out = dispensable(rows, "xyz", 2)
+    assert meetings(rows, "xyz", left_out) == meetings(rows, "xyz", [()] * len(rows))
+    assert len(left_out[0]) == max(map(len, left_out)) == 2
+    assert dispensable(rows[:1], "xyz", 2) == [()]

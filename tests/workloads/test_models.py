@@ -183,3 +183,9 @@ def test_the_defaults_of_transformers_are_the_presets(tmp_path, kind, preset, ph
         assert {label: sorted(each, key=str) for label, each in parts(str(tmp_path), phase, dtype=dtype).items()} == {
             label: sorted(each, key=str) for label, each in of_preset.items()
         }
+
+
+def test_there_are_the_presets_of_26_families_and_all_have_text_in_the_list():
+    assert len(EVERY) == 29
+    assert {"llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "sam-h", "sd-1.5", "whisper-large", "t5-small"} <= set(EVERY)
+    assert models.summarised(models.preset("gemma-3-27b")) == "62 x 32/16/128"

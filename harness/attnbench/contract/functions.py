@@ -258,8 +258,8 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{spec} does not say what it takes, since it is not written in Python: "
-            "wrap it, as in def mine(query, key, value, *, mask=None)"
+            f"{spec} does not say what it takes: give a function of query, key and value that is written in Python, "
+            "or wrap it, as in def mine(query, key, value, *, mask=None)"
         ) from None
 
 
