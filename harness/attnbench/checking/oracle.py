@@ -121,14 +121,6 @@ class RowMask:
             scores = self.change(scores, part)
         return scores
 
-    def derivative(self, scores: Tensor) -> Tensor:
-        """The derivative of `changed` at those scores (B, H, R, S), by the chain rule."""
-        rate = torch.ones_like(scores)
-        for part in self.rule.changes:
-            rate = rate if part.is_additive else rate * part.derivative(scores)
-            scores = self.change(scores, part)
-        return rate
-
 
 def row_mask(
     workload: Workload,
@@ -192,7 +184,7 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor
 
 
 class _Recomputed(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the rows' logsumexp, step by step."""
+    """Attention whose backward pass recomputes the weights from the rows' logsumexp."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
@@ -225,24 +217,22 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The equations of FlashAttention-2, algorithm 2, without tiles; then back through the change of the scores.
+        """The equations of FlashAttention-2, algorithm 2, without tiles; autograd goes on from the masked scores.
 
         A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
         """
-        query, key, value, logsumexp, out, sinks = ctx.saved_tensors
+        *operands, value, logsumexp, out, sinks = ctx.saved_tensors
         (grad_out,) = grads
-        scale = ctx.mask.scale_for(query.shape[-1])
-        scores = (query @ key.transpose(-2, -1)) * scale
-        masked = ctx.mask.changed(scores).masked_fill(~ctx.mask.seen, -math.inf)
-        weights = (masked - logsumexp).exp().nan_to_num(0.0)
+        with torch.enable_grad():
+            operands = [each.detach().requires_grad_() for each in operands]
+            masked = _masked_scores(*operands, ctx.mask)
+        weights = (masked.detach() - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
-        grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
-        grad_scores = grad_changed * ctx.mask.derivative(scores) * scale
+        grad_masked = weights * (grad_out @ value.transpose(-2, -1) - along)
         return (
-            grad_scores @ key,
-            grad_scores.transpose(-2, -1) @ query,
+            *torch.autograd.grad(masked, operands, grad_masked),
             weights.transpose(-2, -1) @ grad_out,
-            None if ctx.learned is None else grad_changed.sum_to_size(ctx.learned),
+            None if ctx.learned is None else grad_masked.sum_to_size(ctx.learned),
             None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),
             None,
         )
@@ -428,15 +418,13 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale
     mask = row_mask(workload, rows, query.device, inputs.tensors)
     for part in mask.rule.changes:
-        if part.is_additive:
-            places = itertools.product(range(query.shape[0]), range(mask.num_heads))  # one by one, to limit memory
-            bound = bound + max(_best_bias(mask.part(*place), part) for place in places)
-        else:
+        if not part.is_additive:
             bound = part.transform(bound)
+            continue
+        best = torch.zeros_like(bound)
+        for place in itertools.product(range(query.shape[0]), range(mask.num_heads)):  # one by one, to limit memory
+            one = mask.part(*place)
+            of_rows = one.bias(part).masked_fill(~one.seen[0, 0], -math.inf).amax(dim=-1).abs()  # (..., R)
+            best = torch.maximum(best, of_rows.where(of_rows.isfinite(), 0.0).max())
+        bound = bound + best
     return float(bound)
-
-
-def _best_bias(mask: RowMask, part: Mask) -> Tensor:
-    """The largest absolute bias, at the best key of each row."""
-    best = mask.bias(part).masked_fill(~mask.seen[0, 0], -math.inf).amax(dim=-1)  # (..., R)
-    return best.abs().where(best.isfinite(), 0.0).max()
