@@ -23,6 +23,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
+from attnbench.devices import device
 from attnbench.storage.records import EMPTY_ROWS, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -43,25 +44,30 @@ class References:
     seed: int
     by_probe: dict[str, Reference]
     is_brief: bool
+    alignment_bytes: int  # of the candidate's device
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
 
-def ask_oracle(
+def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
     workload: Workload,
     seed: int,
     on_step: Callable[[], object] = lambda: None,
     *,
     is_brief: bool = False,
     left_out: Collection[str] = (),
+    is_apart: bool = False,
 ) -> References:
     """Compute the references of every probe, or only of BRIEF without rules; `on_step` is called before each.
 
-    Probes that show nothing at this workload are left out.
+    Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
+    inputs need not be on the workload's device, and small workloads are judged on the host.
 
     Raises:
         ValueError: no probe shows anything here, so a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
+    alignment_bytes = device(workload.device).alignment_bytes
+    workload = oracle.on_host(workload) if is_apart else workload
     plain = msgspec.structs.replace(workload, dropout=0.0)
     for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
         on_step()
@@ -72,7 +78,14 @@ def ask_oracle(
             reason = str(error)
     if not by_probe:
         raise ValueError(reason)
-    return References(workload=workload, seed=seed, by_probe=by_probe, is_brief=is_brief, on_step=on_step)
+    return References(
+        workload=workload,
+        seed=seed,
+        by_probe=by_probe,
+        is_brief=is_brief,
+        alignment_bytes=alignment_bytes,
+        on_step=on_step,
+    )
 
 
 def check(references: References, implementation: Implementation) -> Agreement:
@@ -128,8 +141,15 @@ def compare(
     # Code that computes float64 in float32 would break rules here, and their results would count in other dtypes.
     is_narrow = workload.dtype == "float64" and not all(each.agrees for probe in results for each in probe.tensors)
     if not (references.is_brief or implementation.is_approximate or is_narrow):
-        known = {} if known is None else known
-        found = rules.examine(implementation, workload, references.seed, known, rejects=rejects, on_step=on_step)
+        found = rules.examine(
+            implementation,
+            workload,
+            references.seed,
+            {} if known is None else known,
+            alignment_bytes=references.alignment_bytes,
+            rejects=rejects,
+            on_step=on_step,
+        )
     if not has_backward:
         words = "no backward: checked in inference"
         found += (RuleResult(rule="backward", holds=False, found=words, is_noted=True),)

@@ -102,9 +102,8 @@ def watched(
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether shape, dtype and every value are equal; NaN equals NaN."""
-    if (tensor.shape, tensor.dtype) != (kept.shape, kept.dtype):
-        return False
-    return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor.isnan() & kept.isnan())).all())
+    is_alike = (tensor.shape, tensor.dtype) == (kept.shape, kept.dtype)
+    return is_alike and torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:

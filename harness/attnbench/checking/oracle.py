@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +21,7 @@ from attnbench.checking.case import Inputs
 from attnbench.contract import Weights
 from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)
@@ -35,6 +36,15 @@ MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
 MOST_TILES = 512
+
+
+def on_host(workload: Workload) -> Workload:
+    """The workload at which a judge of code in another process computes: on the host, unless there are many scores.
+
+    Its thousands of small operations would each be a launch on the device. TF32 exists only there.
+    """
+    is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
+    return msgspec.structs.replace(workload, device="cpu") if is_small else workload
 
 
 def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:

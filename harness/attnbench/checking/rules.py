@@ -102,10 +102,15 @@ class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
     def __init__(
-        self, implementation: Implementation, workload: Workload, seed: int, on_step: Callable[[], object]
+        self,
+        implementation: Implementation,
+        workload: Workload,
+        seed: int,
+        on_step: Callable[[], object],
+        alignment_bytes: int,
     ) -> None:
         """Call the implementation on the normal inputs; its exceptions and those of a reference propagate."""
-        self.implementation, self.workload = implementation, workload
+        self.implementation, self.workload, self.alignment_bytes = implementation, workload, alignment_bytes
         shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # large: not kept
         self.right = partial(shared, workload, seed=seed, on_step=on_step)
         self.normal = self.right("normal")
@@ -307,7 +312,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         dense = candidate.ask(grad=grad.contiguous())
         words = f"an incoming gradient that is {words} gives"  # noqa: PLW2901
         yield candidate.compare(words, partial(candidate.ask, grad=grad), dense)
-    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.case().device.alignment_bytes)
+    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
     yield candidate.compare(words, partial(candidate.ask, grad=spread), candidate.answer)
     every = list(candidate.case().leaves)
@@ -440,7 +445,6 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
-    alignment_bytes = candidate.case().device.alignment_bytes
     alone = [dict.fromkeys(tokens, name) for name in names]
     mixed = [
         {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
@@ -448,7 +452,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     for way in (*alone, *mixed):
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
-        tensors = {token: memory.LAYOUTS[name](tokens[token], alignment_bytes) for token, name in way.items()}
+        tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
         yield candidate.compare(f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer)
     for axes in EXPANDED:
         if along := {name: axis for name, axis in axes.items() if name in tokens}:
@@ -588,19 +592,20 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
     seed: int,
     known: RulesAt,
     *,
+    alignment_bytes: int = 1,
     rejects: Collection[str] = (),
     on_step: Callable[[], object] = lambda: None,
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own.
 
-    `known` holds results at other workloads; new ones are added. `rejects` are rules whose violation is not only noted.
-    `on_step` is called before each rule.
+    `known` holds results at other workloads; new ones are added. Tried memory layouts keep `alignment_bytes`. `rejects`
+    are rules whose violation is not only noted. `on_step` is called before each rule.
     """
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
     for workload in dict.fromkeys(map(_plain, (short, whole))):
         if names := untried(workload, known):
             try:
-                candidate = Candidate(implementation, workload, seed, on_step)
+                candidate = Candidate(implementation, workload, seed, on_step, alignment_bytes)
             except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
                 continue
             for name in names:

@@ -176,6 +176,7 @@ class Remote:
     def __init__(self, ask: Ask, cell: Mapping[str, Any]) -> None:
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
+        self._device = device(cell["workload"].device).torch_device  # the judge's tensors may be on the host
         self._generators = generators(cell["workload"].device)
         self.num_modules = self.num_calls = 0
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -205,7 +206,7 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=str(mask.device),
+            device=self._device,
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,

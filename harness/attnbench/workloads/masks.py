@@ -35,7 +35,7 @@ class Mask:
     """The mask `none`: every key is visible and keeps its score. Base class of all other masks.
 
     A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None and
-    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. A mask
+    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. One
     with a learned bias also sets `is_learned` and overrides `parameters`, `index` and `looked_up`. Sizes are B (batch),
     T (query length) and S (key length) throughout.
     """

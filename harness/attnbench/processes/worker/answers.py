@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import agreement, witness
+from attnbench.checking import agreement, oracle, witness
 from attnbench.checking.case import (
     TORCH_DTYPES,
     Case,
@@ -151,7 +151,7 @@ class Bench:
         """The right answer on other values than the timed ones, computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
-            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED, on_step)
+            self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
         return self._reference
 
     def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
@@ -210,7 +210,7 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
-        self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
+        self.rules: defaultdict[tuple[str, int, str], RulesAt] = defaultdict(dict)  # by spec, seed and device
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -402,7 +402,7 @@ class Worker:
             candidate = stand_in(Remote(self.consult, cell), prepared)
             references = self.known_answers(request)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            known = self.rules[request.spec, request.seed]
+            known = self.rules[request.spec, request.seed, request.workload.device]
             agreed = agreement.compare(references, candidate, known, rejects=request.rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
@@ -423,7 +423,7 @@ class Worker:
     def known_answers(self, request: messages.Check) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
         beat = self.heartbeat.beat
-        options: dict[str, Any] = {"is_brief": request.is_brief, "left_out": request.left_out}
+        options: dict[str, Any] = {"is_brief": request.is_brief, "left_out": request.left_out, "is_apart": True}
         beat()
         question = request.workload, request.seed, *options.values()
         if self.references is None or self.references[0] != question:
@@ -480,7 +480,7 @@ class Worker:
 
     def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
         """Judge outputs from another process."""
-        workload, cell = request.workload, (request.workload.id, request.spec)
+        workload, cell = oracle.on_host(request.workload), (request.workload.id, request.spec)
         inputs, exchange = draw_normal(workload, 0), Exchange(request.handed.exchange)
         for number in request.numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
