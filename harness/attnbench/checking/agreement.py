@@ -34,16 +34,12 @@ BRIEF = ("normal",)
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """The references of all probes at one workload: everything that a check needs, for any candidate.
-
-    The references are without dropout, which is checked separately after everything else is right. With `is_brief` no
-    rules are tried.
-    """
+    """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
 
     workload: Workload
     seed: int
     by_probe: dict[str, Reference]
-    is_brief: bool
+    is_brief: bool  # no rules are tried
     alignment_bytes: int  # of the candidate's device
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
@@ -171,7 +167,7 @@ def _broken(rule: str, found: str) -> Agreement:
 def _require_fresh(output: Tensor, reference: Reference, right: list[tuple[Reference, Tensor]]) -> None:
     """Raise ConductError if an output is the right answer to an earlier call, and not to this one.
 
-    Its gradients would be wrong too. An output with all rows equal, such as 0, is another mistake.
+    An output with all rows equal, such as 0, is another mistake.
     """
     rows = output.flatten(end_dim=-2)
     for before, earlier in right if not (rows == rows[0]).all() else ():

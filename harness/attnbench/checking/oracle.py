@@ -138,10 +138,7 @@ def row_mask(
     device: torch.device | str = "cpu",
     inputs: Mapping[str, Tensor] | None = None,
 ) -> RowMask:
-    """The workload's mask at those query rows; it keeps the workload's operands from `inputs`.
-
-    The operands are those of all rows. They may be left out if only the visible keys are needed.
-    """
+    """The workload's mask at those query rows; without `inputs` it only knows the visible keys and fixed biases."""
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
     return RowMask(
         rule=workload.mask_rule,
@@ -321,9 +318,8 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 ) -> Tensor:
     """A form's result (B, H, R, V), computed at long lengths by one batch row and head at a time.
 
-    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part. Only
-    one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). Other forms, which may mix heads, are
-    not split.
+    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
+    scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
     if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
@@ -347,10 +343,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
-    """The output at every query row by the textbook form, in the dtype of `inputs`.
-
-    It computes some rows at a time; `on_step` is called before each block.
-    """
+    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` is called in each block."""
 
     def attended_by(rows: Tensor) -> Tensor:
         on_step()

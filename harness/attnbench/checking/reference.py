@@ -178,10 +178,7 @@ class Reference:
         return at_rows.to(device(self.workload.device).torch_device)
 
     def release(self) -> None:
-        """Free the tensors on a device other than the host; they are moved there again when needed.
-
-        The references of all probes together do not fit next to the work on one of them.
-        """
+        """Free the tensors on a device other than the host, where those of all probes would not fit at once."""
         if not device(self.workload.device).is_host:
             for name in ("inputs", "grad_output"):
                 self.__dict__.pop(name, None)
@@ -231,10 +228,7 @@ class Reference:
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None.
-
-        It does not affect the verdict: it selects further rows for the oracle.
-        """
+        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None."""
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
@@ -469,11 +463,7 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
-    """The error of a whole output, and the reference that it was compared with.
-
-    At long lengths the oracle computes only some rows. The rows that are furthest from an honest evaluation are judged
-    as well, by a reference of their own.
-    """
+    """The error of a whole output, and the reference that it was compared with, which may be that of suspect rows."""
     compared = reference.tolerances["output"].judge(reference.observe(output).compared["output"])
     if compared.agrees and (wider := reference.at_suspects(output)) is not None:
         suspected = wider.tolerances["output"].judge(wider.observe(output).compared["output"])

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -45,7 +45,7 @@ FEWER = 2
 """The number of keys that a later call drops."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
-"""Powers of 2 by which keys, values and incoming gradients are multiplied or divided: float16 has few."""
+"""Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""
 LARGE_VALUES = "large values"
 NEARLY_EQUAL = 2.0**-3
 """Queries scaled by this have scores of similar size."""
@@ -89,10 +89,7 @@ def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False
 
 @lru_cache(maxsize=6)
 def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[], object]) -> Reference:
-    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed.
-
-    Implementations, and workloads with the same short length, share it.
-    """
+    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed."""
     if kind == "near":
         return Reference(workload, draw_near(workload, seed), seed, has_gradients=False)
     return reference_for_probe(workload, kind, seed, on_step)
@@ -185,15 +182,23 @@ class Candidate:
         return self.ask()
 
     def compare(
-        self, words: str, give: Callable[[], Answer | Tensor], expected: Answer | Tensor, least: float = LEAST_APART
+        self,
+        words: str,
+        expected: Answer | Tensor,
+        give: Callable[[], Answer | Tensor] | None = None,
+        least: float = LEAST_APART,
+        **changes: Any,  # noqa: ANN401 - those of `ask`, or of `call`
     ) -> Outcome:
-        """Compare the answer that `give` computes, described by `words`, with the required one.
+        """Compare the answer of a changed call, described by `words`, or that of `give`, with the required one.
 
         A tensor is an output alone. Its queries that see no key are left out. Answers may differ by twice the
         tolerance, and by the share `least` of the largest number.
         """
+        usual: Callable[[], Answer | Tensor] = partial(
+            self.call if isinstance(expected, Tensor) else self.ask, **changes
+        )
         try:
-            actual = give()
+            actual = (give or usual)()
         except Exception as error:  # noqa: BLE001 - a candidate may raise anything
             return error
         known = self.normal.expected
@@ -201,8 +206,8 @@ class Candidate:
         for name, right in expected.items():
             if name not in known:
                 continue
-            usual, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
-            larger = max(1.0, size / usual) if usual else 1.0
+            known_size, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
+            larger = max(1.0, size / known_size) if known_size else 1.0
             allowed = max(2 * self.normal.tolerance(name) * larger, least * size)
             observed = actual.get(name, torch.zeros_like(right))
             if name == "output":
@@ -230,14 +235,11 @@ def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
-    """Calls without gradients are right, and so is the next one on nearly equal inputs.
-
-    Isolated code is also called in torch.inference_mode.
-    """
+    """Calls without gradients are right, and so is the next one on nearly equal inputs."""
     yield ""
     if output_off(candidate.output, candidate.normal):
         return
-    for is_inference in (False, True):
+    for is_inference in (False, True):  # only isolated code is called in torch.inference_mode
         outputs: list[Tensor] = []
         for reference in (candidate.normal, candidate.right("near")):
             case = candidate.case(reference)
@@ -297,24 +299,19 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("gradients apart", *USUAL, may_refuse=True)
 def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
-    """Gradients depend neither on the strides of the incoming one, nor on the others requested, nor on earlier passes.
-
-    In scope `module`, either only weights or only tokens are requested.
-    """
+    """Gradients do not depend on the strides of the incoming one, on the others requested, or on earlier passes."""
     if (usual := candidate.grad_output) is None:
         return
     narrow = {
-        "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0],
-        "one row expanded over the queries": usual[..., :1, :],
+        "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0].expand_as(usual),
+        "one row expanded over the queries": usual[..., :1, :].expand_as(usual),
     }
-    for words, numbers in narrow.items():
-        grad = numbers.expand_as(usual)
+    for words, grad in narrow.items():
         dense = candidate.ask(grad=grad.contiguous())
-        words = f"an incoming gradient that is {words} gives"  # noqa: PLW2901
-        yield candidate.compare(words, partial(candidate.ask, grad=grad), dense)
+        yield candidate.compare(f"an incoming gradient that is {words} gives", dense, grad=grad)
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
-    yield candidate.compare(words, partial(candidate.ask, grad=spread), candidate.answer)
+    yield candidate.compare(words, candidate.answer, grad=spread)
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
     for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:
@@ -322,20 +319,17 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         names = {"output", *(f"gradient of {name}" for name in group)}
         names |= {name for name in candidate.answer if group is weights and name.endswith(" weights")}
         needed = {name: each for name, each in candidate.answer.items() if name in names}
-        only = partial(candidate.ask, frozen=[name for name in every if name not in group])
-        yield candidate.compare(f"where the {what} alone need a gradient, it gives", only, needed)
+        others = [name for name in every if name not in group]
+        yield candidate.compare(f"where the {what} alone need a gradient, it gives", needed, frozen=others)
     case, output = candidate.changed()
     first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
     again = partial(candidate.pulled_back, case, output)
-    yield candidate.compare("a second backward pass of one graph gives", again, first)
+    yield candidate.compare("a second backward pass of one graph gives", first, again)
 
 
 @rule("sizes", "scope", "numbers")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
-    """Small incoming gradients give small gradients; a smaller query with a larger key changes no score.
-
-    Factors are powers of 2, which change no digit: any difference means overflow or lost small numbers.
-    """
+    """Small incoming gradients give small gradients; a smaller query with a larger key changes no score."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
     if (usual := candidate.grad_output) is not None:
 
@@ -343,13 +337,12 @@ def _sizes(candidate: Candidate) -> Iterator[Outcome]:
             answer = candidate.ask(grad=usual / of_grad)
             return {name: each if name == "output" else of_grad * each for name, each in answer.items()}
 
-        words = f"an incoming gradient {of_grad:g} times smaller gives"
-        yield candidate.compare(words, for_small, candidate.answer)
+        yield candidate.compare(f"an incoming gradient {of_grad:g} times smaller gives", candidate.answer, for_small)
     if candidate.workload.scope == "attention":
         moved = {"query": candidate.tokens["query"] / of_key, "key": candidate.tokens["key"] * of_key}
         words = f"a query {of_key:g} times smaller, with a key as much larger, gives"
         of_value = of_key if candidate.workload.layout == "value_in_key" else 1.0  # such values grow with their keys
-        yield candidate.compare(words, lambda: candidate.call(moved) / of_value, candidate.output)
+        yield candidate.compare(words, candidate.output, lambda: candidate.call(moved) / of_value)
 
 
 @rule(LARGE_VALUES, "scope", "direction", "dtype")
@@ -369,8 +362,9 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
         alike = {"query": candidate.tokens["query"] * share, name: value}
         usual, large = candidate.call(alike), alike | {name: value * factor}
         factors = factor[: candidate.workload.value_dim]
-        words = f"values {factor[0]:g} times larger give"
-        yield candidate.compare(words, lambda: candidate.call(large) / factors, usual)
+        yield candidate.compare(
+            f"values {factor[0]:g} times larger give", usual, lambda: candidate.call(large) / factors
+        )
 
 
 @rule("scale of 0", "scope", "direction", may_refuse=True)
@@ -382,7 +376,7 @@ def _no_scale(candidate: Candidate) -> Iterator[Outcome]:
     if candidate.workload.scale and candidate.workload.scope == "attention":
         actual = candidate.call(scale=0.0)
         right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
-        yield candidate.compare("a scale of 0 gives", lambda: actual if actual.isfinite().all() else right, right)
+        yield candidate.compare("a scale of 0 gives", right, lambda: actual if actual.isfinite().all() else right)
 
 
 @rule("fewer keys", "scope", "sizes", may_refuse=True)
@@ -405,19 +399,15 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("masks in memory", "scope", "direction", "mask", may_refuse=True)
 def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """A function reads a mask or bias correctly in any memory layout.
-
-    A learned bias with one row for all queries has the summed gradient of its copies.
-    """
+    """A function reads a mask or bias in any layout; a bias with one row has the summed gradient of its copies."""
     if not _has_mask(candidate.workload):
         return
     for form in memory.MASK_FORMS:
         if form not in memory.OTHER_MASKS:
-            call = partial(candidate.call, form=form)
-            yield candidate.compare(f"a mask that is {form} gives", call, candidate.output)
+            yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
     if candidate.grad_output is not None and candidate.workload.mask_rule.is_learned:
-        one = partial(candidate.ask, form=memory.ONE_ROW)
-        yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", one, candidate.ask(form=memory.COPIED_ROW))
+        copied = candidate.ask(form=memory.COPIED_ROW)
+        yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
 
 
 @rule("masks of heads", *HIDING, may_refuse=True)
@@ -432,17 +422,15 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     if _has_mask(candidate.workload) and not is_alike and not candidate.empty.any():
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        call = partial(candidate.call, form=memory.OF_HEADS)
-        yield candidate.compare(f"a mask that is {memory.OF_HEADS} gives", call, expected)
+        yield candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
 
 
 @rule("layouts", "scope", "direction", "half", "operands", may_refuse=True)
 def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     """Operands in other memory layouts give the same answer: transposed, at an offset, with gaps, expanded, shared.
 
-    After each layout alone, neighbouring tensors have different ones. They keep the alignment that the device needs.
-    Expanded rows, with stride 0, are compared with copies of them; one tensor as several operands gets the sum of their
-    gradients.
+    Each layout is tried alone, then different ones in neighbouring tensors. Expanded rows, with stride 0, are compared
+    with copies; one tensor as several operands gets the sum of their gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
     alone = [dict.fromkeys(tokens, name) for name in names]
@@ -453,26 +441,26 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
-        yield candidate.compare(f"inputs that are {words} give", partial(candidate.ask, tensors), candidate.answer)
+        yield candidate.compare(f"inputs that are {words} give", candidate.answer, tensors=tensors)
     for axes in EXPANDED:
         if along := {name: axis for name, axis in axes.items() if name in tokens}:
             rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in along.items()}
             copied = candidate.ask({name: tensor.contiguous() for name, tensor in rows.items()})
             words = ", ".join(f"{name} over {AXES[axis]}" for name, axis in along.items())
-            yield candidate.compare(f"inputs that are expanded ({words}) give", partial(candidate.ask, rows), copied)
+            yield candidate.compare(f"inputs that are expanded ({words}) give", copied, tensors=rows)
     if workload.scope == "module" or workload.layout == "value_in_key" or workload.head_dim != workload.value_dim:
         return
     alike = [name for name, tensor in tokens.items() if tensor.shape == tokens["key"].shape]
     for axis in (2, 3):
         views = dict(zip(alike, memory.packed([tokens[name] for name in alike], axis), strict=True))
         words = f"inputs that are views of one buffer ({', '.join(alike)}, packed at axis {axis}) give"
-        yield candidate.compare(words, partial(candidate.ask, views), candidate.answer)
+        yield candidate.compare(words, candidate.answer, tensors=views)
     one = tokens["key"].clone()
     copies = candidate.ask({name: one.clone() for name in alike})
     grads = [name for name in (f"gradient of {each}" for each in alike) if name in copies]
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
-    same = partial(candidate.ask, dict.fromkeys(alike, one))
-    yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", same, copies | dict.fromkeys(grads, total))
+    summed = copies | dict.fromkeys(grads, total)
+    yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
@@ -485,7 +473,7 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
         tensor[..., key, :] = change(tensor[..., key, :])
         changed, usual = candidate.call({name: tensor}), candidate.output
         changed = torch.where(_along_queries(hidden[..., key], usual), changed, usual)
-        if candidate.compare("", lambda changed=changed: changed, usual, least=0.0):
+        if candidate.compare("", usual, partial(torch.clone, changed), least=0.0):
             leaks.append(words.format(name))
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
@@ -540,12 +528,8 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
     """A workload's values on these axes."""
-    hides, changes, is_square = (
-        workload.mask_rule.hides,
-        workload.mask_rule.changes_scores,
-        workload.seq_len == workload.kv_len,
-    )
-    way = workload.mask if workload.mask in {"none", "causal"} else (hides, changes)
+    hides, is_square = workload.mask_rule.hides, workload.seq_len == workload.kv_len
+    way = workload.mask if workload.mask in {"none", "causal"} else (hides, workload.mask_rule.changes_scores)
     known = {
         "half": workload.dtype in {"bfloat16", "float16"},
         "square": is_square,
@@ -570,10 +554,7 @@ def _plain(workload: Workload) -> Workload:
 
 
 def untried(workload: Workload, known: RulesAt) -> list[str]:
-    """The rules to try: a rule is left out if it held at workloads that together have all values of this one.
-
-    A broken rule is tried at every kind, but only once at each.
-    """
+    """The rules to try: those that are broken elsewhere, or that have not held at all values of this workload."""
     names = []
     for name, (_, axes, *_) in RULES.items():
         mine = _kind(workload, axes)
