@@ -343,7 +343,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
-    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` is called in each block."""
+    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` precedes each block."""
 
     def attended_by(rows: Tensor) -> Tensor:
         on_step()
