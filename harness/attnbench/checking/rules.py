@@ -126,12 +126,19 @@ class Candidate:
         inputs = (reference or self.normal).inputs
         return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
 
-    def changed(
-        self, tensors: Mapping[str, Tensor] | None = None, frozen: Collection[str] = (), **of_mask: float | str
-    ) -> tuple[Case, Tensor]:
-        """A call on the normal inputs, some of them replaced, with other attributes of the mask; and its output.
+    def ask(
+        self,
+        tensors: Mapping[str, Tensor] | None = None,
+        *,
+        grad: Tensor | None = None,
+        frozen: Collection[str] = (),
+        num_passes: int = 1,
+        **of_mask: float | str,
+    ) -> Answer:
+        """The output and the gradients of a call on the normal inputs, some replaced, with attributes of the mask.
 
-        The leaves in `frozen` need no gradient.
+        `grad` is the output's gradient, leaves in `frozen` need none, and the last of several backward passes counts.
+        There are no gradients in inference, or without a backward pass.
         """
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
@@ -147,34 +154,21 @@ class Candidate:
         with conduct.watched(case.tensors, case.mask), case.grad_mode():
             output = case.output()
         require_form(self.workload, output)
-        return case, output
+        answer = {"output": output.detach()}
+        usual = self.grad_output if grad is None else grad
+        for _ in range(0 if usual is None else num_passes):
+            try:
+                answer |= gradients(
+                    case, output, self.normal, usual.clone() if grad is None else usual, retain_graph=True
+                )
+            except Exception as error:
+                if not lacks_backward(error):
+                    raise
+        return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
         """The output of a changed call."""
-        return self.changed(tensors, (), **of_mask)[1].detach()
-
-    def ask(
-        self,
-        tensors: Mapping[str, Tensor] | None = None,
-        grad: Tensor | None = None,
-        frozen: Collection[str] = (),
-        form: str = "",
-    ) -> Answer:
-        """The output and the gradients of a changed call, for that gradient of the output and form of the mask."""
-        case, output = self.changed(tensors, frozen, form=form)
-        return {"output": output.detach()} | self.pulled_back(case, output, grad)
-
-    def pulled_back(self, case: Case, output: Tensor, grad: Tensor | None = None) -> Answer:
-        """The gradients; empty in inference, or without a backward pass."""
-        if self.grad_output is None:
-            return {}
-        try:
-            grad = self.grad_output.clone() if grad is None else grad
-            return gradients(case, output, self.normal, grad, retain_graph=True)
-        except Exception as error:
-            if lacks_backward(error):
-                return {}
-            raise
+        return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
     @cached_property
     def answer(self) -> Answer:
@@ -321,10 +315,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         needed = {name: each for name, each in candidate.answer.items() if name in names}
         others = [name for name in every if name not in group]
         yield candidate.compare(f"where the {what} alone need a gradient, it gives", needed, frozen=others)
-    case, output = candidate.changed()
-    first = {name: each.clone() for name, each in candidate.pulled_back(case, output).items()}
-    again = partial(candidate.pulled_back, case, output)
-    yield candidate.compare("a second backward pass of one graph gives", first, again)
+    yield candidate.compare("a second backward pass of one graph gives", candidate.answer, num_passes=2)
 
 
 @rule("sizes", "scope", "numbers")
@@ -383,12 +374,13 @@ def _no_scale(candidate: Candidate) -> Iterator[Outcome]:
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     """A call with fewer keys (and, if T = S, fewer queries) is right after one with more."""
     workload, seed = candidate.workload, candidate.normal.seed
-    length = workload.kv_len - FEWER
+    if (length := workload.kv_len - FEWER) < 1:
+        return
     sizes = {"kv_len": length} | ({"seq_len": length} if workload.seq_len == workload.kv_len else {})
     try:
         fewer = msgspec.structs.replace(workload, **sizes, mask=str(workload.mask_rule.at_other_length()))
         reference = Reference(fewer, draw_normal(fewer, seed), seed, has_gradients=False)
-    except ValueError:  # no such mask or length, or nothing to compare
+    except ValueError:  # no such mask, or nothing to compare
         return
     candidate.call()
     case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
