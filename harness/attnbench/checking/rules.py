@@ -111,7 +111,6 @@ class Candidate:
         shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # large: not kept
         self.right = partial(shared, workload, seed=seed, on_step=on_step)
         self.normal = self.right("normal")
-        self.output = self.call()  # on the normal inputs
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
         if workload.layout == "value_in_key":
@@ -120,6 +119,7 @@ class Candidate:
         self.empty = ~self.seen.any(dim=-1)  # (B, T): queries that may get any answer
         # With such queries gradients are not compared: they may hold any number, or NaN.
         self.grad_output = None if self.empty.any() else self.normal.grad_output
+        self.output = self.call()  # on the normal inputs
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
@@ -188,11 +188,9 @@ class Candidate:
         A tensor is an output alone. Its queries that see no key are left out. Answers may differ by twice the
         tolerance, and by the share `least` of the largest number.
         """
-        usual: Callable[[], Answer | Tensor] = partial(
-            self.call if isinstance(expected, Tensor) else self.ask, **changes
-        )
+        asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
-            actual = (give or usual)()
+            actual = (give or asked)()
         except Exception as error:  # noqa: BLE001 - a candidate may raise anything
             return error
         known = self.normal.expected
