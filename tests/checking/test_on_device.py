@@ -158,22 +158,6 @@ def test_a_long_workload_is_checked_by_all_probes_in_a_minute_and_eight_gibibyte
     assert seen.held_bytes < MOST_BYTES / 8  # kept while an implementation needs the memory
 
 
-@pytest.mark.long
-def test_while_candidates_are_compared_one_probe_is_on_the_device(counted):
-    seen, _, _, found = counted
-    before = seen.held_bytes
-    with seen:
-        for reference in found.by_probe.values():
-            assert seen.held_bytes == before
-            given = [*reference.inputs.tensors.values()]
-            copies = [tensor.clone() for tensor in given]  # as a candidate has
-            results = [torch.empty_like(tensor) for tensor in [*given, given[0]]]  # its output and gradients
-            del copies, results, given
-            reference.release()
-    assert before < MOST_BYTES / 8
-    assert seen.peak_bytes < MOST_BYTES
-
-
 def test_a_reference_that_was_released_gives_the_same_again():
     kind = type("Other", (Cpu,), {"is_host": False})
     point = Workload(
