@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
-from attnbench.checking.reference import Reference, differences, gradients, largest
+from attnbench.checking.reference import Reference, differences, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation
 from attnbench.storage.records import RuleResult
@@ -38,8 +38,6 @@ NUM_WEIGHTS = 2**13
 MOST_KEYS = 16
 """With few keys every weight is far above its rounding error, even in half precision."""
 LONGER_LEN = 35
-DRAWS = 2.0
-"""The allowed error of a draw's gradients, in tolerances without dropout that are rescaled as the weights are."""
 AXES = ("call", "batch row", "head", "query", "key")
 
 
@@ -211,10 +209,13 @@ def consistent(trial: DropoutTrial) -> str:
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
     observed = {"output": output.detach()} | gradients(case, output, right)
-    allowed = {name: DRAWS * trial.rescale * right.tolerance(name) for name in right.expected if name in observed}
-    apart = {name: largest(observed[name].cpu(), expected[name]) for name in allowed}
-    if names := [name for name, limit in allowed.items() if not apart[name] <= limit]:
-        return f"the backward pass is not that of the weights which the forward pass dropped: {', '.join(names)}"
+    wrongs = []
+    for name in (name for name in right.expected if name in observed):
+        error = (observed[name].double().cpu() - expected[name]) / trial.rescale
+        if not right.tolerances[name].judge(right.expected[name] + error).agrees:
+            wrongs.append(name)
+    if wrongs:
+        return f"the backward pass is not that of the weights which the forward pass dropped: {', '.join(wrongs)}"
     return ""
 
 

@@ -33,7 +33,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import HIDDEN_NAN, REPEATABLE, Grade, RuleResult
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
 from attnbench.workloads.masks import Padding
 from attnbench.workloads.workload import Workload
 
@@ -104,10 +104,16 @@ class Candidate:
         workload: Workload,
         seed: int,
         on_step: Callable[[], object],
+        *,
         alignment_bytes: int,
+        needs_zeros: bool,
     ) -> None:
-        """Call the implementation on the normal inputs; its exceptions and those of a reference propagate."""
+        """Call the implementation on the normal inputs; its exceptions and those of a reference propagate.
+
+        With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
+        """
         self.implementation, self.workload, self.alignment_bytes = implementation, workload, alignment_bytes
+        self.convention = "" if needs_zeros else None
         shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # large: not kept
         self.right = partial(shared, workload, seed=seed, on_step=on_step)
         self.normal = self.right("normal")
@@ -116,7 +122,7 @@ class Candidate:
         if workload.layout == "value_in_key":
             self.sources.remove("value")
         self.seen = oracle.row_mask(workload, torch.arange(workload.seq_len)).seen[:, 0]  # (B, T, S)
-        self.empty = ~self.seen.any(dim=-1)  # (B, T): queries that may get any answer
+        self.empty = ~self.seen.any(dim=-1) & (not needs_zeros)  # (B, T): queries that may get any answer
         # With such queries gradients are not compared: they may hold any number, or NaN.
         self.grad_output = None if self.empty.any() else self.normal.grad_output
         self.output = self.call()  # on the normal inputs
@@ -208,28 +214,28 @@ class Candidate:
                 return f"{words} another {name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 
-
-def output_off(output: Tensor, reference: Reference) -> str:
-    """The error of an output, in words; "" if it is right, or follows a convention where a query sees no key."""
-    settled, _ = settle(reference.observe(output), reference)
-    found, _ = output_error(settled.output, reference)
-    if found.grade is not Grade.wrong:
-        return ""
-    size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
-    return f"at seq_len={reference.workload.seq_len} and kv_len={reference.workload.kv_len} its output is wrong: {size}"
+    def off(self, output: Tensor, reference: Reference) -> str:
+        """The error of an output, in words; "" if it is right."""
+        settled, _ = settle(reference.observe(output), reference, self.convention)
+        found, _ = output_error(settled.output, reference)
+        if found.grade is not Grade.wrong:
+            return ""
+        size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
+        at = f"at seq_len={reference.workload.seq_len} and kv_len={reference.workload.kv_len}"
+        return f"{at} its output is wrong: {size}"
 
 
 @rule("right when short", *USUAL, "square")
 def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
     """The answer is right at the short length; this comes first, before other rules are tried there."""
-    yield output_off(candidate.output, candidate.normal)
+    yield candidate.off(candidate.output, candidate.normal)
 
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
     """Calls without gradients are right, and so is the next one on nearly equal inputs."""
     yield ""
-    if output_off(candidate.output, candidate.normal):
+    if candidate.off(candidate.output, candidate.normal):
         return
     for is_inference in (False, True):  # only isolated code is called in torch.inference_mode
         outputs: list[Tensor] = []
@@ -239,7 +245,7 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
             with torch.no_grad():
                 outputs.append(case.output())
             vars(case.mask).update(is_inference=False)
-            if found := output_off(outputs[-1], reference):
+            if found := candidate.off(outputs[-1], reference):
                 is_kept = len(outputs) > 1 and torch.equal(*outputs)
                 mode = "inference_mode" if is_inference else "no_grad"
                 yield KEPT if is_kept else f"without gradients (torch.{mode}), {found}"
@@ -259,11 +265,11 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
     is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
     if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         yield "a later call overwrote the output of an earlier one: they share memory"
-    if not output_off(second, other):
+    if not candidate.off(second, other):
         yield ""
-    elif not output_off(second, candidate.normal):
+    elif not candidate.off(second, candidate.normal):
         yield KEPT
-    elif not output_off(ask(candidate.implementation, other).output, other):
+    elif not candidate.off(ask(candidate.implementation, other).output, other):
         yield "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
@@ -383,7 +389,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     candidate.call()
     case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
     with case.grad_mode():
-        found = output_off(case.output(), reference)
+        found = candidate.off(case.output(), reference)
     yield found and f"after a call with more keys, {found}"
 
 
@@ -409,7 +415,7 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     is_alike = candidate.workload.mask == "causal" or any(
         isinstance(part, Padding) for part in candidate.workload.mask_rule.parts
     )
-    if _has_mask(candidate.workload) and not is_alike and not candidate.empty.any():
+    if _has_mask(candidate.workload) and not is_alike and candidate.seen.any(dim=-1).all():
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
         yield candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
@@ -576,7 +582,14 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
     for workload in dict.fromkeys(map(_plain, (short, whole))):
         if names := untried(workload, known):
             try:
-                candidate = Candidate(implementation, workload, seed, on_step, alignment_bytes)
+                candidate = Candidate(
+                    implementation,
+                    workload,
+                    seed,
+                    on_step,
+                    alignment_bytes=alignment_bytes,
+                    needs_zeros=EMPTY_ROWS in rejects,
+                )
             except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
                 continue
             for name in names:
