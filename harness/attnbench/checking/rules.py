@@ -98,7 +98,7 @@ def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[],
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a candidate, and how it is examined
         self,
         implementation: Implementation,
         workload: Workload,
