@@ -228,16 +228,16 @@ class _Recomputed(torch.autograd.Function):
 
         A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
         """
-        *operands, value, logsumexp, out, sinks = ctx.saved_tensors
+        query, key, value, logsumexp, out, sinks = ctx.saved_tensors
         (grad_out,) = grads
         with torch.enable_grad():
-            operands = [each.detach().requires_grad_() for each in operands]
-            masked = _masked_scores(*operands, ctx.mask)
+            query, key = (each.detach().requires_grad_() for each in (query, key))
+            masked = _masked_scores(query, key, ctx.mask)
         weights = (masked.detach() - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_masked = weights * (grad_out @ value.transpose(-2, -1) - along)
         return (
-            *torch.autograd.grad(masked, operands, grad_masked),
+            *torch.autograd.grad(masked, (query, key), grad_masked),
             weights.transpose(-2, -1) @ grad_out,
             None if ctx.learned is None else grad_masked.sum_to_size(ctx.learned),
             None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),

@@ -139,7 +139,7 @@ class Candidate:
         grad: Tensor | None = None,
         frozen: Collection[str] = (),
         num_passes: int = 1,
-        **of_mask: float | str,
+        **of_mask: Any,  # noqa: ANN401 - any attribute
     ) -> Answer:
         """The output and the gradients of a call on the normal inputs, some replaced, with attributes of the mask.
 
@@ -161,18 +161,15 @@ class Candidate:
             output = case.output()
         require_form(self.workload, output)
         answer = {"output": output.detach()}
-        usual = self.grad_output if grad is None else grad
-        for _ in range(0 if usual is None else num_passes):
-            try:
-                answer |= gradients(
-                    case, output, self.normal, usual.clone() if grad is None else usual, retain_graph=True
-                )
-            except Exception as error:
-                if not lacks_backward(error):
-                    raise
+        try:
+            for _ in range(0 if self.grad_output is None else num_passes):
+                answer |= gradients(case, output, self.normal, grad, retain_graph=True)
+        except Exception as error:
+            if not lacks_backward(error):
+                raise
         return answer
 
-    def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: float | str) -> Tensor:
+    def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
         """The output of a changed call."""
         return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
