@@ -58,7 +58,7 @@ def load(file: Path) -> dict[str, Any]:
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
     """The captured call as axes of a workload; its mask is not one of them."""
     query, value = saved["query"], saved["value"]
-    axes = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
+    axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
     axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
     return axes | {
         "scope": "attention",
