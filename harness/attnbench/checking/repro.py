@@ -123,13 +123,13 @@ def write(request: Request) -> Path:
     if not isinstance(case.module, ByFunction):
         raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
     case.hand_over_operands()
-    operands = (*(case.tensors[name] for name in QKV), case.mask)
-    function = case.module.bind(*operands).call
-    function = function.func if isinstance(function, partial) else function
+    query, key, value = (case.tensors[name] for name in QKV)
+    call = case.module.bind(query, key, value, case.mask).call
+    function = call.func if isinstance(call, partial) else call
     name, file = getattr(function, "__name__", ""), inspect.getsourcefile(inspect.unwrap(function))
     if file is None or getattr(function, "__qualname__", "") != name:
         raise ValueError("the function cannot be imported by its name from one file")
-    prepared = case.module.prepare(*operands)
+    prepared = case.module.prepare(query, key, value, case.mask)
     rows = row_mask(workload, torch.arange(workload.seq_len))
     zeros = torch.zeros(workload.batch_size, workload.num_heads, workload.seq_len, workload.kv_len).double()
     saved = {

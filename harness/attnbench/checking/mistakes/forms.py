@@ -50,7 +50,7 @@ WIDE = {"float32", "float64"}
 """In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
 
 
-def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Callable[..., Any]]:
+def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The step that reads one of OPERANDS, or returns the output, with that tensor changed."""
     if operand == OUTPUT:
         return {"context": after("context", change)}
@@ -96,10 +96,9 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
         return
     yield wrong("merged_without_transpose", flags=ALL_ROWS, **changed(OUTPUT, merged))
     for operand in ("query, key and value", *QKV, OUTPUT):
-        change = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
-        yield wrong(
-            "viewed_not_transposed", f"(B, H, T, K) is made of (B, T, H, K), in the {operand}", ALL_ROWS, **change
-        )
+        detail = f"(B, H, T, K) is made of (B, T, H, K), in the {operand}"
+        view = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
+        yield wrong("viewed_not_transposed", detail, ALL_ROWS, **view)
 
 
 def merged(context: Tensor) -> Tensor:
@@ -135,13 +134,13 @@ def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[.
 def head_by_head(parts: list[Tensor]) -> Tensor:
     """Read a layout of all queries, all keys, all values (3, H, K, ...) as if it were stored head by head."""
     packed = torch.stack(parts)
-    return packed.flatten(0, 2).unflatten(0, (packed.shape[1], 3, packed.shape[2])).transpose(0, 1)
+    return packed.reshape(packed.shape[1], 3, *packed.shape[2:]).transpose(0, 1)
 
 
 def in_thirds(parts: list[Tensor]) -> Tensor:
     """Read a layout stored head by head (H, 3, K, ...) as if it were all queries, all keys, all values."""
     packed = torch.stack(parts, dim=1)
-    return packed.flatten(0, 2).unflatten(0, (3, packed.shape[0], packed.shape[2]))
+    return packed.reshape(3, packed.shape[0], *packed.shape[2:])
 
 
 def projections(workload: Workload) -> Iterator[Mistake]:
@@ -280,7 +279,7 @@ def unusual(
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes without subtracting the maximum, or with an extra term in the sum."""
     eps = (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ()
-    forms: list[tuple[str, str, dict[str, float]]] = [
+    forms: list[tuple[str, str, dict[str, Any]]] = [
         ("no_maximum", "", {}),
         ("no_maximum", "a tiny number is added to the sum", {"more": 1e-30}),
         ("no_maximum", "1e-6 is added to the sum", {"more": 1e-6}),
@@ -338,7 +337,7 @@ def powers_over(masked: Tensor, _: RowMask, dim: int, *, is_normalised: bool = T
     return powers / powers.sum(dim, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny) if is_normalised else powers
 
 
-Table = dict[str, dict[str, Callable[..., Any]]]
+Table = dict[str, dict[str, Any]]
 """Mistakes with one form: the changed steps by name. Their words are those of `attnbench explain`."""
 OF_HEADS: Table = {
     "heads_for_positions": {"whole": across_heads},
@@ -390,7 +389,7 @@ def singles(workload: Workload) -> Iterator[Mistake]:
     rule, heads, groups = workload.mask_rule, workload.num_heads, workload.num_kv_heads
     is_module = workload.scope == "module"
     is_packed = (heads, workload.head_dim) == (groups, workload.value_dim)
-    tables = [
+    tables: list[tuple[Table, bool]] = [
         (OF_HEADS, min(heads, workload.seq_len) > 1 and workload.seq_len == workload.kv_len),
         ({"kv_heads_interleaved": {"heads": interleaved}}, min(heads // groups, groups) > 1),
         (PROJECTED, is_module),

@@ -64,9 +64,9 @@ def without(  # noqa: PLR0913 - operands, and what is changed
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, lost: Tensor, names: tuple[str, ...]
 ) -> Tensor:
     """The right form, except that queries or heads `lost` (H or 1, R or 1, 1) pass no gradient to these operands."""
-    detached = (x.detach() if name in names else x for name, x in (("key", key), ("value", value)))
-    other, right = (steps.attend(query, *each, mask)["context"] for each in (detached, (key, value)))
-    return other.where(lost, right)
+    of_key, of_value = (x.detach() if name in names else x for name, x in (("key", key), ("value", value)))
+    right = steps.attend(query, key, value, mask)["context"]
+    return steps.attend(query, of_key, of_value, mask)["context"].where(lost, right)
 
 
 def sums(workload: Workload) -> Iterator[Mistake]:

@@ -22,7 +22,10 @@ AT_END = "_bottom_right"
 ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
 COMMON = {*ALIGNED, "mask_ignored", "padding_ignored", "causal_unasked", "mask_part_ignored"}
 """Mistakes that a backward pass may make alone."""
-CAUSAL = {masks.Causal: "aligned at the start (top-left)", masks.CausalBottomRight: "aligned at the end (bottom-right)"}
+CAUSAL: dict[type[Mask], str] = {
+    masks.Causal: "aligned at the start (top-left)",
+    masks.CausalBottomRight: "aligned at the end (bottom-right)",
+}
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 MOVES = (-1, 1, -2, 2, -3, 3)
