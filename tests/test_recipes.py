@@ -75,7 +75,7 @@ def test_every_recipe_fits_the_code(tmp_path: Path) -> None:
     command([forks.python(), "-c", ADDED], tmp_path / "copy")
 
 
-GROUPS = ("B=1 H=8 K=8, 1 thread", "B=1 H=8 K=8, 1 thread, spread=4")
+GROUPS = ("B=1 H=8 K=8, num_threads=1", "B=1 H=8 K=8, num_threads=1, spread=4")
 BYTES = r"[\d.]+ ([KM]iB|B)"
 
 

@@ -1,7 +1,6 @@
 """Breakdowns of scripted profiles: own time, allocations, kinds, and the reasons for a distance."""
 
 import pytest
-from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
     ran,
@@ -84,11 +83,3 @@ def test_what_ran_is_the_backend_or_the_operator_with_the_most_time() -> None:
     assert ran(Operators(calls=(bmm, softmax))) == "bmm"
     assert ran(Operators(calls=(bmm,), observed="math")) == "math"
     assert ran(Operators(calls=(bmm, operator("CompiledFxGraph", 0.1)), observed="flash")) == "compiled: flash"
-
-
-KERNELS = st.lists(
-    st.tuples(
-        st.sampled_from(["aten::bmm", "aten::_softmax", "aten::copy_", "aten::view", "aten::empty"]),
-        st.floats(0, 1),
-    ), min_size=1, max_size=6,
-)  # fmt: skip

@@ -1,7 +1,6 @@
 """Recommendations from a stored run: limits, ties and texts."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import msgspec
@@ -101,13 +100,6 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
-
-
-def test_all_of_it_is_json(results: Results) -> None:
-    (only,) = (json.loads(msgspec.json.encode(found.facts())) for found in recommend(results))
-    assert only["choice"] == "sdpa"
-    assert set(only["slower_by"]) == set(NAMES) - {"sdpa"}
-    assert only["peak_memory_bytes"].keys() == set(NAMES)
 
 
 @pytest.mark.parametrize(

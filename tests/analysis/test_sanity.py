@@ -8,12 +8,10 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import READING, SLACK, judged
 from attnbench.analysis.table import table
-from attnbench.processes import execution
 from attnbench.storage.records import Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 from tests import journals, tables
-from tests.processes.test_run import LIARS, plan
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -117,22 +115,3 @@ def test_a_journal_without_ceilings_is_read_as_before(tmp_path):
     assert all("%" not in row.texts["FLOP/s"] for row in tables.every(results))
     gallery = read(Path(__file__).parents[2] / "results" / "gallery" / "quick")
     assert len(gallery.records) > 50
-
-
-@pytest.fixture(scope="module")
-def lied(tmp_path_factory):
-    """Run honest implementations, and a liar that no check detects."""
-    point = Workload(seq_len=256, direction="inference", num_threads=1)
-    named = (f"{LIARS}:idle", "fused", "sdpa")
-    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",))
-    folder = tmp_path_factory.mktemp("run")
-    execution.execute(asked, folder, lambda _: None)
-    return read(folder)
-
-
-@pytest.mark.long
-def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
-    statuses = {record.implementation: record.status for record in lied.records}
-    assert statuses == {"idle": Status.invalid, "fused": Status.ok, "sdpa": Status.ok}
-    assert lied.warnings == {}
-    assert all(record.agreement.agrees for record in lied.records)  # the liar, too

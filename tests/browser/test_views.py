@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Browser, find
+from tests.browser.chromium import Browser
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -44,11 +44,8 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(address, tmp_path_factory):
-    program = find()
-    if program is None:
-        pytest.skip("no Chromium here: install one (apt install chromium), or name it in ATTNBENCH_CHROMIUM")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+def page(address):
+    with Browser() as browser:
         browser.open(f"{address}data/plugin/pytorch_profiler/index.html")
         browser.wait(f"document.body.innerText.includes({json.dumps(NAMES[0])})")
         yield browser

@@ -3,10 +3,7 @@
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,15 +11,14 @@ import typer
 from typer.testing import CliRunner
 
 from attnbench.analysis.results import read
-from attnbench.analysis.sides import by_side, losses
+from attnbench.analysis.sides import losses
 from attnbench.cli import app
 from attnbench.commands import frame
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import endings, story
-from attnbench.statistics.intervals import median
-from attnbench.storage.journal import JOURNAL, find_run, find_runs
+from attnbench.storage.journal import find_run
 from attnbench.storage.records import PROBE
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
@@ -43,16 +39,6 @@ num_threads = 1
 """
 FAST = ["--sweep", "tiny.toml"]
 HELPED = "from helper import mine as helped\n\nmine = helped\n"
-ASKING = """import os
-
-from untracked import mine as plain
-
-
-def mine(query, key, value, *, mask=None):
-    for _ in range({"old": 1, "new": 40}[os.environ["WHOSE"]]):
-        context = plain(query, key, value, mask=mask)
-    return context
-"""
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +123,6 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     assert [(s.epoch, s.visit, s.block) for s in samples[candidate]] == [(0, 0, 0), (0, 0, 1)]
 
 
-@pytest.mark.long
-def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
-    pythons = {}
-    for whose in ("old", "new"):
-        pythons[whose] = tmp_path / whose / "python"
-        pythons[whose].parent.mkdir()
-        pythons[whose].write_text(f'#!/bin/sh\nWHOSE={whose} exec {shlex.quote(sys.executable)} "$@"\n')
-        pythons[whose].chmod(0o755)
-    for name, text in (("asking", ASKING), ("untracked", PLAIN)):
-        (repo / f"{name}.py").write_text(text)
-    folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
-    assert planned.sides.is_apart
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None)
-    results = read(folder)
-    assert {record.status for record in results.records} == {"ok"}
-    base, candidate = by_side(results)
-    times = [median(s.value for s in one.measurement("latency").samples) for (one,) in (base, candidate)]
-    assert times[1] > 3 * times[0]
-
-
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
     with sides.checked_out(planned, folder):
@@ -183,28 +148,3 @@ def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
         found = compare(repo, *words, "--resume", folder.name)
         assert shlex.join(["attnbench", "compare", *both, "--resume", folder.name]) in str(found.exception)
     assert compare(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
-
-
-def test_a_killed_comparison_leaves_no_worktree_and_is_resumed(repo, monkeypatch):
-    program = [PYTHON, "-P", "-m", "attnbench", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
-    known = set(find_runs(repo / "results"))
-    process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
-    folder = None
-    while folder is None and process.poll() is None:
-        time.sleep(0.02)
-        begun = (run for run in find_runs(repo / "results") if (run / JOURNAL).stat().st_size)
-        folder = next(iter(set(begun) - known), None)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    left = folder / "sides"
-    assert (left / "base" / "mine.py").read_text() == PLAIN
-    assert git(repo, "worktree", "list").count("\n") == 1
-    monkeypatch.chdir(repo)
-    planned = read(folder).plan
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None, stages=("check",))
-    results = read(folder)
-    assert not left.exists()
-    assert results.elapsed_s is not None
-    assert {record.status for record in results.records} == {"ok"}

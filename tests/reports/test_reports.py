@@ -1,6 +1,5 @@
 """Reports of a made-up run: complete, escaped, reproducible, and honest about gaps."""
 
-import ast
 import csv
 import json
 import math
@@ -12,9 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench import analysis, reports
 from attnbench.analysis.results import Results
-from attnbench.plugins import implementation_names, plugs
+from attnbench.plugins import plugs
 from attnbench.reports import Report, answers, cells, explorer, pytest_benchmark, story
 from attnbench.units import escaped, guarded, plain
 from tests import journals
@@ -231,28 +229,3 @@ class TestPage:
 @pytest.mark.long
 def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
     assert explorer.LIBRARY.read_text(encoding="utf-8") == vega.bundle(), "run: python -m tools.vega"
-
-
-def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
-    assert re.search(r"^td\.verdict\.is-slower\b", page, re.MULTILINE)
-    assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)
-
-
-def named() -> list[tuple[str, str]]:
-    """Return texts in the code of reports and analysis that are an implementation's name, or contain one as a word."""
-    names = set(implementation_names()) - {"fastest"}  # which is also a word of reports
-    compound = re.compile(rf"\b({'|'.join(name for name in names if '_' in name)})\b")
-    found = []
-    for folder in (Path(analysis.__file__).parent, Path(reports.__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            for node in ast.walk(tree):
-                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
-                if is_text and (node.value in names or compound.search(node.value)):
-                    found.append((path.name, node.value))
-    return found
-
-
-def test_no_implementation_is_named() -> None:
-    assert named() == []

@@ -34,11 +34,11 @@ DRAW_EVERY_S = 0.5
 STAGE_WORDS = {
     "predict": "predicting",
     "check": "checking",
-    "observe": "seeing what runs",
+    "observe": "profiling",
     "ceilings": "measuring ceilings",
     "time": "timing",
     "choose": "finding the fastest",
-    "search": "looking where that changes",
+    "search": "searching for the crossover",
     "trace": "tracing",
 }
 
