@@ -3,17 +3,20 @@
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import read
 from attnbench.analysis.sides import losses
 from attnbench.cli import app
-from attnbench.commands import frame
+from attnbench.commands import compare, frame, running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
@@ -21,6 +24,7 @@ from attnbench.reports import endings, story
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import PROBE
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
+from tests.test_cli import command
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -53,7 +57,7 @@ def repo(tmp_path_factory):
     return folder
 
 
-def compare(repo, *arguments):
+def compared(repo, *arguments):
     before = Path.cwd()
     os.chdir(repo)
     try:
@@ -71,7 +75,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
         return story.REPORT["markdown"].write(results, folder) == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
-    found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
+    found = compared(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
     reported = json.loads(found.stdout)
     assert found.exit_code in {1, 3}  # its speed does not matter here
@@ -145,6 +149,44 @@ def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     both = [planned.sides.base.given, planned.sides.candidate.given]
     for words in ([], both[::-1]):
-        found = compare(repo, *words, "--resume", folder.name)
+        found = compared(repo, *words, "--resume", folder.name)
         assert shlex.join(["attnbench", "compare", *both, "--resume", folder.name]) in str(found.exception)
-    assert compare(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
+    assert compared(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
+
+
+AXES = ("seq_len=16", "mask=none", "scope=attention", "direction=inference", "dtype=float32")
+OPTIONS = ["-i", "mine.py:mine", *(f"--set={axis}" for axis in AXES), "--budget", "0", "--bisect"]
+
+
+@pytest.mark.parametrize(("text", "code"), [(WRONG, 1), ("def other(query, key, value): ...\n", 125)])
+def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_path, text, code):
+    folder = repository(tmp_path / "history")
+    commit(folder, "good", mine=PLAIN)
+    (folder / "mine.py").write_text(text)
+    done = command("compare", "rev:good", "rev:WORKTREE", *OPTIONS, cwd=folder)
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [("passed", 0), ("finding", 1), ("inconclusive", 125), ("invalid", 125)])
+def test_what_is_inconclusive_or_invalid_is_passed_over(monkeypatch, ending, code):
+    answered = SimpleNamespace(records=[SimpleNamespace(status="ok", arm=SimpleNamespace(side="candidate"))])
+    monkeypatch.setattr(compare, "_measured", lambda *_: answered)
+    monkeypatch.setattr(endings, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
+    monkeypatch.setattr(running, "print_report", lambda *_: None)
+    assert CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"]).exit_code == code
+
+
+def test_a_mistake_in_the_sides_is_passed_over():
+    assert CliRunner().invoke(app, ["compare", "rev:good", "--bisect"]).exit_code == 125
+
+
+@pytest.mark.long
+def test_a_planted_history_of_16_commits_ends_at_the_right_one():
+    """With real times: the tenth commit computes the scores four times."""
+    program = Path(__file__).parents[2] / "examples" / "planted_history.py"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(Version 10), git's exit code 0" in done.stdout
