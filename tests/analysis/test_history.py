@@ -195,13 +195,6 @@ def session(folder, *, candidate=""):
     scripts.rewrite(folder, sided)
 
 
-def test_where_only_sessions_of_two_sides_are_stored_the_other_metrics_are_named(tmp_path):
-    session(tmp_path / "runs" / "one", candidate=NEW)
-    with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
-        follow([tmp_path])
-    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
-
-
 @pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)

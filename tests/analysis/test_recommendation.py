@@ -108,9 +108,3 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
 )
 def test_sizes_are_read(text: str, size: int) -> None:
     assert bytes_of(text) == size
-
-
-@pytest.mark.parametrize("text", ["8 apples", "GiB", "-1GiB", "1e9", "inf"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size: give a number of bytes"):
-        bytes_of(text)

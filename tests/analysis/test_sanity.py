@@ -8,8 +8,7 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import READING, SLACK, SystemLoad, judged, system_load
 from attnbench.analysis.table import table
-from attnbench.storage.events import RunFinished, VisitFinished, WorkerStarted
-from attnbench.storage.journal import JOURNAL, events, write
+from attnbench.storage.events import RunFinished, WorkerStarted
 from attnbench.storage.records import Counters, Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -167,15 +166,3 @@ def test_where_some_workers_timed_something_only_they_count():
     assert system_load([*checks, *times], ()).others == pytest.approx(0.55)
     assert system_load([*checks, *times], {2}).others == pytest.approx(0.1)
     assert system_load([*checks, *times], {0, 2}).others == pytest.approx(0.55)
-
-
-def test_of_a_run_that_was_checked_first_and_timed_by_another_worker_the_load_is_that_of_the_times(tmp_path):
-    busy, calm = (Counters(**(FIRST | {"total_s": 2000.0, "idle_s": idle})) for idle in (400.0, 1400.0))
-    found = journals.write(tmp_path, is_finished=False)
-    first, second, *visits = events(tmp_path / JOURNAL)
-    checked = [first, started(at(), at()), *(each for each in visits if not isinstance(each, VisitFinished))]
-    timed = [started(at(), at()), *(each for each in visits if isinstance(each, VisitFinished)), ended(calm)]
-    write(tmp_path / JOURNAL, [*checked, ended(busy), *timed])
-    assert found.system_load is None
-    assert second.counters is None
-    assert read(tmp_path).system_load.others == pytest.approx(0.0)

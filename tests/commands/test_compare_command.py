@@ -9,14 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import read
-from attnbench.analysis.sides import losses
 from attnbench.cli import app
-from attnbench.commands import compare, frame, running
+from attnbench.commands import compare, running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
@@ -125,21 +123,6 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     times = {arm: min(sample.value for sample in own) for arm, own in samples.items()}
     assert times[candidate] > 3 * times[base]  # forty times the work: another file was imported
     assert [(s.epoch, s.visit, s.block) for s in samples[candidate]] == [(0, 0, 0), (0, 0, 1)]
-
-
-def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
-    folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None)
-    results = read(folder)
-    with pytest.raises(typer.Exit) as left:
-        frame.finish(endings.of_sides(results))
-    assert left.value.exit_code == 1
-    lost, wrong = losses(results)
-    assert lost == "lost: spare: cannot read spare.py: No such file or directory"
-    assert wrong.startswith("disagrees: mine on attention-inference")
-    assert "(the base: ok)" in wrong
-    assert all(not record.measurement("latency") for record in results.records)
 
 
 @pytest.mark.long
