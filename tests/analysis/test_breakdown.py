@@ -11,7 +11,6 @@ from attnbench.storage.operator_kinds import (
     Span,
     fold,
     kind_of,
-    observed,
 )
 from attnbench.storage.records import Operator, Operators
 
@@ -52,21 +51,6 @@ NAMES = {
 def test_names_have_their_kind(kind: str, name: str) -> None:
     assert kind_of(name) == kind
     assert set(NAMES) == set(KINDS)
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "flash"),
-        ("aten::_scaled_dot_product_attention_math", "math"),
-        ("aten::_scaled_dot_product_cudnn_attention", "cudnn"),
-        ("aten::_scaled_dot_product_fused_attention_overrideable", "overrideable"),
-        ("aten::scaled_dot_product_attention", ""),
-        ("aten::bmm", ""),
-    ],
-)
-def test_backends_are_known_by_their_operators(name: str, backend: str) -> None:
-    assert observed([operator(name, 1.0)]) == backend
 
 
 def test_a_compiled_graph_has_one_name_in_every_process() -> None:
