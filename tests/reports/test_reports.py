@@ -105,8 +105,8 @@ def test_a_run_without_records_can_be_reported(points: tuple[journals.Workload, 
     empty = journals.write(tmp_path / "run", points, (), is_finished=False)
     for report in REPORTS.values():
         report.write(empty, tmp_path)
-    assert "did not come to its end" in (tmp_path / "summary.md").read_text()
-    assert "did not come to its end" in (tmp_path / "report.html").read_text()
+    assert "did not finish" in (tmp_path / "summary.md").read_text()
+    assert "did not finish" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_in_which_nothing_is_ok_can_be_reported(tmp_path: Path) -> None:

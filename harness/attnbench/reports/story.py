@@ -168,7 +168,7 @@ def facts(results: Results) -> dict[str, str]:
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
-        or "nothing that was asked for",
+        or "none",
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {processes} process{'es' * (processes != 1)}, "
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
@@ -200,7 +200,7 @@ def troubles(results: Results) -> list[Warned]:
     if noisy is not None and plan.command != "fastest":  # it has verdicts of its own
         lines.append(noisy)
     if results.elapsed_s is None:
-        lines.append(Warn.unfinished.says("This run did not come to its end: missing cells were not measured."))
+        lines.append(Warn.unfinished.says("This run did not finish: missing cells were not measured."))
     if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
@@ -288,7 +288,7 @@ def interference(results: Results) -> str:
 
 REPORT = {
     "html": Report(
-        summary="one page with pictures and tables, complete in itself",
+        summary="one self-contained page with pictures and tables",
         file="report.html",
         text=page,
         is_usual=True,

@@ -116,7 +116,7 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     assert judge_sides(lost, Thresholds()).outcome is Outcome.finding
     killed = judge_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
     assert killed.outcome is Outcome.invalid
-    assert killed.words.endswith("go on with attnbench compare rev:old rev:new --resume run")
+    assert killed.words.endswith("continue with attnbench compare rev:old rev:new --resume run")
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_a_reason_is_asked_for(reason, tmp_path):
     ("change", "reported"),
     [
         (ends(Status.crashed), "1 of its cells went wrong .fused on .*: crashed"),
-        (scripts.killed, "did not come to its end"),
+        (scripts.killed, "did not finish"),
         (scripts.disturbed, "blocks were discarded"),
     ],
 )
