@@ -1,10 +1,7 @@
 """Growth of curves with known laws, of a made-up run, and by the command."""
 
 import math
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +9,8 @@ from attnbench.analysis.growth import growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.statistics.growth import fit
-from tests import forks, journals
+from tests import journals
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
 
@@ -114,31 +110,13 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     assert few.reach is None
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("elsewhere")
+def test_the_command_says_where_the_limit_is(tmp_path):
     axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
-    return folder, command("fused", *axes, "--memory-limit", "0.5", cwd=folder)
-
-
-def command(*arguments: str, cwd: Path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
-    return subprocess.run(
-        [forks.python(), "-m", "attnbench", "growth", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_says_where_the_limit_is(written):
-    folder, done = written
+    done = command("growth", "fused", *axes, "--memory-limit", "0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached};" in done.stdout
     assert "inference" in done.stdout
-    (run,) = (folder / "results" / "runs").iterdir()
+    (run,) = (tmp_path / "results" / "runs").iterdir()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
