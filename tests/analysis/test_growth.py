@@ -10,6 +10,7 @@ from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.statistics.growth import fit
 from tests import journals
+from tests.test_cli import command
 
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
