@@ -79,20 +79,14 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
 
 
 def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
+    timeout = {"status": Status.timeout}
     why = {
-        "einsum": (Status.timeout, True, True, "predicted 5 ms for one call"),
-        "fused": (Status.timeout, True, False, "predicted 9 s for one call, 2 times as long as the limit"),
-        "sdpa_flash": (Status.timeout, False, False, "no answer within 60 s"),
+        "einsum": timeout | {"is_predicted": True, "is_outpaced": True, "message": "predicted 5 ms for one call"},
+        "fused": timeout
+        | {"is_predicted": True, "message": "predicted 9 s for one call, 2 times as long as the limit"},
+        "sdpa_flash": timeout | {"message": "no answer within 60 s"},
     }
-    records = tuple(
-        msgspec.structs.replace(
-            each, status=status, is_predicted=is_predicted, is_outpaced=is_outpaced, message=message
-        )
-        for each in results.records
-        for status, is_predicted, is_outpaced, message in (
-            why.get(each.implementation, (each.status, each.is_predicted, each.is_outpaced, each.message)),
-        )
-    )
+    records = tuple(msgspec.structs.replace(each, **why.get(each.implementation, {})) for each in results.records)
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
         "not tried, predicted to be slower: einsum (predicted 5 ms for one call)",
