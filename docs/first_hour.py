@@ -46,7 +46,7 @@ class Question:
 QUESTIONS = (
     Question(
         "Which attention for my shapes?",
-        "attnbench fastest --set batch_size=4 --set num_heads=12 --set seq_len=512 --set mask=causal --set dtype=bfloat16",
+        "attnbench fastest --set batch_size=4 --set seq_len=512 --set mask=causal --set dtype=bfloat16",
         exit_codes=(0, 1, 3),
         is_sweep=True,
     ),
