@@ -29,9 +29,7 @@ def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused(
     help_text = CliRunner().invoke(app, ["run", "--help"], terminal_width=200).output
     for words in ("What", "How", "Output", "[default: sdpa]", "attnbench run --resume RUN"):
         assert words in help_text
-    done = CliRunner().invoke(app, ["run", "--budget", "-1"])
-    assert done.exit_code == 2
-    assert "-1" in done.output
+    assert CliRunner().invoke(app, ["run", "--budget", "-1"]).exit_code == 2
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])

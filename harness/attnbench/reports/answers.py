@@ -77,8 +77,9 @@ class Shape:
 
     @property
     def is_notable(self) -> bool:
-        """Whether something is faster than the baseline, or the candidate slower than its base."""
-        return bool(self.faster or (self.has_sides and self.having(Mark.slower)))
+        """Whether something is faster than the baseline, wrong or failed, or the candidate slower than its base."""
+        marks = {Mark.faster, Mark.wrong, Mark.failed, *([Mark.slower] if self.has_sides else [])}
+        return any(cell.mark in marks for cell in self.others)
 
     @property
     def compared(self) -> list[Cell]:
