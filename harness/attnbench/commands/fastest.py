@@ -160,7 +160,7 @@ def _answer(results: Results, text: str) -> None:
 
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
-        say(f"{' '.join(story.machine(results))} Full report: attnbench report {results.folder}", "dim")
+        say(f"{'. '.join(story.machine(results))} Full report: attnbench report {results.folder}", "dim")
 
 
 def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
