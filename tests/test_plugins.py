@@ -63,7 +63,7 @@ def test_a_file_of_a_folder_of_implementations_says_what_is_unsupported(tmp_path
     assert plugins.plug_in(file) == plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
 
 
-@pytest.mark.parametrize(("name", "said"), [("number", "is an int: give"), ("Nothing", "a class with attend")])
+@pytest.mark.parametrize(("name", "said"), [("number", "is an int: give"), ("Nothing", "(docs/adapters.md)")])
 def test_what_cannot_take_part_is_reported_what_could(forms, name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         loading.implementation(f"{forms}:{name}")

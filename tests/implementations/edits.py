@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from attnbench.workloads.workload import Workload
 
 BOTH = {"direction": "forward_backward"}
-GROUPED = {"num_heads": 4, "num_kv_heads": 2}
 MODULE = {"scope": "module", "num_heads": 3}
 TILES = {"seq_len": 16}
 BY_TILES = ("TILE = 256", "TILE = 8")
@@ -14,7 +13,6 @@ BY_TILES = ("TILE = 256", "TILE = 8")
 HIDING = "scores = scores.where(mask, -torch.inf)"
 SOFTMAX = "scores.softmax(dim=-1)"
 CAPPED = "softcap * (scores / softcap).tanh()"
-USUAL_SCALE = "head_dim**-0.5 if scale is None else scale"
 BY_HEAD = "unflatten(-1, (self.num_heads, -1)).transpose(1, 2)"
 ALL_TILES = "for first in range(0, key.shape[2], TILE):\n        keys"
 MASKED = "attn_mask=mask"
@@ -41,7 +39,6 @@ def edit(file, changed, names, axes=None, reported=""):
 
 
 EDITS = [
-    edit("naive_loop", {"keys @ query * scale": "keys @ query"}, "no_scale"),
     edit(
         "naive_loop",
         {"view(batch_size, num_heads, query_len, -1)": "view(batch_size, query_len, num_heads, -1).transpose(1, 2)"},
@@ -55,7 +52,6 @@ EDITS = [
         MODULE,
         reported="query, value and key",
     ),
-    edit("module_list", {SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
     edit("fused", {HIDING: "scores = scores * mask"}, "mask_multiplied", {"mask": "causal"}),
     edit(
         "fused",
@@ -67,7 +63,6 @@ EDITS = [
         MODULE,
     ),
     edit("fused", {"self.qkv(x)": "F.linear(x, self.qkv.weight)"}, "no_input_biases", MODULE | BOTH),
-    edit("einsum", {SOFTMAX: "scores.softmax(dim=1)"}, "softmax_over_heads"),
     edit(
         "einsum",
         {SOFTMAX: "scores.relu()"},
@@ -80,7 +75,6 @@ EDITS = [
         "softcap_after_mask",
         {"mask": "causal+softcap(3)"},
     ),
-    edit("bmm", {USUAL_SCALE: "1 / head_dim"}, "scaled_by_width"),
     edit(
         "bmm",
         {"torch.bmm(query, key.transpose(1, 2))": "torch.bmm(key, query.transpose(1, 2))"},
@@ -102,19 +96,6 @@ EDITS = [
         reported="the 3 keys 16 to 18",
     ),
     edit(
-        "chunked",
-        {"value[:, :, :num_keys]": "(value if first + TILE >= query.shape[2] else value.detach())[:, :, :num_keys]"},
-        "gradient_tile_lost",
-        TILES | BOTH,
-    ),
-    edit("sdpa", {"dropout_p=dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
-    edit(
-        "sdpa",
-        {f"        {name},\n": f"        {name}.repeat(1, 3, 1, 1),\n" for name in ("key", "value")},
-        "kv_heads_interleaved",
-        BOTH | GROUPED | {"num_heads": 6},
-    ),
-    edit(
         "sdpa",
         {"attn_mask=mask": "attn_mask=None", "is_causal=is_causal": "is_causal=is_causal or mask is not None"},
         "top_left_for_bottom_right",
@@ -122,7 +103,6 @@ EDITS = [
     ),
     edit("sdpa_math", {MASKED: "attn_mask=mask.flip(1)"}, "bias_head_order", {"mask": "causal+alibi"}),
     edit("sdpa_flash", {MASKED: "attn_mask=mask[:1]"}, "first_rows_mask_for_all", {"mask": "padding", "batch_size": 2}),
-    edit("sdpa_flash", {"            key,": "            key.detach(),"}, "key_gradient_zero", BOTH),
     edit(
         "torch_mha",
         {'out="out_proj")': 'out="out_proj", per_head=True)'},
@@ -134,11 +114,5 @@ EDITS = [
         {'mask.hidden_as("ts"': '~mask.hidden_as("ts"'},
         "mask_inverted",
         MODULE | {"mask": "sliding_window(3)"},
-    ),
-    edit(
-        "sdpa_bias",
-        {"else causal_lower_right(": "else causal_upper_left("},
-        "top_left_for_bottom_right",
-        {"mask": "causal_bottom_right", "kv_len": 15},
     ),
 ]

@@ -1,14 +1,9 @@
 """Every implementation computes the formula under every mask, for every kind of shape, along every axis, by pairs."""
 
-import ast
-import importlib.util
 import random
-import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,16 +15,11 @@ from attnbench.checking.case import Inputs, bind, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
 from attnbench.workloads.masks import parse_mask
 from tests import reference
-from tests.checks import bundled, references
+from tests.checks import bundled, portable, references
 from tests.mask_texts import not_among
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
-HERE = [
-    name
-    for name, each in IMPLEMENTATIONS.items()
-    if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
-]
-"""Implementations that run on any machine without compiling; test_compiled and test_optional try the others."""
+HERE = portable()
 TEXTBOOK = {"bmm", "chunked", "einsum", "fused", "module_list", "naive_loop"}
 BY_BIAS = {"sdpa", "sdpa_flash", "sdpa_math", "torch_mha"}
 NAMED_MASKS = [
@@ -342,24 +332,3 @@ def test_a_refusal_gives_its_reason_and_textbook_forms_refuse_no_mask(name: str)
         expected = late if name == "einsum" else capped | learned if name == "sdpa_flash" else capped
         assert set(refused) == expected
         assert all("softcap" in refused[mask] for mask in expected & capped)
-
-
-def imports(nodes: Iterable[ast.AST]) -> set[str]:
-    """List imports other than torch and the standard library."""
-    kept = list(nodes)
-    names = {alias.name for node in kept if isinstance(node, ast.Import) for alias in node.names}
-    names |= {"." * node.level + (node.module or "") for node in kept if isinstance(node, ast.ImportFrom)}
-    return {module for module in names if module.split(".")[0] not in {"torch", *sys.stdlib_module_names}}
-
-
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_an_implementation_imports_torch_the_standard_library_and_the_contract_only(name: str) -> None:
-    spec = importlib.util.find_spec(f"implementations.{name}")
-    assert spec is not None
-    text = Path(str(spec.origin)).read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    at_import = imports(tree.body)
-    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.ranks"}
-    assert at_import <= contract
-    for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
-        assert f'missing_package("{module.split(".")[0]}' in text

@@ -1,41 +1,23 @@
-"""Refusals of implementations, and proof that a forced backend is the one that ran."""
+"""Refusals of implementations, each with its reason."""
 
 import pytest
 import torch
 
-from attnbench.checking.case import bind
-from attnbench.contract import Implementation, Weights, Workload
-from tests.checks import bundled
+from attnbench.checking.case import draw_weights
+from attnbench.contract import Implementation, Workload
+from tests.checks import bundled, portable
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
-
-
-HERE = [
-    name
-    for name, each in IMPLEMENTATIONS.items()
-    if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
-]
-"""Implementations that run on any machine without compiling."""
 
 
 def workload(**axes: object) -> Workload:
     return Workload(**({"batch_size": 2, "seq_len": 6, "num_heads": 4, "head_dim": 8} | axes))
 
 
-def weights(point: Workload) -> Weights:
-    width, groups = point.embed_dim, point.num_kv_heads
-    return Weights(
-        query=torch.randn(point.num_heads, point.head_dim, width),
-        key=torch.randn(groups, point.head_dim, width),
-        value=torch.randn(groups, point.value_dim, width),
-        out=torch.randn(width, point.num_heads * point.value_dim),
-    )
-
-
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", portable())
 def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: str) -> None:
     point = workload(mask="causal")
-    module = IMPLEMENTATIONS[name].build(weights(point))
+    module = IMPLEMENTATIONS[name].build(draw_weights(point))
     assert (IMPLEMENTATIONS[name].unsupported(point) is None) == hasattr(module, "attend")
     assert IMPLEMENTATIONS[name].unsupported(workload(scope="module", mask="causal")) is None
 
@@ -89,27 +71,6 @@ def test_a_refusal_gives_its_reason_in_words(name: str, axes: dict[str, object])
     reason = IMPLEMENTATIONS[name].unsupported(workload(**axes))
     assert reason is not None
     assert " " in reason
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel"), [("sdpa_flash", "flash_attention_for_cpu"), ("sdpa_math", "attention_math")]
-)
-@pytest.mark.parametrize(
-    "axes",
-    [{}, {"mask": "causal", "kv_len": 9}, {"mask": "padding", "num_kv_heads": 2}, {"mask": "causal+alibi"}],
-)
-def test_a_forced_backend_is_the_one_that_runs(name: str, kernel: str, axes: dict[str, object]) -> None:
-    point = workload(**axes)
-    module = IMPLEMENTATIONS[name].build(weights(point))
-    query = torch.randn(2, 4, point.seq_len, 8)
-    key = torch.randn(2, point.num_kv_heads, point.kv_len, 8)
-    mask = bind(point)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        module.attend(query, key, key, mask)
-    ran = {event.key for event in profile.key_averages()}
-    assert {key for key in ran if key.startswith("aten::_scaled_dot_product")} == {
-        f"aten::_scaled_dot_product_{kernel}"
-    }
 
 
 def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:

@@ -72,24 +72,6 @@ def test_the_cells_of_the_check_hold_every_pair_of_each_grid():
         assert pairs(map(texts, chosen), axes) == pairs(map(texts, possible), axes)
 
 
-def test_a_grid_may_only_be_covered_by_pairs(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        'summary = "s"\n[[grid]]\ncover = "triples"\nseq_len = [1, 2]\nhead_dim = [8, 16]\n', encoding="utf-8"
-    )
-    with pytest.raises(ValueError, match="triples"):
-        sweep.workloads(sweep.load(str(file)), {}, ("cpu",))
-
-
-def test_tables_set_several_axes_together_and_can_be_narrowed(tmp_path):
-    file = tmp_path / "mine.toml"
-    lengths = "lengths = [{ seq_len = 1, kv_len = 9 }, { seq_len = 7 }]"
-    file.write_text(f'summary = "s"\n[[grid]]\n{lengths}\nhead_dim = [8, 16]\n', encoding="utf-8")
-    mine = sweep.load(str(file))
-    assert {(w.seq_len, w.kv_len) for w in sweep.workloads(mine, {}, ("cpu",))} == {(1, 9), (7, 7)}
-    assert {w.seq_len for w in sweep.workloads(mine, {"seq_len": ["7"]}, ("cpu",))} == {7}
-
-
 def test_each_name_still_meets_each_value():
     rows = products(AXES)
     left_out = dispensable(rows, "xyz", 2)
