@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -210,16 +211,16 @@ def is_shown(shown: str, printed: str) -> bool:
             pattern += ".*?" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
     found = re.fullmatch(pattern, printed.strip(), re.DOTALL)
     return found is not None and all(
-        abs(float(number) - float(other)) <= 1.5 * last_digit(number)
+        abs(float(number) - float(other)) <= 1.5 * 10.0**exponent
+        if (exponent := digits(number)) < 0
+        else number == other
         for number, other in zip(numbers, found.groups(), strict=True)
     )
 
 
-def last_digit(number: str) -> float:
-    """Return the value of 1 in the last digit; for a whole number, which must match, nearly 0."""
-    digits, _, power = number.partition("e")
-    decimals = len(digits.partition(".")[2])
-    return 10.0 ** (int(power or 0) - decimals) if decimals else 1e-9
+def digits(number: str) -> int:
+    """Return the power of ten of the last digit; 0 for a whole number, which must match."""
+    return int(Decimal(number).as_tuple().exponent)
 
 
 @pytest.mark.parametrize(
