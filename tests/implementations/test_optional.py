@@ -8,7 +8,6 @@ kernel itself is right.
 import contextlib
 import dataclasses
 import importlib
-import inspect
 import itertools
 import subprocess
 import sys
@@ -219,20 +218,6 @@ class DotProductAttention:
 NO_BIAS = "core_attention_bias_type"
 
 
-def of_transformers(module, query, key, value, attention_mask, scaling, dropout=0.0, is_causal=None, **others):
-    assert not any(others.values())
-    assert scaling == query.shape[-1] ** -0.5
-    assert query.shape[1] == key.shape[1] * module.num_key_value_groups
-    if attention_mask is None:
-        seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
-        seen = seen.tril() if is_causal else seen
-    else:
-        seen = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
-    return textbook(query, key, value, seen).transpose(1, 2), None
-
-
-TRANSFORMERS_SDPA = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
-TRANSFORMERS_EAGER = "transformers.models.llama.modeling_llama.eager_attention_forward"
 COMPUTED = {
     "flash_attn.flash_attn_interface.flash_attn_func": flash,
     "flash_attn_interface.flash_attn_func": flash_with_logsumexp,
@@ -243,8 +228,6 @@ COMPUTED = {
     "torch.nn.attention.varlen.varlen_attn": varlen,
     "xformers.ops.memory_efficient_attention": efficient,
     "cudnn.experimental.ops.scaled_dot_product_attention": of_cudnn,
-    TRANSFORMERS_SDPA: of_transformers,
-    TRANSFORMERS_EAGER: of_transformers,
 }
 """Each function computed by the textbook, given all its parameters by name."""
 ENGINE = "transformer_engine.pytorch.DotProductAttention"
@@ -260,8 +243,6 @@ VERSIONS = {
     "transformer_engine": ENGINE,
     "sdpa_cudnn": SDPA,
     "sdpa_efficient": SDPA,
-    "transformers_sdpa": TRANSFORMERS_SDPA,
-    "transformers_eager": TRANSFORMERS_EAGER,
 }
 """Functions whose versions each implementation is tried with."""
 
@@ -283,16 +264,12 @@ def install(monkeypatch, version):
     known, forward = versions(ENGINE), versions(f"{ENGINE}.forward")
     number = version if version in known else list(known)[-1]
     engine = known[number].stand_in(lambda **given: DotProductAttention(forward[number], **given))
-    of_torch, in_package = modules.pop("torch.nn.attention.varlen"), TRANSFORMERS_SDPA.rpartition(".")
-    offered = {"sdpa": modules[in_package[0]][in_package[2]]}
+    of_torch = modules.pop("torch.nn.attention.varlen")
     packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
     more = {
         "transformer_engine.pytorch": {"DotProductAttention": engine},
         "xformers.ops.fmha": {},
         "xformers.ops.fmha.attn_bias": BIASES,
-        "transformers": {},
-        "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": offered},
-        "transformers.models": {},
     }
     stand_in(monkeypatch, {name: content for name, content in (packages | more | modules).items() if name})
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch["varlen_attn"])
@@ -355,27 +332,34 @@ def test_a_scale_is_handed_on(name, monkeypatch):
     assert judged.agrees, judged.diagnosis
 
 
-@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "transformers"], ids=str)
-def test_a_snapshot_of_transformers_is_what_the_installed_version_takes(snapshot):
+@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.name != SDPA], ids=str)
+def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
+    package, module = snapshot.name.partition(".")[0], snapshot.name.rpartition(".")[0]
     try:
-        installed = metadata.distribution("transformers")
+        installed = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         pytest.skip("it is not installed")
-    if snapshot.version != installed.version:
+    if snapshot.version != installed.version.partition("+")[0]:
         pytest.skip("of another version")
-    module, _, function = snapshot.name.rpartition(".")
-    file = Path(str(installed.locate_file(f"{module.replace('.', '/')}.py")))
-    assert written_in(file, function) == snapshot.signature
+    folder = Path(str(installed.locate_file(module.replace(".", "/"))))
+    file = folder.with_suffix(".py") if not folder.is_dir() else folder / "__init__.py"
+    assert written_in(file, snapshot.name.rpartition(".")[2]) == snapshot.signature
 
 
-@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "torch"], ids=str)
-def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
-    if snapshot.version != torch.__version__.partition("+")[0] or snapshot.name == SDPA:
-        pytest.skip("of another version, or written in C++")
-    module, _, function = snapshot.name.rpartition(".")
-    real = inspect.signature(getattr(importlib.import_module(module), function))
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in real.parameters.values()]
-    assert inspect.Signature(bare) == snapshot.signature
+OLDEST = {
+    "transformers_sdpa": "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+    "transformers_eager": "transformers.models.llama.modeling_llama.eager_attention_forward",
+}
+"""Functions that test_agreement calls at the installed version."""
+
+
+@pytest.mark.parametrize("name", OLDEST)
+def test_the_oldest_transformers_takes_what_it_is_handed(name, monkeypatch):
+    module = importlib.import_module(f"attnbench.implementations.{name}")
+    taken = versions(OLDEST[name])["5.0.0"].stand_in(lambda query, **_: (query.transpose(1, 2), None))
+    monkeypatch.setattr(module, "kernel", lambda: taken)
+    query = torch.ones(1, 4, 3, 8)
+    assert module.attention(query, query[:, :2], query[:, :2], scale=1.0, num_kv_heads=2).equal(query)
 
 
 def test_old_varlen_has_no_grouped_heads(monkeypatch):
