@@ -16,6 +16,7 @@ from tests.mask_texts import not_among
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
 GIVEN = ["boolean(50)"]
 MASKS = [*GIVEN, *not_among(GIVEN)]
+DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 COUNTABLE = ("fused", "bmm", "einsum", "module_list", "sdpa_math")
 MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 
@@ -53,9 +54,6 @@ def test_useful_flops_are_those_of_a_loop_over_visible_pairs(workload):
     assert reported == {
         "inference": forward, "forward": forward, "backward": backward, "forward_backward": forward + backward,
     }  # fmt: skip
-
-
-DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 
 
 def turned(workload: Workload, direction: str) -> Workload:
@@ -123,12 +121,6 @@ def test_who_does_not_say_what_it_executes_is_unknown():
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing", batch_size=2)
     assert implementation("sdpa").executed_flops(workload) is None
     assert implementation("chunked").executed_flops(workload) is None
-
-
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_visible_pairs_are_those_of_a_loop_over_the_dense_mask(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    assert counts.visible_pairs(workload) == sum(bool(seen) for seen in dense.ravel())
 
 
 @pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
