@@ -8,19 +8,11 @@ import pytest
 from torch import nn
 
 import attnbench
-from tests import journals
+from tests import journals, liars
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
-
-
-def mistaken(query, key, value, mask=None):
-    """Attention in a file, with its softmax over the queries."""
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(dim=-2).nan_to_num(0.0) @ value
 
 
 def closure(factor):
@@ -50,10 +42,10 @@ def test_a_name_and_a_value_are_checked():
 
 
 def test_a_function_of_a_file_is_named_by_it():
-    found = attnbench.check(mistaken, mask="causal", **SMALL)
+    found = attnbench.check(liars.wrong, mask="causal", **SMALL)
     assert found.verdict == "WRONG"
-    assert found.results.plan.implementations[0].endswith("test_api.py:mistaken")
-    assert "the softmax runs over the queries" in " ".join(found.answer)
+    assert found.results.plan.implementations[0].endswith("liars.py:wrong")
+    assert "is 1.01 times what it should be" in " ".join(found.answer)
 
 
 def test_two_are_compared_and_everything_is_stored(tmp_path):

@@ -11,17 +11,12 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
+from tests.repositories import PLAIN
 
-FORMS = """
+FORMS = f"""{PLAIN.replace("mine", "function")}
 import torch
 from torch import nn
 from attnbench.contract import Attention, Implementation
-
-def function(query, key, value, *, mask=None):
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ value
 
 class Subclass(Attention):
     def attend(self, query, key, value, mask):
