@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import reason_against
+from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import Implementation, adapters, loading
 from attnbench.processes.planning import suited
 from attnbench.storage.records import Agreement
@@ -156,10 +156,7 @@ def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
 
     made = adapters.adapt(lambda s: Gated(s.embed_dim, s.num_heads), adapters.packed("qkv", out="proj"))
     state = torch.random.get_rng_state()
-    sizes = adapters.Sizes(
-        embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, value_dim=4, qkv_bias=True, out_bias=True
-    )
-    adapter = adapters.ModuleAdapter(make=lambda s: Gated(8, 2), layout=adapters.packed("qkv", out="proj"))
-    assert torch.equal(adapter.module(sizes).gate, adapter.module(sizes).gate)
-    assert torch.equal(torch.random.get_rng_state(), state)
+    one, other = (made.build(draw_weights(Workload(scope="module", num_heads=2, head_dim=4))) for _ in range(2))
+    assert one.module.gate.equal(other.module.gate)
+    assert torch.random.get_rng_state().equal(state)
     assert made.built_in() == {"scope": "module", "bias": "all", "kv_len": 0}

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -141,28 +142,19 @@ def sage(q, k, v, tensor_layout, is_causal, sm_scale, return_lse, **others):
     return textbook(q, k, v, banded(q.shape[2], k.shape[2], is_causal, -1, -1), sm_scale)
 
 
-class LowerTriangular:
-    shift = 0
-
-    def seen(self, query_len, key_len):
-        return torch.ones(query_len, key_len, dtype=torch.bool).tril(self.shift * (key_len - query_len))
-
-
-class LowerTriangularFromBottomRight(LowerTriangular):
-    shift = 1
-
-
 BIASES = {
-    "LowerTriangularMask": LowerTriangular,
-    "LowerTriangularFromBottomRightMask": LowerTriangularFromBottomRight,
+    "LowerTriangularMask": partial(SimpleNamespace, shift=0),
+    "LowerTriangularFromBottomRightMask": partial(SimpleNamespace, shift=1),
 }
+"""Causal masks of xformers: how far each follows the difference of the lengths."""
 
 
 def efficient(query, key, value, attn_bias, p, scale, **others):
     assert p == 0
     assert others == {"op": None, "output_dtype": None}
-    seen = banded(query.shape[1], key.shape[1], False, -1, -1)  # noqa: FBT003 - causal
-    seen = seen if attn_bias is None else attn_bias.seen(*seen.shape)
+    seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
+    if attn_bias is not None:
+        seen = seen.tril(attn_bias.shift * (key.shape[1] - query.shape[1]))
     assert query.shape[2] == key.shape[2]
     return textbook(*(tensor.transpose(1, 2) for tensor in (query, key, value)), seen, scale).transpose(1, 2)
 
@@ -375,7 +367,6 @@ def test_old_varlen_has_no_grouped_heads(monkeypatch):
         assert (reason is None) if words is None else words in str(reason)
 
 
-@pytest.mark.usefixtures("monkeypatch")
 def test_a_package_that_only_shares_its_folder_is_missing(tmp_path, monkeypatch):
     """flash-attn-4 installs flash_attn/cute alone, which makes flash_attn a namespace."""
     monkeypatch.undo()
