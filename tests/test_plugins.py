@@ -64,10 +64,12 @@ def test_what_cannot_take_part_is_reported_what_could(forms, name, said):
         loading.implementation(f"{forms}:{name}")
 
 
-def test_names_come_from_the_file_or_the_value(forms):
-    assert plugins.name_of("sdpa") == "sdpa"
-    assert plugins.name_of(f"{forms}:function") == "function"
-    assert plugins.name_of(f"{forms}:IMPLEMENTATION") == "forms"
+def test_names_come_from_the_file_or_the_value(tmp_path):
+    file = tmp_path / "a+b.py"
+    file.write_text(FORMS)
+    specs = ["sdpa", f"{file}:function", f"{file}:function+compile", f"{file}:IMPLEMENTATION"]
+    assert [plugins.name_of(spec) for spec in specs] == ["sdpa", "function", "function+compile", "a+b"]
+    plugins.check_specs(specs)
 
 
 def test_specs_are_checked_without_running_the_file(tmp_path):

@@ -290,8 +290,6 @@ MISUSES = {
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
     "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
-    "neither function nor module": (lambda: adapt(None), "give a function of query, key and value"),
-    "a module without a layout": (lambda: adapt(Packed), "needs adapt(lambda sizes: ..., packed"),
     "a function with a module's facts": (
         lambda: adapt(lambda q, k, v: q, extra={"gain": 1.0}),
         "extra is about modules",
@@ -328,10 +326,6 @@ LATER = {
         lambda: adapt(lambda sizes: nn.MultiheadAttention(8, 2), packed("in_proj_{}", out="out_proj"), call=alone),
         "out_proj.weight is (8, 8) in the module, and (12, 12) in the layout",
     ),
-    "a bare parameter taken for a layer": (
-        lambda: adapt(lambda s: nn.MultiheadAttention(s.embed_dim, s.num_heads), packed("in_proj", out="out_proj")),
-        'for parameters that are no layer write {} in place of weight and bias, as in "in_proj_{}"',
-    ),
     "a parameter that the layout has not": (
         lambda: adapt(Packed, packed("qkv", out=None), call=alone),
         "proj.weight is (12, 12) in the module, and not named in the layout",
@@ -339,10 +333,6 @@ LATER = {
     "a layer that the module has not": (
         lambda: adapt(Packed, packed("in_proj", out="proj"), call=alone),
         "in_proj.weight is no parameter in the module, and (36, 12) in the layout",
-    ),
-    "not transposed": (
-        lambda: adapt(Transposed, packed("qkv", out="proj"), call=alone),
-        "weights (D, rows) need transposed(...)",
     ),
     "transposed": (
         lambda: adapt(Packed, transposed(packed("qkv", out="proj")), call=alone),
