@@ -30,18 +30,26 @@ from tests.signatures import snapshots, versions, written_in
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
-PACKAGES = {
-    "cudnn_frontend": "cudnn.experimental.ops",
-    "flash_attn_2": "flash_attn.flash_attn_interface",
-    "flash_attn_3": "flash_attn_interface",
-    "flash_attn_4": "flash_attn.cute",
-    "flashinfer": "flashinfer",
-    "sageattention": "sageattention",
-    "transformer_engine": "transformer_engine.pytorch.attention",
-    "transformers_eager": "transformers",
-    "transformers_sdpa": "transformers",
-    "xformers": "xformers.ops",
+VARLEN = "torch.nn.attention.varlen.varlen_attn"
+ENGINE = "transformer_engine.pytorch.DotProductAttention"
+FUNCTIONS = {
+    "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
+    "flash_attn_3": "flash_attn_interface.flash_attn_func",
+    "flash_attn_4": "flash_attn.cute.flash_attn_func",
+    "flashinfer": "flashinfer.single_prefill_with_kv_cache",
+    "sageattention": "sageattention.sageattn",
+    "xformers": "xformers.ops.memory_efficient_attention",
+    "cudnn_frontend": "cudnn.experimental.ops.scaled_dot_product_attention",
+    "transformer_engine": ENGINE,
 }
+"""The function of a package that each implementation calls."""
+OLDEST = {
+    "transformers_sdpa": "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+    "transformers_eager": "transformers.models.llama.modeling_llama.eager_attention_forward",
+}
+"""Functions that test_agreement calls at the installed version."""
+PACKAGES = {name: function.rpartition(".")[0] for name, function in FUNCTIONS.items()}
+PACKAGES |= dict.fromkeys(OLDEST, "transformers")
 
 
 @pytest.fixture(autouse=True)
@@ -212,60 +220,31 @@ NO_BIAS = "core_attention_bias_type"
 
 
 COMPUTED = {
-    "flash_attn.flash_attn_interface.flash_attn_func": flash,
-    "flash_attn_interface.flash_attn_func": flash_with_logsumexp,
-    "flash_attn.cute.flash_attn_func": flash_with_logsumexp,
-    "flashinfer.single_prefill_with_kv_cache": prefill,
-    "flashinfer.quantization.packbits": bits_of,
-    "sageattention.sageattn": sage,
-    "torch.nn.attention.varlen.varlen_attn": varlen,
-    "xformers.ops.memory_efficient_attention": efficient,
-    "cudnn.experimental.ops.scaled_dot_product_attention": of_cudnn,
+    **{FUNCTIONS["flash_attn_2"]: flash, FUNCTIONS["flash_attn_3"]: flash_with_logsumexp},
+    **{FUNCTIONS["flash_attn_4"]: flash_with_logsumexp, FUNCTIONS["sageattention"]: sage, VARLEN: varlen},
+    **{FUNCTIONS["flashinfer"]: prefill, "flashinfer.quantization.packbits": bits_of},
+    **{FUNCTIONS["xformers"]: efficient, FUNCTIONS["cudnn_frontend"]: of_cudnn},
 }
 """Each function computed by the textbook, given all its parameters by name."""
-ENGINE = "transformer_engine.pytorch.DotProductAttention"
-VERSIONS = {
-    "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
-    "flash_attn_3": "flash_attn_interface.flash_attn_func",
-    "flash_attn_4": "flash_attn.cute.flash_attn_func",
-    "flashinfer": "flashinfer.single_prefill_with_kv_cache",
-    "sageattention": "sageattention.sageattn",
-    "xformers": "xformers.ops.memory_efficient_attention",
-    "torch_varlen": "torch.nn.attention.varlen.varlen_attn",
-    "cudnn_frontend": "cudnn.experimental.ops.scaled_dot_product_attention",
-    "transformer_engine": ENGINE,
-    "sdpa_cudnn": SDPA,
-    "sdpa_efficient": SDPA,
-}
-"""Functions whose versions each implementation is tried with."""
-
-
-def stand_in(monkeypatch, modules):
-    for name, content in modules.items():
-        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
-        vars(module).update(content)
+OF_TORCH = {"torch_varlen": VARLEN, "sdpa_cudnn": SDPA, "sdpa_efficient": SDPA}
 
 
 def install(monkeypatch, version):
     """Install stand-ins for all packages, each function at that version, or else at its last."""
-    modules = {}
-    for name, compute in COMPUTED.items():
-        known = versions(name)
-        module, _, function = name.rpartition(".")
-        made = known.get(version, list(known.values())[-1]).stand_in(compute)
-        modules.setdefault(module, {})[function] = made
-    known, forward = versions(ENGINE), versions(f"{ENGINE}.forward")
-    number = version if version in known else list(known)[-1]
-    engine = known[number].stand_in(lambda **given: DotProductAttention(forward[number], **given))
-    of_torch = modules.pop("torch.nn.attention.varlen")
-    packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
-    more = {
-        "transformer_engine.pytorch": {"DotProductAttention": engine},
-        "xformers.ops.fmha": {},
-        "xformers.ops.fmha.attn_bias": BIASES,
-    }
-    stand_in(monkeypatch, {name: content for name, content in (packages | more | modules).items() if name})
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch["varlen_attn"])
+
+    def at(name):
+        return versions(name).get(version, [*versions(name).values()][-1])
+
+    functions = {name: at(name).stand_in(compute) for name, compute in COMPUTED.items()}
+    monkeypatch.setattr(VARLEN, functions.pop(VARLEN))
+    functions[ENGINE] = at(ENGINE).stand_in(lambda **given: DotProductAttention(at(f"{ENGINE}.forward"), **given))
+    functions |= {f"xformers.ops.fmha.attn_bias.{name}": bias for name, bias in BIASES.items()}
+    modules: dict[str, ModuleType] = {}
+    for name, function in functions.items():
+        parent, _, attribute = name.rpartition(".")
+        for module in itertools.accumulate(parent.split("."), "{}.{}".format):
+            monkeypatch.setitem(sys.modules, module, modules.setdefault(module, ModuleType(module)))
+        setattr(modules[parent], attribute, function)
     for name in ("sdpa_cudnn", "sdpa_efficient"):
         monkeypatch.setattr(f"attnbench.implementations.{name}.sdpa_kernel", lambda _: contextlib.nullcontext())
     plain, signature = F.scaled_dot_product_attention, versions(SDPA).get(version, versions(SDPA)["2.13.0"]).signature
@@ -292,7 +271,7 @@ POINTS = [
         ("prefix(3)", {"kv_len": 15}),
     )
 ]
-TRIED = [(name, version) for name, function in VERSIONS.items() for version in versions(function)]
+TRIED = [(name, version) for name, function in (FUNCTIONS | OF_TORCH).items() for version in versions(function)]
 FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
 """Least number of points to be tried, if it is less than 5."""
 
@@ -341,13 +320,6 @@ def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
     else:
         taken = written_in(Path(str(installed.locate_file(f"{module.replace('.', '/')}.py"))), function)
     assert taken == snapshot.signature
-
-
-OLDEST = {
-    "transformers_sdpa": "transformers.integrations.sdpa_attention.sdpa_attention_forward",
-    "transformers_eager": "transformers.models.llama.modeling_llama.eager_attention_forward",
-}
-"""Functions that test_agreement calls at the installed version."""
 
 
 @pytest.mark.parametrize("name", OLDEST)
@@ -431,7 +403,7 @@ def test_a_backend_that_a_name_promises_is_declared():
 
 
 def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself():
-    known = versions("torch.nn.attention.varlen.varlen_attn")
+    known = versions(VARLEN)
     tensors = (None,) * 7
     known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
     with pytest.raises(TypeError, match="enable_gqa"):
