@@ -220,10 +220,15 @@ NO_BIAS = "core_attention_bias_type"
 
 
 COMPUTED = {
-    **{FUNCTIONS["flash_attn_2"]: flash, FUNCTIONS["flash_attn_3"]: flash_with_logsumexp},
-    **{FUNCTIONS["flash_attn_4"]: flash_with_logsumexp, FUNCTIONS["sageattention"]: sage, VARLEN: varlen},
-    **{FUNCTIONS["flashinfer"]: prefill, "flashinfer.quantization.packbits": bits_of},
-    **{FUNCTIONS["xformers"]: efficient, FUNCTIONS["cudnn_frontend"]: of_cudnn},
+    FUNCTIONS["flash_attn_2"]: flash,
+    FUNCTIONS["flash_attn_3"]: flash_with_logsumexp,
+    FUNCTIONS["flash_attn_4"]: flash_with_logsumexp,
+    FUNCTIONS["sageattention"]: sage,
+    VARLEN: varlen,
+    FUNCTIONS["flashinfer"]: prefill,
+    "flashinfer.quantization.packbits": bits_of,
+    FUNCTIONS["xformers"]: efficient,
+    FUNCTIONS["cudnn_frontend"]: of_cudnn,
 }
 """Each function computed by the textbook, given all its parameters by name."""
 OF_TORCH = {"torch_varlen": VARLEN, "sdpa_cudnn": SDPA, "sdpa_efficient": SDPA}
