@@ -1,6 +1,6 @@
 """Edits of our implementations' source texts, each with a planted mistake and its expected name. Data alone."""
 
-from dataclasses import dataclass, field
+import pytest
 
 from attnbench.workloads.workload import Workload
 
@@ -18,24 +18,11 @@ ALL_TILES = "for first in range(0, key.shape[2], TILE):\n        keys"
 MASKED = "attn_mask=mask"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edit:
-    """A change of an implementation's text; its expected name, and a workload that shows it."""
-
-    file: str
-    changed: dict[str, str]
-    names: tuple[str, ...]
-    axes: dict[str, object] = field(default_factory=dict)
-    reported: str = ""
-
-    @property
-    def workload(self) -> Workload:
-        sizes = {"seq_len": 11, "num_heads": 2, "head_dim": 8, "direction": "inference"}
-        return Workload(**(sizes | self.axes))
-
-
-def edit(file, changed, names, axes=None, reported=""):
-    return Edit(file=file, changed=changed, names=tuple(names.split()), axes=axes or {}, reported=reported)
+def edit(file, changed, name, axes=None, reported=""):
+    """Change a file's text; the name and words of the mistake, and a workload that shows it."""
+    sizes = {"seq_len": 11, "num_heads": 2, "head_dim": 8, "direction": "inference"}
+    point = Workload(**(sizes | (axes or {})))
+    return pytest.param(file, changed, point, name, reported, id=f"{file}-{name or 'unknown'}")
 
 
 EDITS = [
