@@ -24,7 +24,6 @@ def checked(request: Check, runner: Worker | None = None, judge: Worker | None =
 
 
 def bundled() -> dict[str, Implementation]:
-    """Every implementation of the folder, by name."""
     return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}
 
 

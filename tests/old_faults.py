@@ -68,7 +68,6 @@ def faults() -> tuple[Fault, ...]:
 
 
 def table() -> str:
-    """Build the page's table."""
     head = "| the fault | last commit with it | its test | fails by | only a GPU shows |"
     return f"{head}\n{'| --- ' * 5}|\n" + "".join(fault.row for fault in faults())
 
@@ -144,7 +143,6 @@ def objection(fault: Fault, summary: str) -> str:
 
 @pytest.fixture(scope="session")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the project."""
     folder = tmp_path_factory.mktemp("faults") / "copy"
     copy_project(folder)
     return folder

@@ -221,7 +221,6 @@ def test_what_is_shown_is_held_against_what_is_printed(shown: str, printed: str,
 
 
 def follow(block: Block, workplace: Path) -> str:
-    """Run a block, and return its output."""
     if block.save(workplace):
         return ""
     if block.language == "diff":

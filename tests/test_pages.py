@@ -255,7 +255,6 @@ REFERENCE = {
     ],
     "verdict": headings("Report", "Implementation", "Cell", "Speed", "Choice", "Next"),
 }
-"""Parts of each page."""
 
 
 @pytest.mark.parametrize("page", REFERENCE)

@@ -67,7 +67,6 @@ def test_a_suite_of_ones_own_uses_the_engine_and_pytest_benchmark_in_a_few_lines
 
 
 def seed_of(option=None):
-    """Return the seed of a session with these settings."""
     config = SimpleNamespace(option=SimpleNamespace(attnbench_seed=option))
     pytest_configure(config)
     return config.option.attnbench_seed

@@ -383,8 +383,6 @@ def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(ax
 
 
 class Core(nn.Module):
-    """A module without weights."""
-
     def forward(self, q, k, v, attn_mask=None):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
 

@@ -109,7 +109,6 @@ def axes_of(scope: str) -> list[str]:
 
 
 def arms() -> list[tuple[str, str]]:
-    """Yield implementation and scope."""
     attending = [
         (name, "attention") for name in HERE if IMPLEMENTATIONS[name].unsupported(Workload(mask="causal")) is None
     ]

@@ -40,7 +40,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None = No
 
 
 def later(length: int) -> Tensor:
-    """Hide every later key."""
     return torch.triu(torch.ones(length, length), diagonal=1).bool()
 
 

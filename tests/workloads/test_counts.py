@@ -93,7 +93,6 @@ def test_no_count_is_below_its_least_and_without_a_mask_they_meet(scope, directi
 
 
 def counted(name: str, workload: Workload) -> int:
-    """Return torch's count for one call."""
     made = build(workload, implementation(name), placed(workload))
     with made.grad_mode():
         call = made.call()
