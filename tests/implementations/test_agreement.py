@@ -11,8 +11,9 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import Inputs, bind, laid_out, reason_against
+from attnbench.checking.case import Inputs, bind, draw_weights, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
+from attnbench.implementations import chunked
 from attnbench.workloads.masks import parse_mask
 from tests import reference
 from tests.checks import bundled, portable, references
@@ -331,3 +332,87 @@ def test_a_refusal_gives_its_reason_and_textbook_forms_refuse_no_mask(name: str)
         expected = late if name == "einsum" else capped | learned if name == "sdpa_flash" else capped
         assert set(refused) == expected
         assert all("softcap" in refused[mask] for mask in expected & capped)
+
+
+def usual(**axes: object) -> Workload:
+    return Workload(**({"batch_size": 2, "seq_len": 6, "num_heads": 4, "head_dim": 8} | axes))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: str) -> None:
+    point = usual(mask="causal")
+    module = IMPLEMENTATIONS[name].build(draw_weights(point))
+    assert (IMPLEMENTATIONS[name].unsupported(point) is None) == hasattr(module, "attend")
+    assert IMPLEMENTATIONS[name].unsupported(usual(scope="module", mask="causal")) is None
+
+
+HALF = {"device": "cuda", "dtype": "float16"}
+REFUSED = {
+    "sdpa_cudnn": [
+        {},
+        {"device": "cuda"},
+        HALF | {"head_dim": 264},
+        HALF | {"kv_len": 1},
+        HALF | {"mask": "causal", "kv_len": 9},
+    ],
+    "sdpa_efficient": [{}, {"device": "cuda", "dtype": "float64"}, {"device": "cuda", "mask": "softcap(30)"}],
+    "torch_varlen": [{}, {"device": "cuda"}, HALF | {"mask": "padding"}, HALF | {"mask": "causal", "kv_len": 9}],
+    "flex": [{}, {"direction": "inference", "dtype": "float64"}, {"device": "cuda", "head_dim": 8}],
+    "sdpa_flash": [
+        {"device": "cuda", "dtype": "float32"},
+        HALF | {"mask": "padding"},
+        HALF | {"mask": "causal", "kv_len": 9},
+        HALF | {"head_dim": 512},
+    ],
+}
+"""What needs CUDA or a compiler: whatever else is not refused, test_agreement tries."""
+
+
+@pytest.mark.parametrize(("name", "axes"), [(name, axes) for name, refused in REFUSED.items() for axes in refused])
+def test_a_refusal_gives_its_reason_in_words(name: str, axes: dict[str, object]) -> None:
+    reason = IMPLEMENTATIONS[name].unsupported(usual(**axes))
+    assert reason is not None
+    assert " " in reason
+
+
+def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:
+    """If this fails, PyTorch has fixed its fast path, and the refusal can go."""
+    module = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x, hidden = torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool)
+    with torch.no_grad():
+        without_gradients = module(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+    assert without_gradients.isnan().all()
+    assert module(x, x, x, key_padding_mask=hidden, need_weights=False)[0].isfinite().all()
+    point = usual(mask="padding(6,0)", scope="module", direction="inference", head_dim=8)
+    assert "fast path" in str(IMPLEMENTATIONS["torch_mha"].unsupported(point))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_flash_takes_half_precision_on_cuda(mask: str) -> None:
+    point = usual(device="cuda", dtype="bfloat16", mask=mask)
+    assert IMPLEMENTATIONS["sdpa_flash"].unsupported(point) is None
+
+
+LENGTH = chunked.TILE + 44
+SHARE = 0.3
+
+
+def kept_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Recover the weights (B, H, T, S) after dropout from the output for unit vectors as values."""
+    torch.manual_seed(3)
+    units = torch.eye(key.shape[2], dtype=key.dtype).expand(*key.shape[:2], -1, -1)
+    return chunked.attention(query, key, units, dropout=SHARE)
+
+
+def test_the_backward_pass_drops_what_the_forward_pass_dropped():
+    draws = torch.Generator().manual_seed(5)
+    query, key, value = torch.randn(3, 2, 3, LENGTH, 4, generator=draws, dtype=torch.float64).requires_grad_().unbind()
+    dropped = kept_weights(query.detach(), key.detach()) == 0
+    torch.manual_seed(3)
+    found = chunked.attention(query, key, value, dropout=SHARE)
+    expected = (query @ key.mT / 2).softmax(-1).masked_fill(dropped, 0.0) / (1 - SHARE) @ value
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    weight = torch.randn(found.shape, generator=draws, dtype=torch.float64)
+    of_tiles = torch.autograd.grad((found * weight).sum(), (query, key, value))
+    for one, other in zip(of_tiles, torch.autograd.grad((expected * weight).sum(), (query, key, value)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)

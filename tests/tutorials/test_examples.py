@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.tutorials import TUTORIALS
+from examples.tutorials import TUTORIALS, reading
 from examples.tutorials.tutorial_002 import more_draws
 from examples.tutorials.tutorial_004 import batched, words
 from tests import forks
@@ -228,3 +228,13 @@ def test_the_program_says_what_there_is() -> None:
     printed = reported("005")
     assert printed.returncode == 2
     assert "000, 001, 002, 003, 004" in printed.stderr
+
+
+SHOWPIECE = ("naive_loop", "module_list", "fused", "bmm", "einsum", "sdpa", "chunked")
+
+
+def test_the_page_shows_files_of_at_most_sixty_lines_as_they_are():
+    page = (ROOT / "docs" / "tutorials.md").read_text(encoding="utf-8")
+    files = [ROOT / "implementations" / f"{name}.py" for name in SHOWPIECE]
+    assert "\n".join(reading.rows(map(str, files))) in page
+    assert all(len(file.read_text(encoding="utf-8").splitlines()) <= 60 for file in files)
