@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import bind, build, draw_normal, place, reason_against
+from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
 from attnbench.plugins import DISTRIBUTING
 from attnbench.ranks import tokens_of
@@ -224,12 +224,6 @@ def test_a_graph_is_forgotten_with_its_output():
     del output
     gc.collect()
     assert kept in group._forget
-
-
-def test_the_mask_carries_the_number_of_ranks():
-    assert bind(workload(world_size=3)).world_size == 3
-    assert bind(workload()).world_size == 1
-    assert "world_size" not in workload().id
 
 
 @pytest.mark.long
