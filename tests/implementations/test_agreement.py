@@ -194,24 +194,17 @@ SELF_ATTENTION = {"fused", "module_list"}
 
 
 def drawn_for(name: str, point: Workload) -> reference.Draw:
+    """Draw inputs that lie in the workload's layout, with the context that the implementation has."""
     drawn = reference.draw(point)
-    if point.scope == "attention" or name not in SELF_ATTENTION:
-        return drawn
-    return replace(drawn, tensors={"x": drawn.tensors["x"], "context": drawn.tensors["x"]})
-
-
-def drawn_in_layout(name: str, point: Workload) -> reference.Draw:
-    drawn = drawn_for(name, point)
-    if point.scope == "module":
-        return drawn
-    laid = laid_out(Inputs(tensors=drawn.tensors, weights=drawn.weights), point).tensors
-    return reference.Draw(point, laid, drawn.operands, drawn.weights)
+    if point.scope == "attention":
+        return replace(drawn, tensors=laid_out(Inputs(tensors=drawn.tensors, weights=drawn.weights), point).tensors)
+    return replace(drawn, tensors=drawn.tensors | {"context": drawn.tensors["x"]}) if name in SELF_ATTENTION else drawn
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "point"), [pytest.param(*row, id=f"{row[0]}-{row[1].id}") for row in DESIGN])
 def test_output_and_gradients_are_those_of_the_formula(name: str, point: Workload) -> None:
-    drawn = drawn_in_layout(name, point)
+    drawn = drawn_for(name, point)
     dtype, near = exact_dtype(name, point)
     expected, call = drawn.expected(), Called(name, drawn, dtype)
     before = [tensor.detach().clone() for tensor in call.tensors.values()]
