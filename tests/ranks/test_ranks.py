@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import product
 
 import psutil
 import pytest
@@ -16,7 +15,6 @@ from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
 from attnbench.plugins import DISTRIBUTING
-from attnbench.ranks import tokens_of
 from attnbench.ranks.group import RankGroup, group_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 from tests.checks import bundled, references
@@ -53,13 +51,6 @@ def group():
 def test_files_that_say_so_are_those_that_distribute():
     assert list(DISTRIBUTING) == sorted(name for name, each in IMPLEMENTATIONS.items() if each.distributes)
     assert {*RIGHT, "context_parallel"} == set(DISTRIBUTING)
-
-
-@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("world_size", "length"), [*product((1, 2, 3, 4), (1, 2, 7, 16))])
-def test_each_token_has_one_rank(order, world_size, length):
-    parts = [tokens_of(order, rank, world_size, length) for rank in range(world_size)]
-    assert sorted(token for own in parts for part in own for token in part) == list(range(length))
 
 
 SIZES = {
