@@ -120,12 +120,3 @@ def test_who_does_not_say_what_it_executes_is_unknown():
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing", batch_size=2)
     assert implementation("sdpa").executed_flops(workload) is None
     assert implementation("chunked").executed_flops(workload) is None
-
-
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_the_fewest_tokens_are_no_more_than_take_part(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    queries, keys = int(dense.any(axis=2).sum()), int(dense.any(axis=1).sum())
-    least_queries, least_keys = counts._fewest_tokens(workload)
-    assert least_queries <= queries
-    assert least_keys <= keys
