@@ -84,15 +84,6 @@ def test_threads_of_0_are_those_of_the_policy():
     assert policy(num_threads=8).choose(plain()) == "sdpa"
 
 
-def test_a_file_is_read_as_it_was_written_with_a_line_for_each_shape(tmp_path):
-    path = tmp_path / "new" / "policy.json"
-    policy().save(path)
-    text = path.read_text()
-    assert len(json.loads(text)["columns"]) == len(json.loads(text)["rows"][0])
-    assert len([line for line in text.splitlines() if '["cpu"' in line]) == len(ROWS)
-    assert msgspec.to_builtins(Policy.load(path)) == msgspec.to_builtins(policy())
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
