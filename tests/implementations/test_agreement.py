@@ -334,7 +334,7 @@ def usual(**axes: object) -> Workload:
 @pytest.mark.parametrize("name", HERE)
 def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: str) -> None:
     point = usual(mask="causal")
-    module = IMPLEMENTATIONS[name].build(draw_weights(point))
+    module = IMPLEMENTATIONS[name].build(draw_weights(usual(scope="module")))
     assert (IMPLEMENTATIONS[name].unsupported(point) is None) == hasattr(module, "attend")
     assert IMPLEMENTATIONS[name].unsupported(usual(scope="module", mask="causal")) is None
 

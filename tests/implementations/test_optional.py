@@ -309,7 +309,10 @@ def test_a_scale_is_handed_on(name, monkeypatch):
     assert judged.agrees, judged.diagnosis
 
 
-@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.name != SDPA], ids=str)
+INSTALLED = [each for each in snapshots() if each.package in {"torch", "transformers"} and each.name != SDPA]
+
+
+@pytest.mark.parametrize("snapshot", INSTALLED, ids=str)
 def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
     package = snapshot.name.partition(".")[0]
     module, _, function = snapshot.name.rpartition(".")

@@ -169,7 +169,7 @@ def test_what_is_printed(number: str, name: str) -> None:
     torch.testing.assert_close(TABLES[number][name], expected, rtol=0, atol=fact.get("tolerance", 0.0))
 
 
-@pytest.mark.parametrize(("number", "formula"), zip(TUTORIALS, FORMULAS, strict=True))
+@pytest.mark.parametrize(("number", "formula"), [*zip(TUTORIALS, FORMULAS, strict=True)])
 def test_what_follows_from_the_formulas_and_nothing_else_is_left(number: str, formula: Callable[[], dict]) -> None:
     with torch.random.fork_rng(devices=[]):
         expected = formula()
