@@ -150,7 +150,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
     for key, status in sorted(state.status.items(), key=lambda item: order[item[0][0]]):
         workload, arm = key
         fields = {"environment": None, "time": started.time, **state.cells[key]}
-        measurements = (*_times(state, key), *state.measured[key].values())
+        measurements = (*_times(state, key), *fields.pop("measurements", ()))
         yield Record(
             run=started.run,
             commit=started.commit if started.plan.sides is None else getattr(started.plan.sides, arm.side).commit,

@@ -186,9 +186,7 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
 
 
 def _kernels(seen: Operators, time_s: float) -> Iterator[Warned]:
-    """Kernels on other streams, and kernels that take longer than the call by the profiler."""
-    if seen.elsewhere:
-        yield Warn.other_stream.says(plain(f"kernels on another stream: {', '.join(seen.elsewhere)}"))
+    """Kernels that take longer than the call by the profiler."""
     if seen.kernel_s >= SHORTEST_S and seen.kernel_s > (1 + APART) * time_s:
         text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
         yield Warn.kernels_longer.says(text)

@@ -10,26 +10,12 @@ from typing import Any, NamedTuple
 
 from attnbench.storage import events
 from attnbench.storage.events import Event
-from attnbench.storage.records import (
-    BASE,
-    PROBE,
-    Arm,
-    Ceilings,
-    DeviceState,
-    Key,
-    Measurement,
-    Place,
-    Role,
-    Sample,
-    Status,
-)
+from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, Key, Place, Role, Sample, Status
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "measurement of ceilings", "measurement of "
 """Work that is done once for a cell or a place; a measurement has its metric's name after it."""
-
-Once = tuple[Key | Place | tuple[()], str]
-"""A cell or place, and work that is done once for it."""
+Once = tuple[Key | Place | tuple[()], str]  # a cell or place, and work that is done once for it
 
 
 class ProbeVisit(NamedTuple):
@@ -57,7 +43,6 @@ class State:
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
-    measured: defaultdict[Key, dict[str, Measurement]] = field(default_factory=lambda: defaultdict(dict))
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
     probes: list[ProbeVisit] = field(default_factory=list)
@@ -120,12 +105,11 @@ class State:
             case events.CellChecked() | events.CellFailed():
                 self._conclude(event)
             case events.CellMeasured():
-                self.measured[event.key][event.measurement.metric] = event.measurement
-            case events.CellProfiled():
-                self.cells.setdefault(event.key, {})["operators"] = event.operators
-                if event.operators.fallback:
-                    self.cells[event.key]["message"] = event.operators.fallback
-                    self._set_status(event.key, Status.fallback)
+                cell = self.cells.setdefault(event.key, {})
+                cell["measurements"] = (*cell.get("measurements", ()), event.measurement)
+            case events.CellProfiled(operators=operators):
+                fields = {"message": operators.fallback} if operators.fallback else {}
+                self._set(event.key, Status.fallback if fields else None, operators=operators, **fields)
             case events.CeilingsMeasured():
                 self.ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
                 self.spent_s += event.spent_s
@@ -140,11 +124,14 @@ class State:
         if once(event)[1]:
             self.done.add(once(event))
 
-    def _set_status(self, cell: Key, status: Status) -> None:
-        if cell in self.status:
-            self.counts[self.status[cell]] -= 1
-        self.status[cell] = status
-        self.counts[status] += 1
+    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
+        """Set fields of a cell's record, and its status unless it stays."""
+        self.cells.setdefault(cell, {}).update(fields)
+        if status is not None:
+            if cell in self.status:
+                self.counts[self.status[cell]] -= 1
+            self.status[cell] = status
+            self.counts[status] += 1
 
     def _conclude(self, event: events.CellChecked | events.CellFailed) -> None:
         """Set the fields of a record that a check or a failure sets, with the environment."""
@@ -157,8 +144,7 @@ class State:
         if (worker := self.worker) is not None:
             base = worker.base if event.side == BASE else None
             fields |= {"environment": base or worker.environment, "time": worker.time, "host": worker.host}
-        self.cells.setdefault(event.key, {}).update(fields)
-        self._set_status(event.key, event.status)
+        self._set(event.key, event.status, **fields)
 
     def _add_visit(self, visit: events.VisitFinished) -> None:
         self.num_visits[visit.workload] = visit.visit + 1
