@@ -77,7 +77,6 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: twice(lines, b"visit_finished"), "comes after visit"),
         (lambda lines: twice(lines, b"cell_checked"), "a second check of"),
         (lambda lines: twice(lines, b"cell_measured"), "a second measurement of"),
-        (lambda lines: twice(lines, b"ceilings_measured"), "a second measurement of ceilings"),
         (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample says"),
         (
             lambda lines: changed(lines, b'"implementation":"sdpa"', b'"implementation":"sdqa"'),
@@ -89,7 +88,7 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: [*lines[:3], b"\n", *lines[3:]], "not an event of a journal"),
     ],
     ids=[
-        *("twice", "no beginning", "visit twice", "check twice", "metric twice", "ceilings twice"),
+        *("twice", "no beginning", "visit twice", "check twice", "metric twice"),
         *("below zero", "no such implementation", "no such workload", "brackets", "no text", "empty line"),
     ],
 )

@@ -34,7 +34,6 @@ NO_HOST = (
 )
 NODES_EVERY_S = 5.0  # between queries of the list of nodes: they go to the head, not to the hosts
 WAIT_S = 60.0  # without any host before open shares are given up
-NUM_RETRIES = 2
 EXAMINED_S = 300.0  # for the self-examination of a host; a slower host is busy measuring, or gone
 CONNECT_S = 10.0
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
@@ -130,7 +129,7 @@ def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[
         resources={SLOT: 1},
         num_cpus=1,
         num_gpus=int(any(not device(name).is_host for name in names)),
-        max_retries=NUM_RETRIES,
+        max_retries=2,
         retry_exceptions=True,
     )
     here = version("attnbench"), str(Path.cwd())

@@ -91,7 +91,7 @@ def merged(
             for arm in plan.cells(workload):
                 cell = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
                 yield kinds.CellChecked(**cell, status=Status.lost, message=why)
-    num_processes, places, ends = 0, set[tuple[str, object]](), list[RunFinished]()
+    num_processes, ends = 0, list[RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
     for host, history in measured:
         before = num_processes
@@ -104,15 +104,10 @@ def merged(
                 case WorkerStarted():
                     num_processes += 1
                     yield msgspec.structs.replace(event, host=host)
-                case kinds.CeilingsMeasured():
-                    if (host, event.ceilings.key) not in places:
-                        places.add((host, event.ceilings.key))
-                        ceilings = msgspec.structs.replace(event.ceilings, host=host)
-                        yield msgspec.structs.replace(event, ceilings=ceilings)
                 case VisitFinished():
                     yield (moved := _shifted(event, before))
                     num_processes = max(num_processes, moved.epoch + 1)
-                case kinds.CellEvent():
+                case kinds.CeilingsMeasured() | kinds.CellEvent():
                     yield event
     if is_over:
         yield from ends[-1:]

@@ -13,9 +13,8 @@ from attnbench.storage.events import Event
 from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, Key, Place, Role, Sample, Status
 from attnbench.storage.samples import Samples
 
-CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "measurement of ceilings", "measurement of "
-"""Work that is done once for a cell or a place; a measurement has its metric's name after it."""
-Once = tuple[Key | Place | tuple[()], str]  # a cell or place, and work that is done once for it
+CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
+"""Work that is done once for a cell; a measurement has its metric's name after it."""
 
 
 class ProbeVisit(NamedTuple):
@@ -39,7 +38,7 @@ class State:
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms with their controls, and the probe
-    done: set[Once] = field(default_factory=set)
+    done: set[tuple[Key, str]] = field(default_factory=set)  # cells and work that is done once
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
@@ -61,9 +60,6 @@ class State:
             return "" if self.started is None else f"a second run, {event.run}, begins"
         if self.started is None:
             return "it does not begin with run_started"
-        place, work = once(event)
-        if (place, work) in self.done:
-            return f"a second {work} of {', '.join(map(str, reversed(place)))}"
         match event:
             case events.VisitFinished():
                 arms = [taken.arm for taken in event.arms]
@@ -72,6 +68,8 @@ class State:
                     return f"visit {event.visit} of {event.workload} comes after visit {last}"
             case events.CellEvent():
                 arms, times_s = [event.key[1]], []
+                if (event.key, work_of(event)) in self.done:
+                    return f"a second {work_of(event)} of {arms[0]}, {event.workload}"
             case events.CeilingsMeasured():
                 is_right = all(sample.value > 0 and sample.amount >= 0 for sample in event.ceilings.samples)
                 return "" if is_right else "a time of 0 seconds or less"
@@ -111,7 +109,7 @@ class State:
                 fields = {"message": operators.fallback} if operators.fallback else {}
                 self._set(event.key, Status.fallback if fields else None, operators=operators, **fields)
             case events.CeilingsMeasured():
-                self.ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
+                self.ceilings.setdefault((self.host, event.ceilings.key), event.ceilings)
                 self.spent_s += event.spent_s
             case events.VisitFinished():
                 self._add_visit(event)
@@ -121,8 +119,8 @@ class State:
                 self.num_restored += 1
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
-        if once(event)[1]:
-            self.done.add(once(event))
+        if isinstance(event, events.CellEvent) and (work := work_of(event)):
+            self.done.add((event.key, work))
 
     def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
         """Set fields of a cell's record, and its status unless it stays."""
@@ -160,23 +158,20 @@ class State:
                 if doubt := visit.doubts.get(taken.arm.implementation):
                     self.doubts[visit.workload, taken.arm] = doubt
             arms.setdefault(taken.arm, Samples()).extend(taken.samples)
-        host = "" if self.worker is None else self.worker.host
-        self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{host} {visit.probe}"))
+        self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
+
+    @property
+    def host(self) -> str:
+        """The host that measures; "" for this machine."""
+        return "" if self.worker is None else self.worker.host
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """Arms that have passed their check on that workload."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
-def once(event: Event) -> Once:
-    """The key of an event that happens once in a run: cell or place, and the work; with work "" it may be repeated."""
-    match event:
-        case events.CellMeasured():
-            return event.key, MEASUREMENT + event.measurement.metric
-        case events.CellChecked():
-            return event.key, CHECK
-        case events.CellProfiled():
-            return event.key, PROFILE
-        case events.CeilingsMeasured():
-            return event.ceilings.key, CEILINGS + event.ceilings.host
-    return (), ""
+def work_of(event: events.CellEvent) -> str:
+    """The work of an event that happens once for its cell; "" if it may be repeated."""
+    if isinstance(event, events.CellMeasured):
+        return MEASUREMENT + event.measurement.metric
+    return CHECK if isinstance(event, events.CellChecked) else PROFILE if isinstance(event, events.CellProfiled) else ""

@@ -434,7 +434,6 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[CeilingSample, ...] = ()
     crowding: float = 0.0  # load average per core during the measurement
     message: str = ""
-    host: str = ""  # as in WorkerStarted
 
     @property
     def key(self) -> Place:
