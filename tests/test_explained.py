@@ -14,6 +14,7 @@ from attnbench.analysis.conclusion import Ending, Mark
 from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.judgements import CheckVerdict
+from attnbench.analysis.warned import Warn
 from attnbench.checking import conduct, diagnosis, dropout, rules
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES
@@ -22,7 +23,6 @@ from attnbench.explained import KINDS, explained, explanations
 from attnbench.reports import verdict
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, Grade, Status, Verdict
-from attnbench.storage.warned import Warn
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 

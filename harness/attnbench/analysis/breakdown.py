@@ -3,8 +3,7 @@
 from attnbench.storage.operators import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
 
-SMALL_SHARE = 0.05
-"""Operators with a smaller share of the time are not mentioned."""
+SMALL_SHARE = 0.05  # operators with less of the time are not mentioned
 
 
 def ran(operators: Operators) -> str:

@@ -15,7 +15,7 @@ from attnbench.plugins import name_of, plugs, unknown
 from attnbench.reports import stock
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put, writing_to
-from attnbench.storage.journal import JOURNAL, Salvaged, copy_journal, events, find_run, journal_of, salvage, write
+from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
 from attnbench.storage.records import FALSE_SHARE
 
 MOST_LINES = 10
@@ -70,7 +70,9 @@ def report(
         return ExitCode.passed
     target = to or stored.folder
     if target.resolve() != stored.folder.resolve():
-        copy_journal(stored.folder, target)
+        journal = journal_of(stored.folder)
+        with writing_to(target):
+            put(target / journal.name, journal.read_bytes())
     failed = running.write_reports(stored, target)
     page = target / PAGE
     present(

@@ -119,12 +119,9 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
-class Line(NamedTuple):
-    """One line of a journal."""
-
-    number: int
-    event: Event | None  # None: it was changed, or makes no sense
-    wrong: str = ""  # with an event: the line before it was changed, moved or removed
+Line = tuple[int, Event | None, str]
+"""Number, event and fault of a line. Without an event the line was changed, or makes no sense; with one the line before
+it was changed, moved or removed."""
 
 
 def lines(path: Path, state: State) -> Iterator[Line]:
@@ -156,11 +153,11 @@ def lines(path: Path, state: State) -> Iterator[Line]:
         elif event is not None:
             wrong = state.problem(event)
         if wrong or event is None:
-            yield Line(number, None, wrong)
+            yield number, None, wrong
         else:
             state.apply(event)
             is_due = place in {None, due}
-            yield Line(number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due")
+            yield number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due"
         due = 1 + (place or due)
 
 
@@ -196,11 +193,11 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
-    for line in lines(path, State() if state is None else state):
-        if line.event is None or line.wrong:
+    for number, event, wrong in lines(path, State() if state is None else state):
+        if event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
-            raise DamagedError(f"{path}, line {line.number}: {line.wrong}; {keep}")
-        yield line.event
+            raise DamagedError(f"{path}, line {number}: {wrong}; {keep}")
+        yield event
 
 
 def fold(path: Path) -> State:
@@ -246,16 +243,16 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
     """
     journal = journal_of(run)
     every = list(lines(journal, State()))
-    kept = [line.event for line in every if line.event is not None]
+    kept = [event for _, event, _ in every if event is not None]
     if not kept or not isinstance(started := kept[0], RunStarted):
-        why = every[0].wrong if every else "it is empty"
+        why = every[0][2] if every else "it is empty"
         raise DamagedError(f"{journal}, line 1: {why}: it held the plan, without which nothing can be kept")
     salvaged = Salvaged(
         folder=to or journal.parent.with_name(f"{journal.parent.name}{SALVAGED}"),
         plan=started.plan,
         num_kept=len(kept),
-        dropped={line.number: line.wrong for line in every if line.event is None},
-        gaps=[line.number for line in every if line.event is not None and line.wrong],
+        dropped={number: wrong for number, event, wrong in every if event is None},
+        gaps=[number for number, event, wrong in every if event is not None and wrong],
     )
     if salvaged.is_damaged:
         folder = salvaged.folder
@@ -304,14 +301,3 @@ def find_run(name: str | None, results: Path) -> Path:
     if runs:
         raise ValueError(f"{missing}the newest are {', '.join(folder.name for folder in runs[-5:])}")
     raise ValueError(f"{missing}{results / 'runs'} holds no runs: begin with attnbench run, or name another --results")
-
-
-def copy_journal(folder: Path, target: Path) -> None:
-    """Copy a run's journal into another folder, which is created if needed.
-
-    Raises:
-        ValueError: the target cannot be written.
-    """
-    journal = journal_of(folder)
-    with writing_to(target):
-        put(target / journal.name, journal.read_bytes())

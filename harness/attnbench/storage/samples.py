@@ -1,7 +1,7 @@
 """Samples as one array: a million objects would need six times the memory. Reads like a tuple."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from msgspec.structs import astuple, fields
@@ -63,13 +63,7 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._rows) + len(self._new)
 
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> "Samples": ...
-
-    def __getitem__(self, place: int | slice) -> "Sample | Samples":
+    def __getitem__(self, place: int | slice) -> Any:  # noqa: ANN401 - one sample, or Samples of a slice
         return self.where(place) if isinstance(place, slice) else Sample(*self.rows[place].item())
 
     def __iter__(self) -> Iterator[Sample]:
