@@ -1,4 +1,4 @@
-"""Journals of schema 3, whose arms were names: they become today's events, with any other content of the file.
+"""Older journals: arms that were names until schema 3, and axes that are gone, become today's events.
 
 tests/analysis/test_golden.py has the verdicts of such journals.
 """
@@ -11,10 +11,15 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
+from attnbench.checking.case import reason_against
+from attnbench.contract.loading import implementation
+from attnbench.reports import titles
 from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import BASE, CANDIDATE, CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
-from attnbench.workloads.workload import Workload
+from attnbench.workloads import sweep
+from attnbench.workloads.workload import RETIRED, Workload
+from tests import journals
 
 WORKLOAD = Workload(seq_len=8)
 Line = dict[str, object]
@@ -136,3 +141,25 @@ def test_todays_journals_are_not_taken_for_old_ones(tmp_path: Path) -> None:
         for event in history:
             journal.append(event)
     assert list(events(tmp_path / "run" / JOURNAL)) == history
+
+
+@pytest.mark.parametrize(("axis", "value"), [("page_size", 16), ("cache_dtype", "float8_e4m3fn")])
+def test_a_journal_with_an_axis_that_is_gone_is_read(tmp_path: Path, axis: str, value: int | str) -> None:
+    paged = {"seq_len": 1, "kv_len": 64, "direction": "inference"}
+    text = msgspec.json.encode(paged | {axis: value})
+    workload = msgspec.json.decode(text, type=Workload)
+    assert workload.id == f"attention-inference-cpu-float32-b1-t1-h8-k64-s64-{axis}{value}"
+    plain = Workload(**paged)
+    journals.write(tmp_path / "run", (workload, plain), ("sdpa", "fused"))
+    results = read(tmp_path / "run")
+    assert {record.workload for record in results.records} == {workload, plain}
+    assert titles.title(workload.axes()) != titles.title(plain.axes())
+    reason = reason_against(implementation("sdpa"), workload)
+    assert reason is not None
+    assert axis in reason
+
+
+@pytest.mark.parametrize("axis", RETIRED)
+def test_no_sweep_has_an_axis_that_is_gone(axis: str) -> None:
+    with pytest.raises(ValueError, match=axis):
+        sweep.parse_settings([f"{axis}=16"])

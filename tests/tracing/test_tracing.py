@@ -4,6 +4,7 @@ import getpass
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,23 +91,10 @@ def test_no_trace_names_the_host_the_user_or_an_absolute_path(traced):
         assert "host_name" not in text
         for secret in (home, "jane doe", Path.cwd(), f"{Path.home()}/", f"/{getpass.getuser()}/", "/site-packages/"):
             assert str(secret) not in text
-        strings = [each for each in _strings(json.loads(text)) if each.startswith("/") or ";/" in each]
-        assert strings == []
-        assert os.uname().nodename not in set(_strings(json.loads(text)))
+        assert not re.search('[";]/', text)
+        assert f'"{os.uname().nodename}"' not in text
     mine = gzip.decompress(found.files[found.results.plan.workloads[0].id, "theirs"].read_bytes()).decode()
     assert "mine.py(4): theirs" in mine
-
-
-def _strings(value):
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield name
-            yield from _strings(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
 
 
 def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_path):
