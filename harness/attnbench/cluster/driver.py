@@ -135,8 +135,7 @@ def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[
     here = version("attnbench"), str(Path.cwd())
     is_open = [name for name in shares if finished(folder, name) is None]
     tasks = {work.remote(msgspec.json.encode(shares[name]), *here): name for name in is_open}
-    lost: dict[str, str] = {}
-    seen_s = time.monotonic()
+    lost, seen_s = dict[str, str](), time.monotonic()
     while tasks:
         if hosts_of(ray):
             seen_s = time.monotonic()

@@ -8,6 +8,7 @@ it. A share is kept as a whole: an unfinished one is measured again.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -89,7 +90,7 @@ def merged(
     for plan, why in lost:
         for workload in plan.workloads:
             for arm in plan.cells(workload):
-                cell = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+                cell: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
                 yield kinds.CellChecked(**cell, status=Status.lost, message=why)
     num_processes, ends = 0, list[RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
