@@ -238,14 +238,10 @@ def _events(plan: Plan, times: Times, sizes: tuple[int, int], seed: int) -> Iter
 def operators(name: str, call_s: float) -> Operators:
     """List the operators: one kernel without a score matrix, or the steps of the textbook form with one."""
     if not SPEEDS.get(name, (0, 0, 1.0))[2]:
-        kernel = Operator(
-            name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=call_s
-        )
+        kernel = Operator(name="aten::_scaled_dot_product_flash_attention_for_cpu", num_calls=1, self_s=call_s)
         return Operators(calls=(kernel,), predicted="flash", observed="flash")
-    shares = {"aten::bmm": ("matmul", 2, 0.5), "aten::_softmax": ("softmax", 1, 0.3), "aten::copy_": ("copy", 3, 0.2)}
-    calls = tuple(
-        Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s) for op, (kind, n, share) in shares.items()
-    )
+    shares = {"aten::bmm": (2, 0.5), "aten::_softmax": (1, 0.3), "aten::copy_": (3, 0.2)}
+    calls = tuple(Operator(name=op, num_calls=n, self_s=share * call_s) for op, (n, share) in shares.items())
     return Operators(calls=calls)
 
 

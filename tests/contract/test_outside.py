@@ -8,7 +8,7 @@ import torch
 from attnbench.checking.case import build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
-from attnbench.metrics.outside import METRIC
+from attnbench.metrics.call import METRIC
 from attnbench.workloads.workload import Workload
 
 OUTSIDE_TIME = METRIC["outside_time"]
