@@ -16,7 +16,7 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
+from attnbench.storage.operators import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
@@ -33,7 +33,7 @@ def seen(call: Callable[[], object]) -> tuple[str, operators.Asking]:
     asked = operators.Asking("flash")
     with asked:
         call()
-    return observed(operators.operators_in(device("cpu").record(call))), asked
+    return observed(device("cpu").record(call).operators()), asked
 
 
 def attend(*tensors: Tensor, **options: object) -> Callable[[], object]:

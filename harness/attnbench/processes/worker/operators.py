@@ -21,16 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
-from attnbench.devices.recording import Recording
-from attnbench.storage.operator_kinds import (
-    BACKENDS,
-    busy_s,
-    compiled,
-    fold,
-    observed,
-    on_other_streams,
-)
-from attnbench.storage.records import Operator, Operators
+from attnbench.devices.recording import busy_s
+from attnbench.storage.operators import BACKENDS, compiled, observed
+from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
 _BACKENDS = {
@@ -59,11 +52,11 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         on_step()
         _ = case.first_s  # the first call may compile
         on_step()
-        calls, kernels = operators_in(case.recording), case.recording.kernels()
+        calls, kernel_s = case.recording.operators(), busy_s(case.recording.kernels())
         forward = calls
         if case.workload.direction == "backward":
             on_step()
-            forward = operators_in(case.device.record(case.output))
+            forward = case.device.record(case.output).operators()
         on_step()
         asking = Asking(requested)
         if any(one.name == ASKED for one in forward) and not compiled(forward):
@@ -77,8 +70,7 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         observed=seen,
         reason="; ".join(asking.reasons) if requested not in {"", seen} else "",
         copies=implementation.copies,
-        kernel_s=busy_s(kernels),
-        elsewhere=on_other_streams(kernels),
+        kernel_s=kernel_s,
     )
 
 
@@ -92,11 +84,6 @@ def refusal(workload: Workload, implementation: Implementation, error: RuntimeEr
         case.output()
     reason = "; ".join(asking.reasons) or "PyTorch gives no reason"
     return f"the {implementation.backend} backend was asked for and cannot run: {reason}"
-
-
-def operators_in(recording: Recording) -> tuple[Operator, ...]:
-    """The operators of a call; on another device, with the time of their kernels."""
-    return fold(recording.spans(), recording.kernels())
 
 
 class Asking(TorchFunctionMode):
