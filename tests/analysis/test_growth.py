@@ -11,7 +11,7 @@ import pytest
 from attnbench.analysis.growth import growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.processes.messages import Observe, SampleBlocks
+from attnbench.processes.messages import Cell, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.reports import growth as growth_report
 from attnbench.statistics.growth import fit
@@ -127,11 +127,11 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     for allocator, settings in ALLOCATORS.items():
         with ProcessClient(Template(tmp_path / "log", settings), 60.0) as client:
             client.start()
-            peak = client.ask(
-                Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")
-            )
-            arms = ((Arm(implementation="fused"), "fused"),)
-            seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, number=0, num_blocks=3, seed=0))
+            arm = Arm(implementation="fused")
+            cell = Cell(workload=workload, arm=arm, spec="fused")
+            peak = client.ask("observe", CellMeasured, cell=cell, metric="peak_memory")
+            visit = SampleBlocks(workload=workload, arms=((arm, "fused"),), epoch=0, number=0, num_blocks=3, seed=0)
+            seen = client.ask("sample_blocks", VisitFinished, visit=visit)
         assert isinstance(peak, CellMeasured)
         assert isinstance(seen, VisitFinished)
         peaks[allocator] = peak.measurement.samples[0].value

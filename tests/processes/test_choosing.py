@@ -12,7 +12,7 @@ import pytest
 from attnbench.analysis.recommendation import SLOWER, changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
-from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
+from attnbench.processes.messages import Cell, Failed, Prepared, SampleBlocks
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
@@ -79,9 +79,8 @@ def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
     assert set(recommend(limited)[0].excluded) == {"einsum", "sdpa_math"}  # the baseline comes on top
 
     class Short(virtual.SimulatedClient):
-        def ask(self, request: Work) -> Reply:
-            reply = super().ask(request)
-            return msgspec.structs.replace(reply, call_s=None) if isinstance(reply, Prepared) else reply
+        def prepare(self, cell: Cell, **_: object) -> Prepared:
+            return Prepared(has_dropout=False, executed_flops=None)
 
     results = virtual.execute(plan, tmp_path / "short", Short(WORLDS["calm"], seconds))
     (found,) = recommend(results)
@@ -93,10 +92,10 @@ def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
     late_s = itertools.chain([1.0], itertools.repeat(0.0))
 
     class Late(virtual.SimulatedClient):
-        def ask(self, request: Work) -> Reply:
-            reply = super().ask(request)
-            is_late = isinstance(reply, Prepared) and request.arm.implementation == "fused"
-            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s)) if is_late else reply
+        def prepare(self, cell: Cell, **_: object) -> Prepared:
+            wait_s = next(late_s) if cell.arm.implementation == "fused" else 0.0
+            call_s = seconds(cell.workload, cell.spec) + wait_s
+            return Prepared(has_dropout=False, executed_flops=None, call_s=call_s)
 
     results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
     assert recommend(results)[0].choice == "fused"
@@ -196,11 +195,9 @@ def test_planted_crossovers_lie_inside_their_intervals(world: str, tmp_path: Pat
 class Failing(virtual.SimulatedClient):
     """Fails every sample by its first arm."""
 
-    def ask(self, request: Work) -> Reply:
-        if isinstance(request, SampleBlocks):
-            arm = next(arm for arm, _ in request.arms if arm != PROBE)
-            return Failed(status=Status.crashed, message="gone", arm=arm)
-        return super().ask(request)
+    def sample_blocks(self, visit: SampleBlocks) -> Failed:
+        arm = next(arm for arm, _ in visit.arms if arm != PROBE)
+        return Failed(status=Status.crashed, message="gone", arm=arm)
 
 
 def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from attnbench.analysis.sides import losses, untried
 from attnbench.commands import ExitCode, frame
-from attnbench.processes.messages import Check, Failed
+from attnbench.processes.messages import Failed
 from attnbench.reports import endings
 from attnbench.storage.records import BASE, CANDIDATE, Status
 from studies.simulated import virtual
@@ -23,10 +23,10 @@ class Busy(virtual.SimulatedClient):
     def __init__(self):
         super().__init__(World(name="calm"), lambda *_: 1e-3)
 
-    def ask(self, request):
-        if isinstance(request, Check) and request.arm.implementation == "slow":
+    def check(self, cell, **more):
+        if cell.arm.implementation == "slow":
             return Failed(status=Status.timeout, message=WHY, is_predicted=True)
-        return super().ask(request)
+        return super().check(cell, **more)
 
 
 def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):

@@ -114,9 +114,11 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
 class Asked(SimulatedPair):
     """Records which visits were to be verified."""
 
-    def _sample_blocks(self, request):
-        self.verified = [*getattr(self, "verified", []), (request.number, request.verifies)]
-        return super()._sample_blocks(request)
+    def ask(self, function, result, /, **arguments):
+        if function == "sample_blocks":
+            visit = arguments["visit"]
+            self.verified = [*getattr(self, "verified", []), (visit.number, visit.verifies)]
+        return super().ask(function, result, **arguments)
 
 
 def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_path):
@@ -173,10 +175,10 @@ def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path
     base = Arm(implementation="x", side=BASE)
 
     class Failing(SimulatedClient):
-        def _sample_blocks(self, request):
-            if request.number == 1 and any(arm == base for arm, _ in request.arms):
+        def sample_blocks(self, visit):
+            if visit.number == 1 and any(arm == base for arm, _ in visit.arms):
                 return Failed(arm=base.as_control(), status=Status.error, message="no more")
-            return super()._sample_blocks(request)
+            return super().sample_blocks(visit)
 
     asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))
     results = virtual.execute(asked, tmp_path / "run", Failing(WORLDS["calm"], lambda *_: 2e-3))

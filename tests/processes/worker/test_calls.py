@@ -10,7 +10,7 @@ import torch
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
-from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks
+from attnbench.processes.messages import Failed, Heartbeat, SampleBlocks
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker, replayed
@@ -19,6 +19,7 @@ from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
+from tests.checks import cell_of
 from tests.processes.worker.graphs import captured
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
@@ -78,13 +79,15 @@ def test_a_replay_computes_what_the_call_does_on_the_values_that_its_inputs_have
 def test_work_outside_of_the_graph_is_seen_and_costs_its_own_cell_alone(name, tmp_path):
     """The check of the answers calls eagerly, and passes all of them."""
     spec, worker = spec_of(tmp_path, name), Worker(Heartbeat())
-    failed = worker.answer(visit(SMALL, "fused", spec, "sdpa", launch="graph"))
+    failed = worker.answer("sample_blocks", visit=visit(SMALL, "fused", spec, "sdpa", launch="graph"))
     assert isinstance(failed, Failed)
     assert (failed.status, failed.arm) == (Status.unsupported, Arm(implementation="f"))
     assert ("capturing" if name == "waits" else "outside of the graph") in failed.message
     assert worker.is_broken  # its process is replaced
-    assert isinstance(Worker(Heartbeat()).answer(visit(SMALL, spec)), VisitFinished)
-    assert isinstance(Worker(Heartbeat()).answer(visit(SMALL, "fused", "sdpa", launch="graph")), VisitFinished)
+    assert isinstance(Worker(Heartbeat()).answer("sample_blocks", visit=visit(SMALL, spec)), VisitFinished)
+    assert isinstance(
+        Worker(Heartbeat()).answer("sample_blocks", visit=visit(SMALL, "fused", "sdpa", launch="graph")), VisitFinished
+    )
 
 
 @pytest.mark.usefixtures("has_graphs")
@@ -98,9 +101,9 @@ def test_a_graph_that_no_longer_does_what_the_call_does_is_seen_after_the_visit(
         return lambda: replay() if len(planted) < 2 else result.copy_(planted[0])
 
     monkeypatch.setattr(cpu.Cpu, "captured", stale)
-    assert isinstance(worker.answer(visit(SMALL, "sdpa", launch="graph")), VisitFinished)
+    assert isinstance(worker.answer("sample_blocks", visit=visit(SMALL, "sdpa", launch="graph")), VisitFinished)
     planted.append(planted[0])  # from now on it does nothing
-    failed = worker.answer(visit(SMALL, "sdpa", launch="graph"))
+    failed = worker.answer("sample_blocks", visit=visit(SMALL, "sdpa", launch="graph"))
     assert isinstance(failed, Failed)
     assert "outside of the graph" in failed.message
 
@@ -123,21 +126,20 @@ def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
     """It also heats up until that has settled."""
     clocks = itertools.chain([2000.0], itertools.repeat(1500.0))
     monkeypatch.setattr(cpu.Cpu, "state", lambda _: DeviceState(clock_mhz=next(clocks)))
-    found = Worker(Heartbeat()).answer(visit(SMALL, "sdpa", sustained_s=0.05))
+    found = Worker(Heartbeat()).answer("sample_blocks", visit=visit(SMALL, "sdpa", sustained_s=0.05))
     assert found.states == (DeviceState(clock_mhz=1500.0),) * 2
     monkeypatch.setattr(cpu.Cpu, "state", lambda _: None)
-    assert Worker(Heartbeat()).answer(visit(SMALL, "sdpa")).states == ()
+    assert Worker(Heartbeat()).answer("sample_blocks", visit=visit(SMALL, "sdpa")).states == ()
 
 
 def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypatch):
     """Otherwise its calls would look slower than the ones they are compared with."""
-    worker, arm, calls, ready = Worker(Heartbeat()), Arm(implementation="sdpa"), [], []
-    cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
-    worker.answer(visit(SMALL, "sdpa"))
+    worker, cell, calls, ready = Worker(Heartbeat()), cell_of("sdpa", SMALL, "sdpa"), [], []
+    worker.answer("sample_blocks", visit=visit(SMALL, "sdpa"))
     (bench,) = worker.benches.values()
-    timed, steps = bench.calls[arm], itertools.count()
+    timed, steps = bench.calls[cell.arm], itertools.count()
     monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
     monkeypatch.setattr(answers.witness, "ready", lambda *_: ready.append(1) or [])
     monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
-    worker.answer(PrepareWitness(**cell, num_before=2, num_calls=1, seed=0))
+    worker.answer("prepare_witness", cell=cell, num_before=2, num_calls=1, seed=0)
     assert calls == [0, 0, 1, 1, 1]

@@ -44,7 +44,7 @@ def record(results: Results, name: str):
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
-        ("careless", Status.fallback, "asked for and math ran: Please use the following attn mask shapes: 2d"),
+        ("careless", Status.fallback, "the flash backend was asked for and math ran"),
         ("held", Status.fallback, "asked for and cannot run: Please use the following attn mask shapes: 2d"),
         ("shy", Status.crashed, "exited with code 3"),
         ("sulking", Status.error, "not while you look (promises.py, line"),
@@ -64,7 +64,6 @@ def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backen
     found = record(results, name)
     assert found.status is Status.ok
     assert ran(found.operators) == backend
-    assert found.operators.predicted == backend
     assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
 
 
