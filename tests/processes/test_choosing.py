@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from attnbench.processes.messages import Cell, Failed, Prepared, SampleBlocks
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
-from attnbench.storage.events import Plan, VisitFinished
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
 from attnbench.timing.schedule import ANSWERED, SPENT
@@ -99,27 +98,6 @@ def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
 
     results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
     assert recommend(results)[0].choice == "fused"
-
-
-def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
-    plan = msgspec.structs.replace(chosen(), baseline="sdpa_math")
-    results, _ = run(plan, tmp_path)
-    (found,) = recommend(results)
-    assert "sdpa_math" in found.seconds
-
-
-def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
-    def close(workload: Workload, name: str) -> float:
-        return 0.706e-3 if name == "bmm" else seconds(workload, name)
-
-    results = virtual.execute(chosen(), tmp_path / "run", virtual.SimulatedClient(WORLDS["bimodal"], close))
-    taken = Counter(
-        arm.arm.implementation
-        for event in events(results.folder / JOURNAL)
-        if isinstance(event, VisitFinished)
-        for arm in event.arms
-    )
-    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.storage.records import Status
-from attnbench.workloads.workload import Workload
-from tests.rank_bytes import bytes_sent
 
 pytestmark = pytest.mark.long  # whole runs, each in processes of its own
 
@@ -98,18 +96,3 @@ def test_no_process_of_a_rank_is_left_over(liars):
     while (left := sorted(filter(is_alive, seen))) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
-
-
-def test_reports_show_what_ranks_say(tmp_path):
-    cells, run, done = sweep(tmp_path, ["ring"], "causal", ["inference"])
-    assert done.returncode in {0, 3}, done.stdout + done.stderr
-    (ring,) = (row for _, row in cells[cells["implementation"] == "ring"].iterrows() if row["world_size"] == 2)
-    workload = Workload(
-        seq_len=16, num_heads=4, num_kv_heads=2, head_dim=8, mask="causal", direction="inference", world_size=2
-    )
-    assert ring["bytes_sent_bytes"] == bytes_sent("ring", workload) > 0
-    summary, page = ((run / name).read_text(encoding="utf-8") for name in ("summary.md", "report.html"))
-    assert f"{ring['bytes_sent_bytes'] / 1024:.2f} KiB" in summary
-    for heading in ("bytes sent", "slowest rank", "straggling"):
-        assert heading in summary
-        assert f'"heading":"{heading}"' in page

@@ -16,7 +16,6 @@ import torch
 
 from attnbench.processes import worker_client
 from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, line, request
-from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
@@ -112,12 +111,6 @@ def test_a_line_that_was_cut_off_is_no_request(forked, tmp_path):
     mine.close()
     assert has_ended(worker)
     assert "Error" not in (tmp_path / "log").read_text()
-
-
-def test_a_worker_that_has_no_group_of_its_own_yet_is_ended():
-    worker = subprocess.Popen(["sleep", "5"])
-    assert end(worker.pid) == -signal.SIGKILL
-    worker.returncode = -signal.SIGKILL  # `end` has waited for it
 
 
 def has_ended(process: psutil.Process) -> bool:

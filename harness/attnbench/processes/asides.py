@@ -25,7 +25,7 @@ LONGEST = 1024
 
 
 @contextmanager
-def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[ProcessClient]:
+def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
     """A worker process that is not started yet; inside the context it can be restarted after a loss.
 
     It is forked from `template`, or from a temporary one.
@@ -33,7 +33,7 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
     with ExitStack() as exits:
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
-            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
+            template = exits.enter_context(closing(Template(folder / "worker.log")))
         yield exits.enter_context(closing(ProcessClient(template, timeout_s)))
 
 
@@ -56,7 +56,7 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
     declarations: dict[str, messages.Declared] = {}
     if by_file:
-        with worker(START_TIMEOUT_S, template=template) as process:
+        with worker(START_TIMEOUT_S, template) as process:
             for specs_of_file in by_file.values():
                 process.start()
                 for spec in specs_of_file:
@@ -108,7 +108,7 @@ def check_in_model(
         ValueError: there is no model for the configuration, or it cannot be built.
     """
     outcome = ModelOutcome()
-    with worker(timeout_s, "transformers.modeling_utils") as process:
+    with worker(timeout_s) as process:
         note("building")
         built = ask(process, "built", ModelBuilt, model=spec)
         if isinstance(built, messages.Failed):

@@ -194,9 +194,9 @@ class Session:
         limit_s = self.plan.call_limit_s if call_s is None else call_s
         return Limits(call_s=limit_s, memory_bytes=self.plan.memory_limit_bytes, is_rough=is_rough)
 
-    def record_failure(self, workload: Workload, arm: Arm, failed: Failed) -> None:
+    def record_failure(self, cell: Cell, failed: Failed) -> None:
         """End a cell after its check had passed."""
-        self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
+        self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher.
@@ -216,11 +216,6 @@ class Session:
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
 
 
-def named(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """Fields of an event that name its cell."""
-    return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
-
-
 def now() -> str:
     """The current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -236,7 +231,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     plan, status = session.plan, session.state.status
     workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
+    costly = [] if LATENCY in plan.metrics else sorted(plan.asked, key=lambda each: -each.num_scores * each.head_dim)
+    spares = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)  # rely on cheaper ones
+    spared = {each.id: tuple(probes) for each, probes in zip(costly, spares, strict=True)}
     wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
@@ -253,13 +250,6 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
             passed.add((arm, _kind(workload)))
     session.show_progress("check", "", len(cells), len(cells))
     return ""
-
-
-def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
-    """The probes that a check may omit on each workload, by id: costly workloads rely on cheaper ones."""
-    costly = sorted(workloads, key=lambda each: -each.num_scores * each.head_dim)
-    spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
-    return {each.id: tuple(probes) for each, probes in zip(costly, spared, strict=True)}
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
@@ -309,28 +299,26 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Readings = Iterator[tuple[str, Cell, dict[str, str]]]
-"""Readings of cells: a metric, "operators" or "trace", with further arguments of the worker's function."""
+Readings = Iterable[tuple[Cell, str]]
+"""Cells, with the metric to read; "" for the operators."""
 
 
-def read_cells(session: Session, stage: str, readings: Readings, *, is_optional: bool = False) -> None:
+def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
     """Read each live cell, and record the replies; with `is_optional` failures are not recorded."""
     listed = list(readings)
-    for number, (what, cell, arguments) in enumerate(listed):
-        if not session.state.live(cell.workload.id, [cell.arm]):
-            continue
-        session.show_progress(stage, f"{what} of {cell.arm} on {cell.workload.id}", number, len(listed))
-        reply: object
-        if what == "operators":
-            reply = session.ask("profile", events.CellProfiled, cell=cell)
-        elif what == "trace":
-            reply = session.ask("trace", NoneType, cell=cell, **arguments)
-        else:
-            reply = session.ask("observe", events.CellMeasured, cell=cell, metric=what)
-        if isinstance(reply, events.CellProfiled | events.CellMeasured):
-            session.record(reply)
-        elif isinstance(reply, Failed) and not is_optional:
-            session.record_failure(cell.workload, cell.arm, reply)
+    for number, (cell, metric) in enumerate(listed):
+        if session.state.live(cell.workload.id, [cell.arm]):
+            what = f"{metric or 'operators'} of {cell.arm} on {cell.workload.id}"
+            session.show_progress("observe", what, number, len(listed))
+            reply: events.CellProfiled | events.CellMeasured | Failed
+            if metric:
+                reply = session.ask("observe", events.CellMeasured, cell=cell, metric=metric)
+            else:
+                reply = session.ask("profile", events.CellProfiled, cell=cell)
+            if not isinstance(reply, Failed):
+                session.record(reply)
+            elif not is_optional:
+                session.record_failure(cell, reply)
 
 
 def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Readings:
@@ -342,20 +330,24 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
     for workload, arm in session.live_cells:
         key, cell = (workload.id, arm), session.cell(workload, arm)
         if with_operators and (key, PROFILE) not in done:
-            yield "operators", cell, {}
+            yield cell, ""
         for metric in metrics:
             if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
-                yield metric, cell, {}
+                yield cell, metric
 
 
-def traces(session: Session, folder: Path) -> Readings:
+def trace(session: Session, folder: Path) -> None:
     """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
 
     Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
-    for workload, arm in session.live_cells:
-        file = folders.trace_file(folder, workload.id, arm.implementation)
-        yield "trace", session.cell(workload, arm), {"file": str(file.resolve())}
+    cells = session.live_cells
+    for number, (workload, arm) in enumerate(cells):
+        session.show_progress("trace", f"trace of {arm} on {workload.id}", number, len(cells))
+        file, cell = folders.trace_file(folder, workload.id, arm.implementation), session.cell(workload, arm)
+        reply = session.ask("trace", NoneType, cell=cell, file=str(file.resolve()))
+        if isinstance(reply, Failed):
+            session.record_failure(cell, reply)
 
 
 def kept_memory(session: Session) -> Readings:
@@ -370,7 +362,7 @@ def kept_memory(session: Session) -> Readings:
     for (arm, _), workload in cheapest.items():
         for metric in KEPT:
             if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
-                yield metric, session.cell(workload, arm), {}
+                yield session.cell(workload, arm), metric
 
 
 def measure_ceilings(session: Session) -> None:
@@ -489,49 +481,45 @@ class Timing:
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
             if reply.arm != PROBE:
-                self.session.record_failure(workload, reply.arm, reply)
+                self.session.record_failure(self.session.cell(workload, reply.arm), reply)
                 continue
             # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
             for arm in self.state.live(workload.id, self.session.specs):
-                self.session.record_failure(workload, arm, msgspec.structs.replace(reply, message=message))
+                failed = msgspec.structs.replace(reply, message=message)
+                self.session.record_failure(self.session.cell(workload, arm), failed)
             return
 
 
 def shortlist(session: Session) -> None:
-    """For each workload, leave out implementations predicted to be too slow, and those beyond the plan's limit.
+    """For each workload, leave out implementations predicted to be too slow; the baseline stays.
 
-    The baseline stays, and so do calls too short to predict. A workload with a status already has its shortlist.
+    So do calls too short to predict, and those that cannot be predicted, which fail their check. A workload with a
+    status already has its shortlist.
     """
-    plan = session.plan
+    plan, limits = session.plan, session.limits(is_rough=False)
     for number, workload in enumerate(plan.asked):
-        cells = plan.cells(workload)
-        if any((workload.id, arm) in session.state.status for arm in cells):
+        slow = dict.fromkeys(plan.cells(workload), "")
+        if any((workload.id, arm) in session.state.status for arm in slow):
             continue
         session.show_progress("predict", workload.id, number, len(plan.asked))
-        out: dict[Arm, tuple[Status, str]] = {}
         seconds: dict[Arm, float] = {}
-        slow = dict.fromkeys(cells, "")
         for _ in range(NUM_PREDICTIONS):
             for arm in slow:
-                limits = session.limits(is_rough=False)
                 reply = session.ask("prepare", Prepared, cell=session.cell(workload, arm), limits=limits)
                 if isinstance(reply, Prepared):
                     seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
-                elif arm not in seconds:
-                    out[arm] = reply.status, reply.message
             slow = _too_slow(plan, seconds)
-        out |= {arm: (Status.timeout, why) for arm, why in slow.items()}
-        for arm, (status, message) in out.items():
-            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": arm in slow}
-            session.record(CellChecked(**fields, is_predicted=True))
+        for arm, why in slow.items():
+            fields = {"status": Status.timeout, "message": why, "is_predicted": True, "is_outpaced": True}
+            session.record(CellChecked(**session.cell(workload, arm).names, **fields))
 
 
 def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
     """The arms that are not tried, with reasons, among those with a predicted time of a call."""
     slow: dict[Arm, str] = {}
     order = sorted(seconds, key=seconds.__getitem__)
-    for place, arm in enumerate(order if plan.shortlist else []):
+    for place, arm in enumerate(order):
         factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
         if seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist) and not plan.is_reference(arm):
             times = f"{significant(factor, 2)}x slower than {order[0]}"
@@ -653,14 +641,14 @@ def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
         if "trace" not in names:
-            read_cells(session, "observe", kept_memory(session), is_optional=True)  # unknown memory is no fault
+            read_cells(session, kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
         metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
-        read_cells(session, "observe", observations(session, metrics, with_operators="operators" in names))
+        read_cells(session, observations(session, metrics, with_operators="operators" in names))
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
-        read_cells(session, "trace", traces(session, folder))
+        trace(session, folder)
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
         if name in names and is_timed:

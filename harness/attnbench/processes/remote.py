@@ -22,13 +22,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
-from attnbench.checking.case import GIVEN, pull_back, set_dropout
+from attnbench.checking.case import GIVEN, Case, pull_back, set_dropout
 from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
 from attnbench.processes.messages import FILES, Ask, Backward, Call, Cell, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
+from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
@@ -325,23 +326,25 @@ class Candidates:
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
-    def answer(self, request: Backward, implementation: Implementation, name: str) -> Tensors:
-        """Carry out a request of the judge on the device of this name; exceptions of the candidate pass through."""
+    def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
+        """Carry out a request of the judge; exceptions of the candidate pass through."""
         if self._exchange is None:
             self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
-        here = generators(name)
+        here = generators(workload.device)
         with drawing_from(here, request.random):
             if isinstance(request, Call):
-                reply = self._call(request, implementation, self._exchange, name)
+                reply = self._call(request, implementation, self._exchange, workload)
             else:
                 reply = self._backward(request, self._exchange)
             return msgspec.structs.replace(reply, random=states_of(here))
 
-    def _call(self, request: Call, implementation: Implementation, exchange: Exchange, on: str) -> Tensors:
+    def _call(
+        self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload
+    ) -> Tensors:
         if request.weights:
-            here = device(on).torch_device
+            here = device(workload.device).torch_device
             sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
@@ -366,11 +369,7 @@ class Candidates:
         inputs = tensors.values()
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
         with conduct.watched({}, mask, inputs=inputs) as seen, mode:
-            if "query" in tensors:
-                attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
-                output = attend(tensors["query"], tensors["key"], tensors["value"], mask)
-            else:
-                output = module(tensors["x"], tensors.get("context"), mask=mask)
+            output = Case(workload=workload, module=module, tensors=tensors, mask=mask).output()
         require_plain("output", output)
         if output.device != (place := next(iter(inputs)).device):
             raise FormError(f"the output is on {output.device}, and its inputs are on {place}")

@@ -391,7 +391,7 @@ class Worker:
         self.heartbeat.beat()
         candidate = self.implementation(cell.spec)
         try:
-            return self.candidates.answer(request, candidate, cell.workload.device)
+            return self.candidates.answer(request, candidate, cell.workload)
         except RuntimeError as error:
             if not (refused := operators.refusal(cell.workload, candidate, error)):
                 raise
