@@ -7,8 +7,7 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons, judgements, whole
-from attnbench.analysis.results import read
-from attnbench.analysis.sides import by_side, losses
+from attnbench.analysis.sides import by_side
 from attnbench.commands import frame
 from attnbench.processes.messages import Failed
 from attnbench.reports import endings
@@ -16,12 +15,11 @@ from attnbench.reports.story import summary, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
-from attnbench.storage.journal import JOURNAL, Journal
+from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
-from tests.journals import EVIL
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -115,43 +113,6 @@ def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_pat
     virtual.execute(asked, tmp_path / "run", client)
     assert len(client.verified) >= 8
     assert [visit for visit, verifies in client.verified if verifies and visit < 8] == [0, 4]
-
-
-def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_path):
-    results = session(tmp_path, 0.1)
-    discarded = {
-        row.workload.id: frozenset((0, 0, block) for block in range(results.num_blocks)) for row in results.records
-    }
-    disturbed = dataclasses.replace(results, discarded=discarded)
-    assert exit_code(disturbed) == 4
-    sides = msgspec.structs.replace(results.plan.sides, lost={"y": "cannot read y.py"})
-    plan = msgspec.structs.replace(results.plan, sides=sides)
-    started = msgspec.structs.replace(results.started, plan=plan)
-    assert exit_code(dataclasses.replace(disturbed, started=started)) == 1
-
-
-@pytest.mark.parametrize(
-    ("base", "candidate", "lost"),
-    [
-        (Status.ok, Status.unsupported, True),
-        (Status.ok, Status.disagrees, True),
-        (Status.crashed, Status.crashed, True),  # as wrong as before is still wrong
-        (Status.crashed, Status.ok, False),
-        (Status.unsupported, Status.unsupported, False),
-    ],
-)
-def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost):
-    results = session(tmp_path, budget_s=0.0, num_cells=1)
-    with Journal(results.folder) as more:
-        for side, status in ((BASE, base), (CANDIDATE, candidate)):
-            where = {"workload": results.plan.workloads[0].id, "implementation": "x", "side": side}
-            if status is not Status.ok:
-                more.append(CellFailed(**where, status=status, message=f"the reason is {EVIL}"))
-    again = read(results.folder)
-    assert bool(losses(again)) is lost
-    assert exit_code(again) == (1 if lost else 3)
-    assert "<script>" not in summary(again)
-    assert ("the reason is" in "".join(losses(again))) is lost
 
 
 def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):

@@ -22,7 +22,7 @@ import psutil
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
-from attnbench.storage.records import PROBE, Arm, Status
+from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
@@ -368,9 +368,8 @@ class ProcessClient(WorkerClient):
         elif not message:
             printed = self.template.printed_since(self._log_start)
             message = f"the process exited with code {code}" + f": {printed}" * bool(printed)
-        arms: Sequence[tuple[Arm, str]] = ()
-        if isinstance(sent, Request) and (visit := sent.arguments.get("visit")):
-            arms = msgspec.json.decode(visit, type=messages.SampleBlocks).arms
+        visit = sent.arguments.get("visit") if isinstance(sent, Request) else None
+        arms = () if visit is None else msgspec.json.decode(visit, type=messages.SampleBlocks).arms
         return Failed(
             arm=arms[index][0] if index < len(arms) else PROBE,
             status=status,

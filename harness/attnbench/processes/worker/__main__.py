@@ -169,7 +169,9 @@ def answer(line: int, heartbeat: int) -> None:
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
         answers.write(messages.line(messages.reply(messages.request(function, arguments))))
-        return receive(Reply).value(result)
+        value = receive(Reply).value(result)
+        assert not isinstance(value, Request)
+        return value
 
     worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
