@@ -157,19 +157,6 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         assert low <= at <= high
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
-def test_planted_crossovers_lie_inside_their_intervals(world: str, tmp_path: Path) -> None:
-    holds = []
-    for number in range(5):
-        at, truth = planted(number, 7)
-        client = virtual.SimulatedClient(WORLDS[world], truth, seed=number, layout=0.002)
-        found = intervals(virtual.execute(searching(7 + number), tmp_path / str(number), client))
-        holds += [low <= at <= high for low, high in found if len(found) == 1]
-    assert len(holds) >= 4
-    assert all(holds)
-
-
 class Failing(virtual.SimulatedClient):
     """Fails every sample by its first arm."""
 

@@ -1,10 +1,8 @@
 """The start of a worker: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
-import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -15,13 +13,12 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, line, request
+from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, line, request
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
-from tests import forks
 from tests.checks import cell_of
 
 START = line(request("start", {"layout": 0}))
@@ -203,21 +200,3 @@ def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tm
         psutil.wait_procs([psutil.Process(process.pid)], timeout=10)
         monkeypatch.setattr(process, "poll", lambda: None)
         assert client.start(1).environment.python
-
-
-def test_a_template_imports_what_its_environment_names_and_passes_over_what_is_not_there(tmp_path):
-    code = (
-        "import sys; from attnbench.processes.worker import __main__ as template; "
-        "template.serve = lambda *_: print('colorsys' in sys.modules); template.main()"
-    )
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        done = subprocess.run(
-            [forks.python(), "-c", code, str(theirs.fileno())],
-            env={**os.environ, PRELOADED: "no.such_package,colorsys"},
-            pass_fds=[theirs.fileno()],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    assert done.stdout.strip() == "True"

@@ -1,6 +1,5 @@
 """The backend that ran is observed: each silent fallback of PyTorch's SDPA on the CPU shows as math."""
 
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -8,13 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.analysis.breakdown import ran
-from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.operator_kinds import compiled, observed
+from attnbench.storage.operator_kinds import observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
@@ -78,23 +76,3 @@ def test_the_built_in_ones_run_what_their_names_say(name: str, expected: str, di
 def test_an_implementation_may_only_promise_a_backend_that_there_is() -> None:
     with pytest.raises(ValueError, match="backend=fast is not allowed: it is one of flash, math"):
         Implementation(build=Attention, source="", backend="fast")
-
-
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's, while it imports its compiler
-def test_torch_compile_makes_flash_of_the_textbook_form_and_it_shows() -> None:
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("torch.compile needs a C++ compiler on the CPU")
-
-    class Compiled(Attention):
-        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-            return textbook(query, key, value)
-
-    @torch.compile
-    def textbook(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return (query @ key.transpose(-2, -1) / 8).softmax(-1) @ value
-
-    workload = Workload(seq_len=32, num_heads=2, head_dim=64, direction="inference")
-    found = observe(Implementation(build=Compiled, source=""), workload)
-    assert found.observed == "flash"
-    assert compiled(found.calls)
-    assert ran(found) == "compiled: flash"
