@@ -41,8 +41,8 @@ def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file, tm
     file.write_text(
         f"{SOURCE}\ntry:\n    import nowhere\nexcept ImportError as error:\n    raise OSError('no') from error\n"
     )
-    own = tmp_path / "nowhere.py"  # has the name of a package that it imports
-    own.write_text(f"from nowhere import attention\n{SOURCE}")
+    own = tmp_path / "absent.py"  # has the name of a package that it imports
+    own.write_text(f"from absent import attention\n{SOURCE}")
     found = declared([f"{file}:causal", f"{own}:causal"])
     assert all(words in found[f"{file}:causal"].problem for words in ("OSError", "nowhere", "mine.py, line"))
     assert "rename" in found[f"{own}:causal"].problem

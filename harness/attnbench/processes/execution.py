@@ -481,7 +481,7 @@ class Timing:
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
             if reply.arm != PROBE:
-                self.session.record_failure(self.session.cell(workload, reply.arm), reply)
+                self.session.record_failure(self.session.cell(workload, reply.arm.as_measured()), reply)
                 continue
             # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
@@ -511,8 +511,8 @@ def shortlist(session: Session) -> None:
                     seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
             slow = _too_slow(plan, seconds)
         for arm, why in slow.items():
-            fields = {"status": Status.timeout, "message": why, "is_predicted": True, "is_outpaced": True}
-            session.record(CellChecked(**session.cell(workload, arm).names, **fields))
+            fields = session.cell(workload, arm).names | {"is_predicted": True, "is_outpaced": True}
+            session.record(CellChecked(**fields, status=Status.timeout, message=why))
 
 
 def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
