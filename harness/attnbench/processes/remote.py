@@ -340,9 +340,7 @@ class Candidates:
                 reply = self._backward(request, self._exchange)
             return msgspec.structs.replace(reply, random=states_of(here))
 
-    def _call(
-        self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload
-    ) -> Tensors:
+    def _call(self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload) -> Tensors:
         if request.weights:
             here = device(workload.device).torch_device
             sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
