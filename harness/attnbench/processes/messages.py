@@ -103,7 +103,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backward(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of the judge to the process with the candidate: the gradients of a call from that of its output.
+    """A judge's request to the process with the candidate: the gradients of a call from that of its output.
 
     `exchange` is the path of the file with tensors, and `forget` lists modules that are no longer used. `random` is the
     state of each of the judge's generators, which the candidate draws from.
@@ -117,7 +117,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(Backward, frozen=True, kw_only=True):
-    """The same for the forward call of a module; `needs` names the tensors that get gradients.
+    """A request for the forward call of a module; `needs` names the tensors that get gradients.
 
     `is_inference`: in torch.inference_mode. With `weights` the module is built first.
     """
