@@ -43,5 +43,10 @@ def checked(
 
 
 def bundled() -> dict[str, Implementation]:
-    """Every implementation of the folder, by name."""
     return {name: named(name) for name in plugins.stems(plugins.PACKAGE)}
+
+
+def portable() -> list[str]:
+    """The names of those that run on any machine without compiling."""
+    point = Workload(scope="module", seq_len=4, mask="causal")
+    return [name for name, each in bundled().items() if not each.compiles and each.unsupported(point) is None]

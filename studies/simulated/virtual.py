@@ -82,7 +82,7 @@ _TENSOR = TensorError(
     actual=0.5,
 )
 AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
-OPERATORS = Operators(calls=(Operator(name="simulated", kind="other", num_calls=1, self_s=1e-3),))
+OPERATORS = Operators(calls=(Operator(name="simulated", num_calls=1, self_s=1e-3),))
 
 Seconds = Callable[[Workload, str], float]
 """True duration of one call of an implementation on a workload."""

@@ -34,7 +34,7 @@ from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
-from attnbench.storage.fold import CEILINGS, MEASUREMENT, PROFILE, State
+from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.timing.blocks import WARM_S, known
@@ -373,7 +373,7 @@ def measure_ceilings(session: Session) -> None:
     live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
     places = {workload.place: workload for workload in reversed(live)}
     for number, (place, workload) in enumerate(places.items()):
-        if (place, CEILINGS) in session.state.done:
+        if ("", place) in session.state.ceilings:
             continue
         device, dtype, num_threads = place
         session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))

@@ -12,11 +12,11 @@ from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.analysis.table import GROUP_AXES, MetricColumn, metric_columns
+from attnbench.analysis.warned import Warned
 from attnbench.reports import titles
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warned
 from attnbench.units import MISSING, SCALES, duration, grouped, percent, plain, show, significant, span
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload

@@ -17,9 +17,9 @@ from attnbench.analysis.conclusion import Mark, Question, conclude, factor
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
+from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import Report, answers, cells, endings, recommended, titles
 from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
-from attnbench.storage.warned import Warn, Warned
 from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, markdown_table, percent, plain, show
 
 TEMPLATES = Path(__file__).parent

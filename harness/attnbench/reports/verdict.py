@@ -19,10 +19,10 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
+from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
-from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
 SCHEMA = 1

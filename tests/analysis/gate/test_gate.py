@@ -121,8 +121,8 @@ def ran(results: Results, **changes) -> Results:
     """Add operators of `fused` on the first workload."""
     seen = Operators(
         calls=(
-            Operator(name="aten::bmm", kind="matmul", num_calls=changes.pop("num_calls", 2), self_s=1e-3),
-            Operator(name="aten::_softmax", kind="softmax", num_calls=1, self_s=1e-3),
+            Operator(name="aten::bmm", num_calls=changes.pop("num_calls", 2), self_s=1e-3),
+            Operator(name="aten::_softmax", num_calls=1, self_s=1e-3),
         ),
         **{"observed": "flash", **changes},
     )

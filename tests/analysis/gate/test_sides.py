@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,6 @@ from attnbench.analysis.gate.times import LARGEST_MARGIN, decided
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Effect, Reason, half_widths, judge
 from attnbench.storage.events import CellChecked, Plan
-from attnbench.storage.journal import copy_journal
 from attnbench.storage.records import BASE, CANDIDATE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -127,7 +127,7 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def session(unchanged: Path, tmp_path: Path) -> Path:
     """Copy the session without a change, as the newest run below tmp_path."""
-    copy_journal(unchanged, tmp_path / "runs" / NAME)
+    shutil.copytree(unchanged, tmp_path / "runs" / NAME)
     return tmp_path / "runs" / NAME
 
 

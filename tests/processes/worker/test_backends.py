@@ -12,7 +12,7 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.operator_kinds import observed
+from attnbench.storage.operators import observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
@@ -26,7 +26,7 @@ def draw(*sizes: int) -> Tensor:
 
 def ran_in(call: Callable[[], object]) -> str:
     """Return the backend that ran."""
-    return observed(operators.operators_in(device("cpu").record(call)))
+    return observed(device("cpu").record(call).operators())
 
 
 def attend(*tensors: Tensor, **options: object) -> Callable[[], object]:

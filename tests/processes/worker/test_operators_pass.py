@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
 
 def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() -> None:
     state = State()
-    kernel = Operator(name="aten::bmm", kind="matmul", num_calls=1, self_s=1.0)
+    kernel = Operator(name="aten::bmm", num_calls=1, self_s=1.0)
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
     seen = Operators(calls=(kernel,), requested="flash", observed="math", reason="the mask is 3-D")
     state.apply(CellProfiled(workload="w", implementation="i", operators=seen))

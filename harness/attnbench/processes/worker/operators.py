@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
-from attnbench.devices.recording import Recording
-from attnbench.storage.operator_kinds import busy_s, fold, observed, on_other_streams
-from attnbench.storage.records import Operator, Operators
+from attnbench.devices.recording import busy_s
+from attnbench.storage.operators import observed
+from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
 NO_KERNEL = "No available kernel"
@@ -31,18 +31,17 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
         on_step()
         _ = case.first_s  # the first call may compile
         on_step()
-        calls, kernels = operators_in(case.recording), case.recording.kernels()
+        calls, kernel_s = case.recording.operators(), busy_s(case.recording.kernels())
         forward = calls
         if case.workload.direction == "backward":
             on_step()
-            forward = operators_in(case.device.record(case.output))
+            forward = case.device.record(case.output).operators()
     return Operators(
         calls=calls,
         requested=implementation.backend,
         observed=observed(forward),
         copies=implementation.copies,
-        kernel_s=busy_s(kernels),
-        elsewhere=on_other_streams(kernels),
+        kernel_s=kernel_s,
     )
 
 
@@ -58,8 +57,3 @@ def refusal(workload: Workload, implementation: Implementation, error: RuntimeEr
     reasons = dict.fromkeys(line for line in lines if line and not NO_REASON.search(line))
     reason = "; ".join(reasons) or "PyTorch gives no reason"
     return f"the {implementation.backend} backend was asked for and cannot run: {reason}"
-
-
-def operators_in(recording: Recording) -> tuple[Operator, ...]:
-    """The operators of a call; on another device, with the time of their kernels."""
-    return fold(recording.spans(), recording.kernels())
