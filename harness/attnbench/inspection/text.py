@@ -16,9 +16,8 @@ from rich.console import Console
 
 from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
 from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
-from attnbench.reports import text_lines
 from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, plain
+from attnbench.units import MISSING, plain, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
