@@ -81,7 +81,7 @@ place = torch.unravel_index(apart.argmax(), apart.shape)
 first, end = saved["rows"]
 rms = float(apart[..., first:end, :].square().mean().sqrt())
 print("$tensor at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
-# What is allowed is several times the errors of honest forms in this dtype.
+# The limits are several times the errors of honest forms in this dtype.
 print("largest error", float(apart.max()), "allowed", saved["allowed"])
 print("RMS error of rows", first, "to", end - 1, rms, "allowed", saved["allowed_rms"])
 sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allowed_rms"])))
