@@ -11,10 +11,10 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
+from attnbench.devices.recording import busy_s
 from attnbench.processes import execution
 from attnbench.processes.worker.attempts import describe
 from attnbench.storage.events import Plan
-from attnbench.storage.operator_kinds import busy_s, on_other_streams
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
@@ -137,4 +137,3 @@ def test_the_kernels_of_a_call_take_about_as_long_as_the_clock_says():
     clock.elapsed(lambda: matrix @ matrix, 3)
     kernels = device("cuda").record(lambda: matrix @ matrix).kernels()
     assert busy_s(kernels) == pytest.approx(clock.elapsed(lambda: matrix @ matrix, 8) / 8, rel=0.1)
-    assert on_other_streams(kernels) == ()

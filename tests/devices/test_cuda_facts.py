@@ -324,12 +324,6 @@ def test_a_call_that_is_shorter_than_its_kernels_is_doubted(kernel_s, is_doubted
     assert is_doubted is any("is all of it timed?" in each for each in said)
 
 
-def test_kernels_on_another_stream_are_named():
-    cell = record(0, 0, operators=Operators(calls=(), kernel_s=10e-6, elsewhere=("copy_kernel",)))
-    said = warnings_of(cell, median_estimate(cell.samples(LATENCY)))
-    assert "kernels on another stream: copy_kernel" in list(said)
-
-
 def test_memory_outside_of_the_allocator_is_what_is_gone_and_what_torch_has_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (700, 1000))

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,14 +27,10 @@ def cell(run, workload, name):
     return file
 
 
-def test_their_pages_load_from_elsewhere_and_ours_do_not():
-    assert LOADED.search((plugin.THEIRS / "index.html").read_text(encoding="utf-8"))
-    assert LOADED.search((plugin.THEIRS / "trace_embedding.html").read_text(encoding="utf-8"))
-    assert not LOADED.search(plugin.page("index.html"))
-    assert not LOADED.search(plugin.page("trace_embedding.html"))
-
-
-def test_what_the_page_wants_of_google_charts_is_there():
+def test_their_pages_load_from_elsewhere_and_ours_do_not_and_have_all_charts():
+    for name in plugin.REPLACED:
+        assert LOADED.search((plugin.THEIRS / name).read_text(encoding="utf-8"))
+        assert not LOADED.search(plugin.page(name))
     wanted = set(re.findall(r"google\.visualization\.(\w+)", plugin.page("index.html")))
     given = plugin.script(*plugin.CHARTS)
     assert "PieChart" in wanted
@@ -84,7 +79,6 @@ def test_a_folder_without_traces_is_reported(tmp_path, monkeypatch, name):
 
 DAMAGE = {
     "cut short": lambda file: file.write_bytes(file.read_bytes()[:-20]),
-    "not packed": lambda file: file.write_bytes(b"{}"),
     "empty": lambda file: file.write_bytes(b""),
     "half an event": lambda file: folders.write(file, {"traceEvents": [{"ph": "X"}]}),
     "no trace": lambda file: folders.write(file, {"events": []}),
@@ -103,53 +97,15 @@ def test_a_damaged_trace_is_named_and_the_others_are_shown(tmp_path, damage):
     assert list(looking._get_run_dirs()) == [str(good.parent)]
 
 
-def test_no_readable_trace_at_all_is_a_users_mistake(tmp_path):
+def test_no_readable_trace_at_all_and_a_port_in_use_are_users_mistakes(tmp_path):
     file = cell(tmp_path, "workload", "fused")
     file.write_bytes(b"")
     with pytest.raises(ValueError, match=re.escape(f"{file} is damaged")):
         server.launch(tmp_path, 0)
-
-
-def test_a_port_in_use_is_a_users_mistake(tmp_path):
-    cell(tmp_path, "workload", "fused")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} cannot be used .*: choose another with --port"):
             server.launch(tmp_path, port)
-
-
-@pytest.mark.parametrize("moment", [1, 2, 4, 6, 8])
-def test_a_signal_is_received_whenever_it_comes(moment):
-    """At a call or return inside the wait, up to the one that waits: none holds a lock that the handler needs."""
-    seen, seen_in_vain = 0, None
-
-    def at_the_moment(*_):
-        nonlocal seen
-        seen += 1
-        if seen == moment:
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
-    handlers = {end: signal.getsignal(end) for end in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        stopped = server.stopping()
-
-        def give_up():
-            nonlocal seen_in_vain
-            seen_in_vain = seen
-            stopped.put(0)
-
-        patience = threading.Timer(1.0, give_up)
-        patience.start()
-        sys.setprofile(at_the_moment)
-        server.wait(stopped)
-    finally:
-        sys.setprofile(None)
-        patience.cancel()
-        for end, handler in handlers.items():
-            signal.signal(end, handler)
-    assert seen >= min(moment, 2)  # the wait itself and the functions it calls
-    assert seen_in_vain is None or seen_in_vain < moment  # there were fewer moments
 
 
 def attnbench(*arguments, cwd):

@@ -93,7 +93,7 @@ def check(references: References, implementation: Implementation) -> Agreement:
 
 def diagnose(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong implementation with its diagnosis; its exceptions propagate."""
-    return explain(implementation, references.by_probe, wrong, references.seed, references.on_step)
+    return explain(implementation, references.by_probe, wrong, references.seed)
 
 
 def compare(
@@ -107,7 +107,7 @@ def compare(
 
     If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
     other workloads, which may share their short length; new results are added to it. `rejects` are the members of
-    REJECTABLE that count as findings here, not as notes or conventions.
+    EMPTY_ROWS and HIDDEN_NAN that count as findings here, not as notes or conventions.
     """
     workload, on_step = references.workload, references.on_step
     results, right = [], list[tuple[Reference, Tensor]]()  # right outputs of earlier calls

@@ -23,13 +23,11 @@ from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection import walkthrough
-from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Numbers, Walkthrough, shape_of
+from attnbench.inspection.walkthrough import LETTERS, PROJECTED, WORD_LEN, Numbers, Walkthrough, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload
-
-PROJECTED = ("query", "key", "value")
 
 
 class _Trouble(str):
@@ -182,9 +180,8 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     output = compared(right, _try(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
-    if not isinstance(module, Attention):
-        unseen.append(f"its projections cannot be seen: {kind.__name__} is no attnbench.contract.Attention")
-    elif kind.project is Attention.project and kind.forward is not Attention.forward:
+    has_project = isinstance(module, Attention) and Attention.project is not kind.project
+    if not has_project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
     else:  # if the output is right, a module may compute this step in another way
         projections = _projections(module, limits, inputs, x)

@@ -19,6 +19,7 @@ from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
+PROJECTED = ("query", "key", "value")
 LETTERS = {
     "x": "BTD",
     "query": "BHTK",
@@ -34,8 +35,7 @@ LETTERS = {
 WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
-AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
-"""Axes that can be set; the others follow from the sentence, or are fixed to stay small and exact."""
+AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # that can be set
 MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
 
 
@@ -74,11 +74,10 @@ def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
         ValueError: a sentence has no words or too many, or there are too many sentences.
     """
     parted = tuple(tuple(sentence.split()) for sentence in sentences)
-    for words in parted:
-        if not words:
-            raise ValueError(f'--sentence "" has no words: give at least one, as in --sentence "{DEFAULT}"')
-        if len(words) > MOST_WORDS:
-            raise ValueError(f"a sentence of {len(words)} words is too long to look at: give at most {MOST_WORDS}")
+    if not all(parted):
+        raise ValueError(f'--sentence "" has no words: give at least one, as in --sentence "{DEFAULT}"')
+    if (longest := max(map(len, parted))) > MOST_WORDS:
+        raise ValueError(f"a sentence of {longest} words is too long to look at: give at most {MOST_WORDS}")
     if len(parted) > MOST_SENTENCES:
         raise ValueError(f"{len(parted)} sentences are too many to look at: give at most {MOST_SENTENCES}")
     return parted
@@ -125,34 +124,10 @@ def inputs(words: Sequence[str], point: Workload) -> Inputs:
 
 def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
     """Every step of the textbook form on one sentence, in float64."""
-    given = inputs(words, point)
-    x = given.tensors["x"]
-    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=given.tensors)
-    made = steps.attend_tokens(x, x, given.weights, mask)
-    query, key, value = oracle.project(x, x, given.weights)
-    made |= {"x": x, "query": query, "key": key, "value": value}
-    return Walkthrough(
-        words=words,
-        workload=point,
-        inputs=given,
-        steps={name: made[name].numpy() for name in LETTERS},
-    )
-
-
-def descriptions(point: Workload) -> dict[str, str]:
-    """A sentence about each step."""
-    rule = point.mask_rule
-    groups = point.num_kv_heads
-    shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
-    first = "Scores are changed where the mask says so. " if rule.changes_scores else ""
-    return {
-        "x": f"Each word is a vector of D={point.embed_dim} numbers, drawn from the seed and the word.",
-        "query": "What each word looks for: x times the head's query weights, plus a bias.",
-        "key": f"What each word offers to be found by: x times the head's key weights{shared}.",
-        "value": f"What each word hands on where it is found: x times the head's value weights{shared}.",
-        "scores": f"Each query (row) times each key (column), divided by sqrt(K) = sqrt({point.head_dim}).",
-        "masked scores": f"{first}Keys that a query may not see get -inf. Mask {rule}: {rule.summary}.",
-        "weights": "Softmax along each row: no weight is negative, and those of a query add up to 1.",
-        "context": "For each query, the mean of the values by its weights.",
-        "output": "The heads side by side, times the output weights, plus a bias: a vector for each word again.",
-    }
+    drawn = inputs(words, point)
+    x = drawn.tensors["x"]
+    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=drawn.tensors)
+    results = steps.attend_tokens(x, x, drawn.weights, mask) | {"x": x}
+    results |= zip(PROJECTED, oracle.project(x, x, drawn.weights), strict=True)
+    numbers = {name: results[name].numpy() for name in LETTERS}
+    return Walkthrough(words=words, workload=point, inputs=drawn, steps=numbers)

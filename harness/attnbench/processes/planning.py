@@ -41,7 +41,7 @@ SEARCH_RANGES = {
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
-    """The members of REJECTABLE that a check should reject.
+    """The behaviours that a check should reject.
 
     Raises:
         ValueError: there is no such choice.

@@ -45,12 +45,9 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.implementation} ({', '.join(notes)})".strip() if notes else self.implementation
 
 
-BASE, CANDIDATE = "base", "candidate"
-"""The sides of a comparison of two states of the code."""
-PROBE = Arm(role=Role.probe)
-"""The interference probe takes part in every block."""
-Key = tuple[str, Arm]
-"""A cell of a run: the workload's id and the measured arm."""
+BASE, CANDIDATE = "base", "candidate"  # the sides of a comparison of two states of the code
+PROBE = Arm(role=Role.probe)  # takes part in every block
+Key = tuple[str, Arm]  # a cell of a run: the workload's id and the measured arm
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,15 +138,9 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     is_noted: bool = False
 
 
-REPEATABLE = "repeatable"
-"""The rule that equal inputs give equal answers."""
-
-
+REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
-REJECTABLE = (EMPTY_ROWS, HIDDEN_NAN)
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
-
-
 FLOAT32, RANGE = "float32", "range"
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
@@ -228,7 +219,6 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of operator in one call, named as by the profiler, such as aten::bmm."""
 
     name: str
-    kind: str  # one of kinds.KINDS
     num_calls: int
     self_s: float  # self time, or that of its kernels; profiled, so use it for shares, not for speed
     kernels: tuple[str, ...] = ()  # names of its kernels on other devices than the host
@@ -239,12 +229,11 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
-    predicted: str = ""  # the backend that PyTorch announced; empty: unknown
+    predicted: str = ""  # in old runs: the backend that PyTorch announced
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
-    reason: str = ""  # PyTorch's reason for another backend
+    reason: str = ""  # in old runs: PyTorch's reason for another backend
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
-    elsewhere: tuple[str, ...] = ()  # kernels on another stream than most of the work, by name
 
     @property
     def fallback(self) -> str:
@@ -252,8 +241,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
-        because = self.reason or "PyTorch gives no reason"
-        return f"the {self.requested} backend was asked for and {ran}: {because}"
+        return f"the {self.requested} backend was asked for and {ran}" + f": {self.reason}" * bool(self.reason)
 
 
 class Status(enum.StrEnum):
@@ -272,10 +260,7 @@ class Status(enum.StrEnum):
     lost = "lost"
 
 
-FALSE_SHARE = 0.05
-"""Default share of sessions in which any interval may miss the true ratio."""
-LARGEST_EQUIVALENCE = 0.10
-"""Largest margin: larger differences of times are never called equal."""
+FALSE_SHARE = 0.05  # of sessions, in which any interval may miss the true ratio
 
 
 class Verdict(enum.StrEnum):
@@ -311,8 +296,7 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0
 
 
-EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20
-"""Bits of a number for the epoch, the visit and the block of a sample."""
+EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # of a number for the place of a sample
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -340,11 +324,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_untimed: Annotated[int, Meta(ge=0, lt=2**53)] = 0
     untimed_s: Annotated[float, Meta(ge=0)] = 0.0
 
-    @property
-    def called_s(self) -> float:
-        """Seconds inside all its calls, untimed ones included."""
-        return self.value * self.num_calls + self.untimed_s
-
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"
 """The metric of blocks: for the arm itself, and for its A/A control."""
@@ -361,8 +340,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
-"""Fixed entries of an environment's `clocks`: a different value counts as a different GPU."""
+LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")  # entries of `clocks`: with another value it is another GPU
+OF_PROCESS = ("num_threads", "settings", "flags")  # fields that each process sets
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,17 +370,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         Memory counts in whole GiB: the part reserved by kernel and hypervisor differs between versions. The native
         dtypes follow from the processor and the version of torch.
         """
-        return hashlib.sha256(msgspec.json.encode(self.must_match(), order="deterministic")).hexdigest()[:8]
+        return _digits_of(self.must_match())
 
     @property
     def machine_fingerprint(self) -> str:
-        """The fingerprint of the machine, without threads, settings and flags, which each process sets."""
-        return hashlib.sha256(msgspec.json.encode(self.machine(), order="deterministic")).hexdigest()[:8]
+        """The fingerprint of the machine, without the fields that each process sets."""
+        return _digits_of(self.machine())
 
     def machine(self) -> dict[str, Any]:
         """Fields of the machine by name: processor, memory, system, accelerator and versions."""
-        of_process = ("num_threads", "settings", "flags")
-        return {name: value for name, value in self.must_match().items() if name not in of_process}
+        return {name: value for name, value in self.must_match().items() if name not in OF_PROCESS}
 
     def must_match(self) -> dict[str, Any]:
         """Fields that must match, by name."""
@@ -412,9 +390,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return fields | ({"limits": limits} if limits else {})  # unchanged for a machine without a GPU
 
 
+def _digits_of(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()[:8]
+
+
 MATMUL, COPY = "matmul", "copy"
-Place = tuple[str, str, int]
-"""Device, dtype and number of threads (0: one for each core), as `Workload.place` gives them."""
+Place = tuple[str, str, int]  # device, dtype and number of threads (0: one for each core), as in `Workload.place`
 
 
 class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -452,7 +433,6 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[CeilingSample, ...] = ()
     crowding: float = 0.0  # load average per core during the measurement
     message: str = ""
-    host: str = ""  # as in WorkerStarted
 
     @property
     def key(self) -> Place:

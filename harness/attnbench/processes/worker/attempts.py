@@ -19,7 +19,7 @@ from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.declared import words
 from attnbench.devices import CaptureError, device
-from attnbench.processes.messages import LimitedRequest
+from attnbench.processes.messages import Limits
 from attnbench.processes.remote import CandidateError
 from attnbench.ranks import RankLostError, RankSilentError
 from attnbench.storage.events import SHARE_OF_FREE
@@ -124,15 +124,14 @@ def load_error(spec: str, error: Exception) -> Exception:
 
 
 def require_within_limits(
-    request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
+    workload: Workload, limits: Limits, candidate: Implementation, on_step: Callable[[], object]
 ) -> float | None:
     """Climb the staircase of shorter lengths; return the predicted seconds of a call.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
     """
-    workload = request.workload
-    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
+    limit_bytes = limits.memory_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
     here_bytes, needed = device("cpu").free_bytes(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
@@ -157,14 +156,14 @@ def require_within_limits(
         clock = case.device.clock
         with case.grad_mode():
             call_s = clock.elapsed(call, 1)
-            if is_first and (step.longest == FIRST_LEN or call_s > request.call_limit_s):
+            if is_first and (step.longest == FIRST_LEN or call_s > limits.call_s):
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
             counts = with_memory and case.device.is_host
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    limits = {"compiles": candidate.compiles, "is_rough": request.is_rough}
-    return require_within(request.call_limit_s, limit_bytes, workload, attempt, **limits)
+    options = {"compiles": candidate.compiles, "is_rough": limits.is_rough}
+    return require_within(limits.call_s, limit_bytes, workload, attempt, **options)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:

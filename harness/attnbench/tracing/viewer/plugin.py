@@ -21,8 +21,7 @@ from attnbench.tracing import folders
 THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
 CHARTS = ("data", "charts", "table", "google")
-LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"
-"""Vega-Lite, the copy that report.html carries."""
+LIBRARY = Path(__file__).parents[2] / "reports" / "vega.js"  # Vega-Lite, the copy that report.html carries
 REPLACED = {
     "index.html": {
         '<script src="https://www.gstatic.com/charts/loader.js"></script>': '<script src="charts.js"></script>',
@@ -100,7 +99,7 @@ def align(compared: Any) -> None:  # noqa: ANN401
 def readable(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Readable traces, and the faults of the others."""
     faults = {file: _fault(file, file.stat().st_mtime_ns) for file in files}
-    return [file for file, fault in faults.items() if not fault], [fault for fault in faults.values() if fault]
+    return [file for file in faults if not faults[file]], [*filter(None, faults.values())]
 
 
 @cache
