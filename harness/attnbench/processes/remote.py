@@ -176,7 +176,6 @@ class Remote:
     def __init__(self, ask: Ask, cell: Cell) -> None:
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
-        self._device = device(cell.workload.device).torch_device  # the judge's tensors may be on the host
         self._generators = generators(cell.workload.device)
         self.num_modules = self.num_calls = 0
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -207,7 +206,7 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=self._device,
+            device=device(self._cell.workload.device).torch_device,  # the judge's tensors may be on the host
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,

@@ -209,7 +209,7 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
-        self.rules: defaultdict[tuple[str, int, str], RulesAt] = defaultdict(dict)  # by spec, seed and device
+        self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -421,8 +421,9 @@ class Worker:
             candidate = stand_in(Remote(self.consult, cell), prepared)
             references = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            known = self.rules[cell.spec, seed, cell.workload.device]
-            agreed = agreement.compare(references, candidate, known, rejects=rejects)
+            agreed = agreement.compare(
+                references, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects
+            )
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             if cell.workload.dtype == "float64" and agreed.is_never_finite:
@@ -449,9 +450,7 @@ class Worker:
             self.references = None  # free its memory
             if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(
-                workload, seed, on_step=beat, is_brief=is_brief, left_out=left_out, is_apart=True
-            )
+            answers = agreement.ask_oracle(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
