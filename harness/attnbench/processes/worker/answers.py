@@ -419,17 +419,15 @@ class Worker:
             if isinstance(prepared, Failed):
                 return prepared
             candidate = stand_in(Remote(self.consult, cell), prepared)
-            references = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
+            answers = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            agreed = agreement.compare(
-                references, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects
-            )
+            agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             if cell.workload.dtype == "float64" and agreed.is_never_finite:
                 return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                agreed = agreement.diagnose(references, candidate, agreed)
+                agreed = agreement.diagnose(answers, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
