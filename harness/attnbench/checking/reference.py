@@ -117,8 +117,12 @@ class Reference:
         def answers_by(form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
             any_tensor = inputs.weights.query
             grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
-            ask = partial(oracle.answer, workload, rows=self.rows, form=form, on_step=on_step, change=mask)
-            return answers(self._compared, inputs, grads, ask)
+            return answers(
+                self._compared,
+                inputs,
+                grads,
+                lambda them: oracle.answer(workload, them, self.rows, form, on_step, mask),
+            )
 
         reduced = oracle.at_rows(workload, self._rounded, self.rows)
         exact = reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu").double())
