@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
-from attnbench.checking.reference import Reference, differences, gradients
+from attnbench.checking.reference import Reference, differences, errors, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation
 from attnbench.storage.records import RuleResult
@@ -209,14 +209,10 @@ def consistent(trial: DropoutTrial) -> str:
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
     observed = {"output": output.detach()} | gradients(case, output, right)
-    wrongs = []
-    for name in (name for name in right.expected if name in observed):
-        error = (observed[name].double().cpu() - expected[name]) / trial.rescale
-        if not right.tolerances[name].judge(right.expected[name] + error).agrees:
-            wrongs.append(name)
-    if wrongs:
-        return f"the backward pass is not that of the weights which the forward pass dropped: {', '.join(wrongs)}"
-    return ""
+    error = {name: (each.double().cpu() - expected[name]) / trial.rescale for name, each in observed.items()}
+    found = errors({name: right.expected[name] + error[name] for name in right.expected if name in error}, right)
+    names = ", ".join(each.tensor for each in found if not each.agrees)
+    return names and f"the backward pass is not that of the weights which the forward pass dropped: {names}"
 
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:

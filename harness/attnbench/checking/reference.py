@@ -101,7 +101,7 @@ class Reference:
         draws = generator(workload.seed, 4, seed)
         self.workload, self.seed, self.has_gradients = workload, seed, has_gradients and probe != "huge"
         self._at = partial(Reference, workload, drawn, seed, probe=probe, on_step=on_step)  # the same with other rows
-        self._compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
+        compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
@@ -118,19 +118,16 @@ class Reference:
             any_tensor = inputs.weights.query
             grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
             return answers(
-                self._compared,
-                inputs,
-                grads,
-                lambda them: oracle.answer(workload, them, self.rows, form, on_step, mask),
+                compared, inputs, grads, lambda it: oracle.answer(workload, it, self.rows, form, on_step, mask)
             )
 
         reduced = oracle.at_rows(workload, self._rounded, self.rows)
         exact = reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu").double())
         expected = answers_by(oracle.attend, exact)
-        right_output = expected["output"].cpu()
-        if not right_output.isfinite().all():
+        numbers = expected["output"].cpu().flatten()
+        if not numbers.isfinite().all():
             raise ValueError("the reference output is not finite: nothing can be compared with it")
-        if (right_output == right_output.flatten()[0]).all():
+        if (numbers == numbers[0]).all():
             raise VacuousError("the reference output is constant: nothing can be compared with it")
         scales = scales_of(expected)
         if scales.get(SUMMED, 0.0) > 0:
@@ -175,7 +172,7 @@ class Reference:
     @cached_property
     def grad_output(self) -> Tensor | None:
         """The output's gradient, on the device: 0 outside the rows, so that gradients are exact for any rows."""
-        if self._compared.direction == "inference":
+        if not self.has_gradients or self.workload.direction == "inference":
             return None
         full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
         at_rows = full.index_copy(full.dim() - 2, self.rows, self.grad_rows)
