@@ -155,9 +155,10 @@ class Gated(nn.Module):
         return self.proj(self.gate * sdpa(query, key, value).transpose(1, 2).flatten(2))
 
 
-def test_factors_of_features_are_named():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_of_features_are_named(dtype):
     made = adapt(lambda sizes: Gated(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
-    found = check(references(workload(scope="module")), made)
+    found = check(references(workload(scope="module", dtype=dtype)), made)
     assert found.mistakes == ("features_scaled",)
     assert "buffer" in found.diagnosis
 

@@ -263,7 +263,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
-        mistake = wrong("rotary_inside", f"a rotary embedding in {style}, base {base:g}", scores=change)
+        mistake = wrong("rotary_inside", f"a rotary embedding ({style}), base {base:g}", scores=change)
         yield replace(mistake, declare=f'adapt(..., rotary="{style}({base:g})")')
 
 
