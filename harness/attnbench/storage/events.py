@@ -120,14 +120,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Source of each measured arm: a name, or path/to/file.py:Name."""
         if self.sides is None:
             return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
-        base, candidate = self.sides.base.implementations, self.sides.candidate.implementations
-        by_side = {BASE: base, CANDIDATE: candidate}
-        return {
-            Arm(implementation=name, side=side): by_side[side][name]
-            for name in dict.fromkeys([*base, *candidate])
-            for side in by_side
-            if name in by_side[side]
-        }
+        by_side = {BASE: self.sides.base.implementations, CANDIDATE: self.sides.candidate.implementations}
+        cells = [(name, side) for name in by_side[BASE] | by_side[CANDIDATE] for side in by_side]
+        arms = {Arm(implementation=name, side=side): by_side[side].get(name) for name, side in cells}
+        return {arm: spec for arm, spec in arms.items() if spec is not None}
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
         """Arms that take part in a workload, with the source of each."""
@@ -180,11 +176,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
         typed = [side.given for side in sides]
-        specs = [
-            *self.implementations,
-            *(spec for side in sides if not side.root for spec in side.implementations.values()),
-        ]
-        files = [spec for spec in dict.fromkeys(specs) if split(variant(spec)[0])[0] is not None and spec not in typed]
+        of_sides = [spec for side in sides if not side.root for spec in side.implementations.values()]
+        specs = dict.fromkeys([*self.implementations, *of_sides])
+        files = [spec for spec in specs if split(variant(spec)[0])[0] is not None and spec not in typed]
         words = ["attnbench", self.command, *typed, "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
@@ -309,10 +303,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became a baseline, with the reason; written only by `attnbench gate --accept`.
-
-    A stored baseline also carries the events of its predecessors as its history.
-    """
+    """The run became a baseline by `attnbench gate --accept`; a stored one has also the events of its predecessors."""
 
     time: str
     run: str

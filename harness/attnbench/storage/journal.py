@@ -136,8 +136,8 @@ def lines(path: Path, state: State) -> Iterator[Line]:
     for number, line in enumerate(_whole_lines(path), start=1):
         event, wrong = None, ""
         try:
-            if number == 1 and older_schemas.is_old(line):
-                decode = older_schemas.decoder(line)
+            if number == 1:
+                decode = older_schemas.decoder(line) or decode
             event = decode(line)
         except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"

@@ -14,9 +14,9 @@ from attnbench.analysis.breakdown import ran
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
+from attnbench.devices.kernels import BACKENDS, compiled, observed
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.operators import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
+from attnbench.devices.kernels import BACKENDS, compiled, observed
 from attnbench.devices.recording import busy_s
-from attnbench.storage.operators import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
