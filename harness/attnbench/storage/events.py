@@ -12,8 +12,7 @@ from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 6
-"""Version of the journal. A reader refuses newer versions; docs/adr/0003-journal.md has the history."""
+SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
 SUSTAINED_S = 3.0
 """Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -26,13 +25,12 @@ freed, and each call pays for their pages again; it adapts the threshold to earl
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 SHARE_OF_FREE = 0.75  # of the memory, which a call may use without a limit
-LIMITS = {
+LIMITS = {  # the smallest and the largest value of fields of a Plan
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s", "visit_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
     "false_share": (1e-9, records.FALSE_SHARE),
 }
-"""The smallest and the largest value of fields of a Plan."""
 
 
 class DamagedError(ValueError):

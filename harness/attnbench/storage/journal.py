@@ -33,8 +33,7 @@ from attnbench.storage.fold import State
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
-HOSTS = "hosts"
-"""Subfolder of a run on several hosts: HOST/journal.jsonl holds the measurements of a host."""
+HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
