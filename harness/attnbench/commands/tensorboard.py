@@ -19,7 +19,7 @@ def tensorboard(
     """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it.
 
     Options:
-        run ([RUN|DIR]): Which traces, by name or folder. Default: newest.
+        run ([RUN|DIR]): Name or folder of the traces. Default: newest.
     """
     require_extra("torch_tb_profiler", "tensorboard")
     from attnbench.tracing.viewer import server

@@ -15,9 +15,8 @@ import numpy as np
 from rich.console import Console
 
 from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, OracleDiff, Walkthrough
-from attnbench.reports import text_lines
 from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, plain
+from attnbench.units import MISSING, plain, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]

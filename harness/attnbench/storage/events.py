@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
-    shortlist: int = 0  # number of implementations to try, those predicted to be fastest; 0: all
+    shortlist: int = 0  # in old runs: number of implementations to try, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range or have no JSON before anything is written."""
@@ -234,7 +234,7 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
     status: Status
     message: str = ""
     is_predicted: bool = False
-    is_outpaced: bool = False  # left out of the shortlist: predicted to be too slow
+    is_outpaced: bool = False  # in old runs: predicted to be too slow
     agreement: records.Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported

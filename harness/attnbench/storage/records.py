@@ -218,9 +218,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
-    predicted: str = ""  # the backend that PyTorch announced; empty: unknown
+    predicted: str = ""  # in old runs: the backend that PyTorch announced
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
-    reason: str = ""  # PyTorch's reason for another backend
+    reason: str = ""  # in old runs: PyTorch's reason for another backend
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
 
@@ -230,8 +230,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
-        because = self.reason or "PyTorch gives no reason"
-        return f"the {self.requested} backend was asked for and {ran}: {because}"
+        return f"the {self.requested} backend was asked for and {ran}" + f": {self.reason}" * bool(self.reason)
 
 
 class Status(enum.StrEnum):
