@@ -56,7 +56,6 @@ STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.
 STALE_MISTAKE = "stale_output_buffer"
 KEPT_OPERANDS = (("key",), ("value",), ("key", "value"))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
-OF_TOKENS = ("gradient of x", "gradient of context")
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
@@ -254,7 +253,8 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 def _factor(evidence: list[Evidence]) -> Finding | None:
     """Test whether the wrong part is a constant times the right one: in all rows, from one on, in some heads, ..."""
     sentences, kinds, step = [], [], "context"
-    names = [name for name in _wrong_names(evidence) if name not in OF_TOKENS]  # those are sums over several queries
+    of_tokens = {"gradient of x", "gradient of context"}  # sums over several queries
+    names = [name for name in _wrong_names(evidence) if name not in of_tokens]
     for name in names:
         if (ratio := _ratio(evidence, name)) is None:
             return None
