@@ -19,6 +19,7 @@ from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import endings, story
+from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import PROBE
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
@@ -116,7 +117,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
     with sides.checked_out(planned, folder), client_for(planned, folder) as client:
         ready = client.start(0)
-        taken = client.ask(asked)
+        taken = client.ask("sample_blocks", VisitFinished, visit=asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
     assert ready.environment.settings.items() >= SHORT_SPIN.items()
     samples = {each.arm: each.samples for each in taken.arms}

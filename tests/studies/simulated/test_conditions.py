@@ -6,7 +6,6 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import story
 from attnbench.reports.story import facts, troubles
 from attnbench.statistics.intervals import median
@@ -52,10 +51,9 @@ def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
 class Asked(SimulatedClient):
     """Records its sample requests."""
 
-    def ask(self, request):
-        if isinstance(request, SampleBlocks):
-            self.visits = [*getattr(self, "visits", []), request]
-        return super().ask(request)
+    def sample_blocks(self, visit):
+        self.visits = [*getattr(self, "visits", []), visit]
+        return super().sample_blocks(visit)
 
 
 def test_a_sustained_visit_begins_hot_and_the_report_says_so(tmp_path):
