@@ -257,8 +257,7 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
     """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
     present = [mark for mark in COLUMNS if any(shape.having(mark) for shape in members)]
-    is_crowded = any(len(shape.others) > FEW for shape in members)
-    most = dict.fromkeys(COLUMNS, FEW) | ({Mark.slower: 1} if is_crowded else {})
+    most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}
     return [
         {
             "shape": shape.name,
