@@ -17,7 +17,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
 from attnbench.processes import execution
-from attnbench.processes.messages import Cell, Failed, Prepared, SampleBlocks, Started, T
+from attnbench.processes.messages import Cell, Failed, SampleBlocks, Started, T
 from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import (
@@ -140,11 +140,6 @@ class SimulatedClient(WorkerClient):
         """Agree."""
         self.clock.spend(CHECK_S)
         return CellChecked(**cell.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
-
-    def prepare(self, cell: Cell, **_: object) -> Prepared | Failed:
-        """Predict the true time."""
-        call_s = self.seconds(cell.workload, name_of(cell.spec))
-        return Prepared(has_dropout=False, executed_flops=None, call_s=call_s)
 
     def profile(self, cell: Cell) -> CellProfiled | Failed:
         """Return one operator."""

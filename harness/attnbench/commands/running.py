@@ -32,7 +32,6 @@ LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Least seconds between updates of the progress line."""
 STAGE_WORDS = {
-    "predict": "predicting",
     "check": "checking",
     "observe": "profiling",
     "ceilings": "measuring ceilings",

@@ -23,7 +23,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import read_counters
-from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, Prepared, SampleBlocks, T
+from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, SampleBlocks, T
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
@@ -33,14 +33,13 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.units import show, significant
 from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
@@ -48,7 +47,7 @@ from attnbench.workloads.workload import Workload
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
-A plan may have further stages: "shortlist", "choose" and "search" look for the fastest, and for crossovers.
+A plan may have further stages: "choose" looks for the fastest, and "search" for crossovers.
 """
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
@@ -74,10 +73,6 @@ FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-TOO_SLOW = 2.5
-"""Uncertainty of predictions: implementations slower than this multiple of the fastest are not tried."""
-NUM_PREDICTIONS = 2
-"""Predictions of a call that looks slow: one late reading must not exclude an implementation."""
 MOST_PROCESSES = LOOKS[2]
 """Processes for one value of a search."""
 CALLS_AT_A_VALUE = 60
@@ -189,11 +184,6 @@ class Session:
         """The cell of a request."""
         return Cell(workload=workload, arm=arm, spec=self.specs[arm])
 
-    def limits(self, *, call_s: float | None = None, is_rough: bool = True) -> Limits:
-        """The plan's limits of a cell, with another limit of a call if set."""
-        limit_s = self.plan.call_limit_s if call_s is None else call_s
-        return Limits(call_s=limit_s, memory_bytes=self.plan.memory_limit_bytes, is_rough=is_rough)
-
     def record_failure(self, cell: Cell, failed: Failed) -> None:
         """End a cell after its check had passed."""
         self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
@@ -267,7 +257,9 @@ def check_cell(
     reply: events.CellChecked | Failed = UNLOADABLE
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
-        fields = {"limits": session.limits(call_s=call_limit_s), "seed": plan.seed, "rejects": plan.rejects, **options}
+        call_s = plan.call_limit_s if call_limit_s is None else call_limit_s
+        limits = Limits(call_s=call_s, memory_bytes=plan.memory_limit_bytes)
+        fields = {"limits": limits, "seed": plan.seed, "rejects": plan.rejects, **options}
         reply = session.ask("check", events.CellChecked, cell=cell, **fields)
     if isinstance(reply, Failed):
         session.unloadable |= {cell.spec} if reply.is_unloadable else set()
@@ -491,42 +483,6 @@ class Timing:
             return
 
 
-def shortlist(session: Session) -> None:
-    """For each workload, leave out implementations predicted to be too slow; the baseline stays.
-
-    So do calls too short to predict, and those that cannot be predicted, which fail their check. A workload with a
-    status already has its shortlist.
-    """
-    plan, limits = session.plan, session.limits(is_rough=False)
-    for number, workload in enumerate(plan.asked):
-        slow = dict.fromkeys(plan.cells(workload), "")
-        if any((workload.id, arm) in session.state.status for arm in slow):
-            continue
-        session.show_progress("predict", workload.id, number, len(plan.asked))
-        seconds: dict[Arm, float] = {}
-        for _ in range(NUM_PREDICTIONS):
-            for arm in slow:
-                reply = session.ask("prepare", Prepared, cell=session.cell(workload, arm), limits=limits)
-                if isinstance(reply, Prepared):
-                    seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
-            slow = _too_slow(plan, seconds)
-        for arm, why in slow.items():
-            fields = session.cell(workload, arm).names | {"is_predicted": True, "is_outpaced": True}
-            session.record(CellChecked(**fields, status=Status.timeout, message=why))
-
-
-def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """The arms that are not tried, with reasons, among those with a predicted time of a call."""
-    slow: dict[Arm, str] = {}
-    order = sorted(seconds, key=seconds.__getitem__)
-    for place, arm in enumerate(order):
-        factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
-        if seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist) and not plan.is_reference(arm):
-            times = f"{significant(factor, 2)}x slower than {order[0]}"
-            slow[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
-    return slow
-
-
 class Search:
     """Strategy that searches each ladder for the values between which the two implementations of a pair change places.
 
@@ -636,8 +592,6 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
     """Run the stages with these names; return why checks or timing ended early, or ""."""
     plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
-    if "shortlist" in names:
-        shortlist(session)
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
         if "trace" not in names:

@@ -68,11 +68,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell is not tried beyond these limits; if `is_rough`, a rough prediction is enough."""
+    """A cell is not tried beyond these limits."""
 
     call_s: float
     memory_bytes: int
-    is_rough: bool = False
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +81,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     executed_flops: int | None
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
-    call_s: float | None = None  # predicted seconds of one call; None without a shorter length
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -369,13 +369,12 @@ class Worker:
             return Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, workload) and not takes_infinity(candidate):
             return Failed(status=Status.unsupported, message=NO_INFINITY)
-        call_s = attempts.require_within_limits(workload, limits, candidate, self.heartbeat.beat)
+        attempts.require_within_limits(workload, limits, candidate, self.heartbeat.beat)
         weights = place(Inputs(tensors={}, weights=draw_weights(workload)), workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
-            call_s=call_s,
             has_pack=packs(candidate.build(weights)),
         )
 
@@ -424,7 +423,8 @@ class Worker:
             agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
-            if cell.workload.dtype == "float64" and agreed.is_never_finite:
+            errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
+            if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
                 return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
                 agreed = agreement.diagnose(answers, candidate, agreed)

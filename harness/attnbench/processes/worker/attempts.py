@@ -125,8 +125,8 @@ def load_error(spec: str, error: Exception) -> Exception:
 
 def require_within_limits(
     workload: Workload, limits: Limits, candidate: Implementation, on_step: Callable[[], object]
-) -> float | None:
-    """Climb the staircase of shorter lengths; return the predicted seconds of a call.
+) -> None:
+    """Climb the staircase of shorter lengths.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
@@ -162,8 +162,7 @@ def require_within_limits(
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    options = {"compiles": candidate.compiles, "is_rough": limits.is_rough}
-    return require_within(limits.call_s, limit_bytes, workload, attempt, **options)
+    require_within(limits.call_s, limit_bytes, workload, attempt, compiles=candidate.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -177,19 +176,17 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(  # noqa: PLR0913 - the staircase and its limits
+def require_within(
     limit_s: float,
     limit_bytes: int,
     workload: Workload,
     attempt: Callable[[Workload, bool], Cost | None],
     *,
     compiles: bool = False,
-    is_rough: bool = False,
-) -> float | None:
+) -> None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
-    Returns the predicted seconds of one call; None if there is no shorter length to predict from. Lengths at which
-    `attempt` returns None are unsupported and skipped. With `is_rough` the climb ends once even quadratic growth would
+    Lengths at which `attempt` returns None are unsupported and skipped. The climb ends once even quadratic growth would
     stay far below the limit and memory does not matter.
 
     Raises:
@@ -202,13 +199,13 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
             break
         most_s = _at(workload.longest, times_s, least=MOST_EXPONENT) if times_s else math.inf
-        if is_rough and not with_memory and most_s <= limit_s / FAR_BELOW:
+        if not with_memory and most_s <= limit_s / FAR_BELOW:
             break
         if (cost := attempt(step, with_memory)) is not None:
             times_s[step.longest] = cost[0]
             peaks |= {} if cost[1] is None else {step.longest: cost[1]}
     if not times_s:
-        return None
+        return
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if _at(workload.longest, times_s) > limit_s:
@@ -223,7 +220,6 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
         raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
-    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
