@@ -209,9 +209,12 @@ def consistent(trial: DropoutTrial) -> str:
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
     expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
     observed = {"output": output.detach()} | gradients(case, output, right)
-    error = {name: (each.double().cpu() - expected[name]) / trial.rescale for name, each in observed.items()}
-    found = errors({name: right.expected[name] + error[name] for name in right.expected if name in error}, right)
-    names = ", ".join(each.tensor for each in found if not each.agrees)
+    without = {  # as if nothing was dropped, with the same error in proportion
+        name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale
+        for name, each in right.expected.items()
+        if name in observed
+    }
+    names = ", ".join(each.tensor for each in errors(without, right) if not each.agrees)
     return names and f"the backward pass is not that of the weights which the forward pass dropped: {names}"
 
 
