@@ -147,8 +147,7 @@ def compare(
             on_step=on_step,
         )
     if not has_backward:
-        words = "no backward: checked in inference"
-        found += (RuleResult(rule="backward", holds=False, found=words, is_noted=True),)
+        found += (RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),)
     overflows = any(each.rule == rules.LARGE_VALUES and each.is_noted and not each.holds for each in found)
     conventions = ((convention,) if convention else ()) + (RANGE,) * overflows
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=found, conventions=conventions)

@@ -95,7 +95,7 @@ def watched(
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether shape, dtype and every value are equal; NaN equals NaN."""
-    is_alike = (tensor.shape, tensor.dtype) == (kept.shape, kept.dtype)
+    is_alike = tensor.shape == kept.shape and tensor.dtype == kept.dtype
     return is_alike and torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 

@@ -239,8 +239,7 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try the rules up to the first broken one; an exception of the candidate breaks a rule."""
-    results: list[RuleResult] = []
-    trial = None
+    results, trial = list[RuleResult](), None
     with torch.random.fork_rng([]):  # the host's generator
         # The candidate can read this seed, so it must not reveal the seed of the inputs.
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))

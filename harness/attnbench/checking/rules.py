@@ -409,10 +409,9 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
 
     Not tried for the causal mask and padding, which are the same in all heads: code may look for unused keys in one.
     """
-    is_alike = candidate.workload.mask == "causal" or any(
-        isinstance(part, Padding) for part in candidate.workload.mask_rule.parts
-    )
-    if _has_mask(candidate.workload) and not is_alike and candidate.seen.any(dim=-1).all():
+    workload = candidate.workload
+    is_alike = workload.mask == "causal" or any(isinstance(part, Padding) for part in workload.mask_rule.parts)
+    if _has_mask(workload) and not is_alike and candidate.seen.any(dim=-1).all():
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
         yield candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
