@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from attnbench import devices
 from attnbench.commands import list as catalog
 from attnbench.contract import is_on, only_on
-from attnbench.devices import cpu, device
+from attnbench.devices import device
 from attnbench.processes.planning import build_plan
 from attnbench.workloads.workload import Workload
 
@@ -26,23 +25,18 @@ OUTSIDE = [
 ]
 
 
-def names_in(node: ast.AST) -> set[str]:
-    texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-    return {text.partition(":")[0] for text in texts} & set(devices.names())
-
-
-def asks_for_a_name(node: ast.AST) -> bool:
-    if isinstance(node, ast.Compare | ast.MatchValue):
-        return bool(names_in(node))
-    is_text_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return is_text_method and node.func.attr in {"startswith", "fullmatch", "match"} and bool(names_in(node))
-
-
-def says_something_to_cuda(node: ast.AST) -> bool:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        imported = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-        return any(re.search(r"torch\.(\w+\.)*cuda\b", name) for name in imported)
-    return isinstance(node, ast.Attribute) and node.attr in {"cuda", "is_cuda"}
+def knows_a_device(node: ast.AST) -> bool:
+    """Whether code compares a text with a device's name, or uses torch.cuda."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            return any(re.search(r"torch\.(\w+\.)*cuda\b", name) for name in names)
+        case ast.Attribute():
+            return node.attr in {"cuda", "is_cuda"}
+        case ast.Compare() | ast.MatchValue() | ast.Call(func=ast.Attribute(attr="startswith" | "fullmatch" | "match")):
+            texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+            return bool({str(text).partition(":")[0] for text in texts} & set(devices.names()))
+    return False
 
 
 def test_nothing_outside_asks_for_a_device_by_name():
@@ -51,7 +45,7 @@ def test_nothing_outside_asks_for_a_device_by_name():
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in OUTSIDE
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if asks_for_a_name(node) or says_something_to_cuda(node)
+        if knows_a_device(node)
     ]
     assert not reported, f"a fact of one device belongs into its file: {reported}"
 
@@ -110,22 +104,6 @@ print(len(build_plan(sweep="quick", settings=["device=cuda"]).workloads), catalo
 
 def test_devices_are_listed_and_planned_for_where_torch_is_missing():
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, capture_output=True)
-
-
-def test_what_the_processor_makes_of_numbers():
-    half = Workload(dtype="bfloat16")
-    assert device("cpu").notes(half, None) == ()
-    assert device("cpu").notes(half, SimpleNamespace(native_dtypes=("bfloat16",))) == ()
-    assert device("cpu").notes(half, SimpleNamespace(native_dtypes=())) == (f"bfloat16 {devices.NOT_NATIVE}",)
-
-
-def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu, "CACHES", tmp_path)
-    assert device("cpu").cache_bytes() == cpu.ASSUMED_CACHE_BYTES
-    for number, size in enumerate(("48K", "2M", "512")):
-        (tmp_path / f"index{number}").mkdir()
-        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
-    assert device("cpu").cache_bytes() == 2 * 2**20
 
 
 def test_the_columns_of_devices_are_those_that_there_are():

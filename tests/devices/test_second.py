@@ -90,17 +90,6 @@ import time, torch
 from attnbench.devices import device
 
 assert torch.accelerator.current_accelerator().type == "second"
-left = torch.randn(4, 5, device="second:1", requires_grad=True)
-right = torch.randn(5, 3, device="second:1")
-(left @ right).sum().backward()
-torch.testing.assert_close(left.grad.cpu(), right.cpu().sum(1).expand(4, 5))
-for other in (right.to("second:0"), right.cpu()):
-    try:
-        left @ other
-    except RuntimeError as error:
-        assert f"second:1 and {other.device}" in str(error), error
-    else:
-        raise AssertionError("two devices in one product")
 here, there = device("second:1"), device("second:0")
 before = here.free_bytes(), there.free_bytes()
 held = torch.empty(2**20, dtype=torch.uint8, device="second:1")
@@ -118,8 +107,6 @@ torch.second.spin(0.2)
 assert time.perf_counter() - start < 0.1
 here.synchronize()
 assert time.perf_counter() - start >= 0.2
-draws = [torch.randn(3, device="second:1", generator=torch.Generator("second:1").manual_seed(7)) for _ in range(2)]
-assert torch.equal(*draws)
 """
 
 
@@ -162,20 +149,18 @@ def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
         return {row["implementation"]: row for row in csv.DictReader(file)}
 
 
-@pytest.mark.parametrize("conditions", ["", "cold,sustained"])
-def test_run_measures_under_all_conditions(second, conditions):
-    rows = measured(second, "sdpa", "fused", *([f"--conditions={conditions}"] if conditions else []))
-    assert {name: row["status"] for name, row in rows.items()} == {"sdpa": "ok", "fused": "ok"}
-    for row in rows.values():
-        assert 1e-6 < float(row["latency_s"]) < 0.1
-        assert float(row["peak_memory_bytes"]) > 0
-
-
-def test_run_knows_the_time_of_the_device_and_work_that_is_left_on_another_stream(second):
+def test_run_knows_time_and_memory_of_the_device_and_work_that_is_left_on_another_stream(second):
     rows = measured(second, "sdpa", "-imine.py:slow", "-imine.py:on_another_stream")
     assert 0.004 < float(rows["slow"]["latency_s"]) < 0.05
+    assert float(rows["sdpa"]["peak_memory_bytes"]) > 0
     assert rows["on_another_stream"]["status"] == "invalid"
     assert "another stream" in rows["on_another_stream"]["message"]
+
+
+def test_run_measures_with_cold_caches_at_a_sustained_pace(second):
+    rows = measured(second, "sdpa", "fused", "--conditions=cold,sustained")
+    assert {name: row["status"] for name, row in rows.items()} == {"sdpa": "ok", "fused": "ok"}
+    assert all(1e-6 < float(row["latency_s"]) < 0.1 for row in rows.values())
 
 
 def test_profile_writes_a_trace_of_its_operators(second):
