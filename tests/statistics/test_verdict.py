@@ -36,17 +36,14 @@ def verdict_of(numbers: list[float], margin: float = 0.02) -> Verdict:
     return judge({"it": effect(numbers)}, margin)["it"].verdict
 
 
-def test_effect_by_value() -> None:
+def test_effect_and_interval_by_value() -> None:
+    """An interval of a single comparison has a fifth of the error."""
     found = effect(four(0.05))
     assert found.log == pytest.approx(0.05)
     assert found.error == pytest.approx(0.005)
     assert (found.degrees, found.num_processes, found.num_measured) == (3, 4, 4)
-
-
-def test_interval_of_a_single_comparison_has_a_fifth_of_the_error() -> None:
-    judged = judge({"it": effect(four(0.05))})["it"]
+    judged = judge({"it": found})["it"]
     assert judged.level == pytest.approx(FALSE_SHARE / 5)
-    assert judged.half_width == pytest.approx(T_3 * 0.005, rel=1e-3)
     assert judged.low == pytest.approx(math.exp(0.05 - T_3 * 0.005), rel=1e-4)
     assert judged.high == pytest.approx(math.exp(0.05 + T_3 * 0.005), rel=1e-4)
 
@@ -91,16 +88,11 @@ def test_too_few_processes_have_no_interval() -> None:
 
 def test_one_process_decides_nothing_below_its_layout() -> None:
     bias = math.log1p(LAYOUT_SPREAD)
-    judged = {log: judge({"it": effect(four(log, 0.0001), bias=bias)})["it"] for log in (0.0, 0.02, 0.06, -0.06)}
-    assert [each.verdict for each in judged.values()] == [
-        Verdict.undecided,
-        Verdict.undecided,
-        Verdict.slower,
-        Verdict.faster,
-    ]
-    assert judged[0.02].reason is Reason.one_process
-    assert judged[0.06].low is not None
-    assert judged[0.06].low < math.exp(0.06 - bias)
+    near, slower, faster = (judge({"it": effect(four(log, 0.0001), bias=bias)})["it"] for log in (0.02, 0.06, -0.06))
+    assert (near.verdict, near.reason) == (Verdict.undecided, Reason.one_process)
+    assert (slower.verdict, faster.verdict) == (Verdict.slower, Verdict.faster)
+    assert slower.low is not None
+    assert slower.low < math.exp(0.06 - bias)
 
 
 @pytest.mark.parametrize("power", [1, 4, 9])
