@@ -119,9 +119,3 @@ def test_this_projects_tests_have_these_hooks():
 def test_a_deprecation_inside_of_torch_fails_no_test_of_a_device():
     """Inductor's import of torch.jit once failed every test of flex_attention."""
     warnings.warn_explicit("`script_method` is deprecated", DeprecationWarning, "_script.py", 1, "torch.jit._script")
-
-
-def test_a_device_is_looked_for_where_torch_finds_it(monkeypatch):
-    for answer in (True, False):
-        monkeypatch.setattr("torch.cuda.is_available", lambda answer=answer: answer)
-        assert apart.has_device() is answer

@@ -1,8 +1,8 @@
 """Facts about a CUDA device, with torch's compiled part replaced; and the way of its flags to a reader."""
 
 import sys
-from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -40,17 +40,16 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.fixture
-def gpus(monkeypatch) -> SimpleNamespace:
-    """Two GPUs in place of torch.cuda: only functions that make no context, until a test adds others.
-
-    studies/gpu/contexts.py shows that torch makes none for these.
-    """
+def gpus(monkeypatch) -> MagicMock:
+    """Two GPUs in place of torch.cuda, which keep what is called."""
 
     def properties(at):
         index = torch.device(at).index or 0
         return SimpleNamespace(name=f"GPU {index}", uuid=str(index), major=9, minor=0, total_memory=8)
 
-    module = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, get_device_properties=properties)
+    module = MagicMock()
+    module.is_available.return_value, module.device_count.return_value = True, 2
+    module.get_device_properties.side_effect = properties
     monkeypatch.setattr(torch, "cuda", module)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(cuda, "version", {"triton": "3.6.0"}.__getitem__)
@@ -58,15 +57,17 @@ def gpus(monkeypatch) -> SimpleNamespace:
     return module
 
 
+def called(gpus: MagicMock) -> list[str]:
+    """Return the names of all calls, in order."""
+    return [name for name, _, _ in gpus.mock_calls]
+
+
 def test_a_device_that_lets_no_further_process_in_is_missing(gpus):
     """In the compute mode EXCLUSIVE_PROCESS the second process once crashed, and its implementation was blamed."""
     here = cuda.Cuda("cuda:0")
-    messages = iter(["CUDA error: invalid device ordinal", f"CUDA error: devices are {cuda.BUSY}"])
-
-    def refuse(_: int) -> None:
-        raise RuntimeError(next(messages))
-
-    gpus.set_device, gpus.is_initialized = refuse, lambda: True
+    messages = "CUDA error: invalid device ordinal", f"CUDA error: devices are {cuda.BUSY}"
+    gpus.set_device.side_effect = map(RuntimeError, messages)
+    gpus.synchronize.side_effect = RuntimeError
     with pytest.raises(RuntimeError, match="ordinal"):
         here.select()
     assert here.missing() is None
@@ -77,14 +78,19 @@ def test_a_device_that_lets_no_further_process_in_is_missing(gpus):
 
 
 def test_two_kinds_of_devices_are_both_named_and_two_of_one_kind_once(gpus):
-    """The environment of a run on cuda:1 once named device 0 alone. Every worker reads this, and makes no context."""
+    """The environment of a run on cuda:1 once named device 0 alone.
+
+    Every worker reads these facts. They make no context: studies/gpu/contexts.py shows that torch makes none for them.
+    """
     kinds = "GPU 0, 8 bytes, compute capability 9.0; GPU 1, 8 bytes, compute capability 9.0"
     assert device("cuda").facts().accelerator == kinds
     assert device("cuda:1").facts().accelerator == kinds.partition("; ")[2]
     assert device("cuda").facts().versions["triton"] == "3.6.0"
-    alike = SimpleNamespace(name="GPU", uuid="", major=9, minor=0, total_memory=8)
-    gpus.get_device_properties = lambda _: alike
+    gpus.get_device_properties.side_effect = lambda _: SimpleNamespace(
+        name="GPU", uuid="", major=9, minor=0, total_memory=8
+    )
     assert device("cuda").facts().accelerator == "GPU, 8 bytes, compute capability 9.0"
+    assert set(called(gpus)) == {"is_available", "device_count", "get_device_properties"}
 
 
 def test_settings_of_packages_are_recorded_by_their_prefix_and_a_path_is_not(monkeypatch):
@@ -236,15 +242,13 @@ def test_a_clock_that_falls_or_is_held_is_a_doubt(visits, said):
 
 
 def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(gpus):
-    done: list[str] = []
-    gpus.empty_cache = lambda: done.append("emptied")
-    gpus.mem_get_info = lambda _: (len(done), 8)
-    assert device("cuda").free_bytes() == 1
+    gpus.mem_get_info.return_value = (700, 1000)
+    assert device("cuda").free_bytes() == 700
+    assert called(gpus) == ["empty_cache", "mem_get_info"]
 
 
 def test_memory_outside_of_the_allocator_is_what_is_gone_and_what_torch_has_not(gpus):
-    gpus.synchronize, gpus.memory_reserved = lambda _: None, lambda _: 250
-    gpus.mem_get_info = lambda _: (700, 1000)
+    gpus.mem_get_info.return_value, gpus.memory_reserved.return_value = (700, 1000), 250
     assert device("cuda").outside_bytes() == 50
     assert device("cpu").outside_bytes() == 0
 
@@ -311,61 +315,36 @@ def test_a_call_that_is_shorter_than_its_kernels_is_doubted_and_kernels_on_anoth
     assert is_doubted is any("is all of it timed?" in each for each in warnings)
 
 
-@pytest.fixture
-def capturing(gpus) -> SimpleNamespace:
-    """GPUs that record graphs: what they do, and the pool of each graph. A failed recording raises again at its end."""
-    done, pools = [], []
-
-    @contextmanager
-    def on(stream: str):
-        done.append(f"on {stream}")
-        yield
-        done.append("off")
-
-    @contextmanager
-    def graph(_: object, pool: int, stream: str):
-        done.append(f"record on {stream}")
-        pools.append(pool)
-        try:
-            yield
-        except RuntimeError:
-            raise RuntimeError("operation failed due to a previous error during capture") from None
-
-    gpus.device, gpus.Stream = lambda _: nullcontext(), lambda: "side"
-    gpus.synchronize = lambda _: done.append("synchronize")
-    gpus.CUDAGraph = lambda: SimpleNamespace(replay=lambda: done.append("replay"))
-    gpus.stream, gpus.graph, gpus.graph_pool_handle = on, graph, lambda: len(done)
-    return SimpleNamespace(done=done, pools=pools)
-
-
-def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_recorded_call_gave(capturing):
-    done, results = capturing.done, iter(range(10))
-
-    def make():
-        done.append("make")
-        return lambda: (done.append("call"), next(results))[1]
-
-    replay = cuda.Cuda("cuda").captured(make)
-    warm_ups = ["synchronize", "on side", "make", *["call"] * cuda.NUM_WARM_UPS, "off", "synchronize"]
-    assert done == [*warm_ups, "record on side", "call"]
+def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_recorded_call_gave(gpus):
+    gpus.make.return_value = gpus.call
+    gpus.call.side_effect = range(10)
+    replay = cuda.Cuda("cuda").captured(gpus.make)
+    side = gpus.Stream.return_value
+    assert called(gpus) == [
+        *("device", "device().__enter__", "Stream", "CUDAGraph", "synchronize"),
+        *("stream", "stream().__enter__", "make", *["call"] * cuda.NUM_WARM_UPS, "stream().__exit__", "synchronize"),
+        *("graph_pool_handle", "graph", "graph().__enter__", "call", "graph().__exit__", "device().__exit__"),
+    ]
+    assert gpus.stream.call_args.args == (side,)
+    assert gpus.graph.call_args.kwargs["stream"] is side
     assert replay() == replay() == cuda.NUM_WARM_UPS
-    assert done[-2:] == ["replay", "replay"]
+    assert called(gpus)[-2:] == ["CUDAGraph().replay"] * 2
 
 
-def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(capturing):
-    def call():
-        if "record on side" in capturing.done:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
+def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(gpus):
+    """A failed recording raises again at its end."""
+    failure = RuntimeError("operation not permitted when stream is capturing\nand more")
+    gpus.call.side_effect = [*range(cuda.NUM_WARM_UPS), failure]
+    gpus.graph.return_value.__exit__.side_effect = RuntimeError("operation failed due to a previous error")
     with pytest.raises(
         CaptureError, match=r"CUDA graph: RuntimeError: operation not permitted when stream is capturing$"
     ):
-        cuda.Cuda("cuda").captured(lambda: call)
+        cuda.Cuda("cuda").captured(lambda: gpus.call)
 
 
-def test_graphs_share_one_pool_of_memory(capturing):
+def test_graphs_share_one_pool_of_memory(gpus):
     here = cuda.Cuda("cuda")
+    gpus.graph_pool_handle.side_effect = range(10)
     for _ in range(2):
-        here.captured(lambda: lambda: None)
-    assert len(capturing.pools) == 2
-    assert len(set(capturing.pools)) == 1
+        here.captured(gpus.make)
+    assert [each.kwargs["pool"] for each in gpus.graph.call_args_list] == [0, 0]

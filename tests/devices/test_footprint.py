@@ -103,28 +103,19 @@ def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_reserv
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
-    before = {
-        "allocated_bytes.all.current": 100,
-        "allocation.all.allocated": 7,
-        "allocated_bytes.all.allocated": 500,
-        "reserved_bytes.all.current": 128,
-    }
-    if is_first:  # torch has no numbers before the first allocation
-        before = {}
-    after = {
-        "allocated_bytes.all.current": 140,
-        "allocated_bytes.all.peak": 190,
-        "allocated_bytes.all.allocated": 640,
-        "allocation.all.allocated": 10,
-        "reserved_bytes.all.peak": 256,
-    }
-    start, calls, taken, reserved = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
-    assert Accelerator.allocated(before, after) == Footprint(
+    """Torch has no numbers before the first allocation."""
+    held, taken, reserved = "allocated_bytes.all", "allocation.all", "reserved_bytes.all"
+    start, number, total, segments = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
+    before = {f"{held}.current": start, f"{taken}.allocated": number, f"{held}.allocated": total}
+    before |= {f"{reserved}.current": segments}
+    after = {f"{held}.current": 140, f"{held}.peak": 190, f"{held}.allocated": 640, f"{taken}.allocated": 10}
+    after |= {f"{reserved}.peak": 256}
+    assert Accelerator.allocated({} if is_first else before, after) == Footprint(
         peak_bytes=190 - start,
         kept_bytes=140 - start,
-        num_allocations=10 - calls,
-        allocated_bytes=640 - taken,
-        reserved_bytes=256 - reserved,
+        num_allocations=10 - number,
+        allocated_bytes=640 - total,
+        reserved_bytes=256 - segments,
     )
 
 

@@ -71,17 +71,11 @@ def test_the_quick_sweep_must_decide_each_large_difference_rightly(verdict, pass
     ("way", "off", "passes"), [("fixture", 1.04, True), ("fixture", 1.2, False), ("none", 1, False)]
 )
 def test_each_way_must_give_the_time_of_a_plain_loop(way, off, passes):
-    seconds = dict.fromkeys([*absolute.WAYS], 1.0) | {way: off}
-    rows = [
-        {
-            "session": session,
-            "way": each,
-            "seconds": {} if way == "none" and each == "shared" else {"sdpa": seconds[each]},
-        }
-        for session in range(3)
-        for each in absolute.WAYS
-    ]
-    assert absolute.judge(rows)[1] is passes
+    seconds = dict.fromkeys(absolute.WAYS, 1.0) | {way: off}
+    session = [{"session": 0, "way": each, "seconds": {"sdpa": seconds[each]}} for each in absolute.WAYS]
+    if way == "none":
+        session[-1]["seconds"] = {}
+    assert absolute.judge(session * 3)[1] is passes
 
 
 @pytest.mark.parametrize(("calls", "alike"), [((4, 4), True), ((4, 8), False)])
@@ -118,31 +112,22 @@ def test_sessions_go_on_where_they_were_stopped(tmp_path):
 
 
 def test_sessions_of_an_older_tree_have_a_row_of_their_own_in_the_table(tmp_path):
-    trees = []
-
     def take(number, tree=None):
-        trees.append(tree)
-        return [row("slower" if tree else "equivalent")]
+        return [row("slower" if tree == tmp_path / "harness" else "equivalent")]
 
     test = dataclasses.replace(acceptance.TESTS["V4 same, 1 busy"], number=2, take=take, judge=acceptance._identical)
     frame.complete(acceptance.pieces(test, tmp_path), tmp_path)
-    assert trees == [None, tmp_path / "harness"] * 2
     assert acceptance.outcome(test, tmp_path).passes
     assert not acceptance.outcome(test, tmp_path, acceptance.OLD).passes
     assert "V4 same, 1 busy, older" in acceptance.table(tmp_path)
 
 
 @pytest.mark.long
-def test_a_session_sees_a_large_slowdown_by_the_command():
-    found = sessions.compare(3, share=1.0, budget_s=40.0)
-    assert found["verdict"] == "slower"
-    assert found["alike"] == 1.0
-    assert found["processes"] >= 4
-
-
-@pytest.mark.long
 def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     """Each once read a format that the commands no longer printed, and no test ran it."""
+    slowed = sessions.compare(3, share=1.0, budget_s=40.0)
+    assert (slowed["verdict"], slowed["alike"]) == ("slower", 1.0)
+    assert slowed["processes"] >= 4
     for by_fixture in (False, True):
         judged = acceptance._neighbours([sessions.neighbour(1, num_busy=0, num_threads=1, by_fixture=by_fixture)])
         assert "neither" in judged[0]
@@ -150,5 +135,4 @@ def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     assert "attnbench" in acceptance._against_rivals(sessions.rivals(1, share=1.0, budget_s=2.0), is_planted=True)[0]
     monkeypatch.setattr(absolute, "BUSY_SHARE", 1.0)  # the tests themselves keep the machine busy
     seconds = {row["way"]: set(row["seconds"]) for row in absolute.session(1, num_threads=1, seq_len=64)}
-    assert set(seconds) == set(absolute.WAYS)
-    assert all(names == {"sdpa", "fused", "mine"} for names in seconds.values())
+    assert seconds == {way: {"sdpa", "fused", "mine"} for way in absolute.WAYS}
