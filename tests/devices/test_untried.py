@@ -63,7 +63,7 @@ def test_a_gpu_of_amds_is_untried_and_has_no_compute_capability(monkeypatch, tmp
     assert here.seems_present()
     assert "AMD" in here.untried
     assert here.compute_capability() is None
-    (tmp_path / "none").touch()
+    monkeypatch.setattr(cuda, "DRIVER", tmp_path / "kfd")  # a machine with both
     assert here.untried == ""
 
 

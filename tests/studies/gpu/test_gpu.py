@@ -72,6 +72,21 @@ def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatc
     assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] in {LEFT_OUT, OK, FAILED}
 
 
+def test_each_test_of_a_device_has_a_process_of_its_own(monkeypatch):
+    """A lost context once failed all tests after it."""
+    started = []
+
+    def lose(*arguments, cwd):
+        started.append(arguments[-1])
+        return subprocess.CompletedProcess(arguments, returncode=len(started) == 1, stdout=b"")
+
+    monkeypatch.setattr(work, "_here", lambda _: None)
+    monkeypatch.setattr(work, "_python", lose)
+    with pytest.raises(work.Wrong, match=r"1 of \d+ fail: test_every_implementation"):
+        work.tests()
+    assert len(set(started)) == len(started) >= 8
+
+
 def test_who_starts_the_steps_needs_python_alone():
     block = "import sys; sys.modules |= dict.fromkeys(('torch', 'msgspec', 'numpy', 'attnbench', 'typer'));"
     command_line = [sys.executable, "-c", f"{block} import studies.gpu.__main__, studies.gpu.work"]
@@ -99,7 +114,7 @@ def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_
     assert {found[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
     with tarfile.open(tmp_path / command.ARCHIVE) as packed:
         names = packed.getnames()
-    for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
+    for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", "/planted-die.log"):
         assert any(name.endswith(part) for name in names), part
     assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
     assert dict(steps.ended(asked, tmp_path)) == found
