@@ -14,7 +14,6 @@ from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.worker.attempts import describe
 from attnbench.storage.events import Plan
-from attnbench.storage.operator_kinds import busy_s, on_other_streams
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from tests.pairwise import pairwise
@@ -118,12 +117,3 @@ def test_memory_that_is_not_torchs_is_counted_and_torchs_is_not():
     assert before > 0
     assert abs(device("cuda").outside_bytes() - before) < 2**26
     del inputs, more
-
-
-def test_the_kernels_of_a_call_take_about_as_long_as_the_clock_says():
-    matrix = torch.randn(4096, 4096, device="cuda")
-    clock = device("cuda").clock
-    clock.elapsed(lambda: matrix @ matrix, 3)
-    kernels = device("cuda").record(lambda: matrix @ matrix).kernels()
-    assert busy_s(kernels) == pytest.approx(clock.elapsed(lambda: matrix @ matrix, 8) / 8, rel=0.1)
-    assert on_other_streams(kernels) == ()

@@ -54,15 +54,8 @@ class Place:
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> str:
         """Run Python with these arguments; return what it prints."""
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-        )
+        place = {"cwd": self.folder, "env": self.environment, "timeout": 180}
+        done = subprocess.run([sys.executable, *command], **place, capture_output=True, text=True, check=False)
         assert done.returncode in codes, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
