@@ -1,7 +1,6 @@
 """Facts about a CUDA device, with torch's compiled part replaced; and the way of its flags to a reader."""
 
 import sys
-import warnings
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -25,7 +24,6 @@ from attnbench.storage.records import (
     Status,
 )
 from attnbench.workloads.workload import Workload
-from tests.devices.test_cuda import INSIDE_TORCH
 from tests.signatures import snapshots
 
 
@@ -334,9 +332,3 @@ def test_graphs_share_one_pool_of_memory(gpus):
     for _ in range(2):
         here.captured(gpus.make)
     assert [each.kwargs["pool"] for each in gpus.graph.call_args_list] == [0, 0]
-
-
-@INSIDE_TORCH
-def test_a_deprecation_inside_of_torch_fails_no_test_of_a_device():
-    """Inductor's import of torch.jit once failed every test of flex_attention."""
-    warnings.warn_explicit("`script_method` is deprecated", DeprecationWarning, "_script.py", 1, "torch.jit._script")

@@ -1,5 +1,6 @@
 """Counted memory of a call, and memory that calls keep, compared with calls of known memory."""
 
+import itertools
 import subprocess
 import sys
 
@@ -119,14 +120,17 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
     )
 
 
-def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(monkeypatch):
+def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_notes_of_values(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    taken = itertools.count(0, 2**40)
+    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))
     worker = Worker(Heartbeat())
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
         request = Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory")
-        worker.answer(request)
+        (said,) = worker.answer(request).measurement.warnings
+        assert "outside of torch's allocator" in said
         return worker.case(request)
 
     first = observed("fused")
@@ -151,15 +155,6 @@ def test_memory_outside_of_the_allocator_stands_beside_the_peak_where_it_matters
     seen = case("inference", attend)
     assert METRICS["outside_memory"].measure(seen) == taken
     assert ("leaves out 10.0 MiB outside of torch's allocator" in METRICS["peak_memory"].note(seen)) is (taken > 1)
-
-
-def test_the_note_of_a_metric_is_stored_with_its_value(monkeypatch):
-    taken = iter((0, 2**40))
-    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))
-    workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference")
-    asked = Observe(workload=workload, arm=Arm(implementation="sdpa"), spec="sdpa", metric="peak_memory")
-    (said,) = Worker(Heartbeat()).answer(asked).measurement.warnings
-    assert "outside of torch's allocator" in said
 
 
 def honest(query, key, value):

@@ -8,6 +8,7 @@ from attnbench.statistics import choice
 from attnbench.statistics.choice import Standing
 from attnbench.storage.records import Arm, Sample, Verdict
 from studies.simulated.virtual import plan
+from tests.statistics.test_stats import samples as one_visit_each
 
 NUM_BLOCKS = 6
 
@@ -17,16 +18,7 @@ def samples(seconds: float, *, num_processes: int = 16, noise: float = 0.01, see
     drift = np.random.default_rng(99).normal(0.0, 0.1, (num_processes, NUM_BLOCKS))
     own = np.random.default_rng(seed).normal(0.0, noise, (num_processes, NUM_BLOCKS))
     own += np.random.default_rng(seed + 1).normal(0.0, noise / 2, (num_processes, 1))
-    return [
-        Sample(
-            value=seconds * float(np.exp(drift[epoch, block] + own[epoch, block])),
-            epoch=epoch,
-            visit=epoch,
-            block=block,
-        )
-        for epoch in range(num_processes)
-        for block in range(NUM_BLOCKS)
-    ]
+    return one_visit_each((seconds * np.exp(drift + own)).tolist())
 
 
 def standing(taken: dict[str, list[Sample]], baseline: str = "sdpa", candidates: set[str] | None = None) -> Standing:

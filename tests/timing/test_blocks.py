@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,10 +94,6 @@ def test_long_calls_are_calibrated_by_one_call_each():
     assert clock.now() == pytest.approx(2.5)
 
 
-def settings_of(samples: dict[Arm, tuple[Sample, ...]]) -> dict[Arm, list[int]]:
-    return {arm: [sample.num_calls for sample in own] for arm, own in samples.items() if arm != PROBE}
-
-
 @pytest.mark.parametrize("slowdown", [3.0, 30.0, 3000.0])
 @pytest.mark.parametrize("lasts_s", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf])
 def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_however_long(lasts_s, slowdown):
@@ -121,7 +118,7 @@ def check_equal(clock: VirtualClock) -> None:
         counted.clear()
         drawn = blocks.Visit(epoch=0, number=number, num_blocks=4, seed=number, known=blocks.known(samples))
         samples = blocks.visit(calls, clock, drawn)
-        first, *others = settings_of(samples).values()
+        first, *others = [[sample.num_calls for sample in own] for arm, own in samples.items() if arm != PROBE]
         assert len(set(first)) == 1
         assert all(own == first for own in others)
         if number:  # a first visit has a first call of each; one arm may warm up one round longer
@@ -139,24 +136,17 @@ def test_settings_follow_from_all_arms_and_never_from_the_order_in_which_they_ar
     assert blocks.choose({Arm(implementation="a"): 1e-5}, 1e-3, is_cold=True).num_calls == blocks.MOST_COLD_CALLS
 
 
-def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
+def test_every_block_holds_every_arm_once_in_an_order_that_the_seed_draws_anew():
     clock = VirtualClock()
-    samples = visit(calls_of(clock, a=1e-3, b=2e-3, c=4e-3), clock, at(num_blocks=60))
+    arms = calls_of(clock, a=1e-3, b=2e-3, c=4e-3)
+    samples = visit(arms, clock, at(num_blocks=60))
     places = {(s.block, s.slot): name for name, taken in samples.items() for s in taken}
     orders = Counter(tuple(places[block, slot] for slot in range(3)) for block in range(60))
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(orders) == math.factorial(3)
     assert [s.start_s for s in samples["a"]] == sorted(s.start_s for s in samples["a"])
-
-
-def test_orders_follow_from_the_seed_alone():
-    def orders(seed):
-        clock = VirtualClock()
-        drawn = blocks.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
-        samples = visit(calls_of(clock, a=1e-3, b=1e-3, c=1e-3), clock, drawn)
-        return {name: [s.slot for s in taken] for name, taken in samples.items()}
-
-    assert orders(5) == orders(5) != orders(6)
+    slots = [[s.slot for s in visit(arms, clock, at(number, num_blocks=60))["a"]] for number in (0, 0, 1)]
+    assert [s.slot for s in samples["a"]] == slots[0] == slots[1] != slots[2]
 
 
 @pytest.mark.parametrize(("short_s", "touches"), [(9e-3, 1), (11e-3, 0)])
@@ -218,25 +208,13 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
 
 
-class Busy:
-    """A process whose threads use processor time for this long, in place of the module `time`."""
-
-    def __init__(self, spins_s: float) -> None:
-        self.spins_s, self.now_s = spins_s, 0.0
-
-    def process_time(self) -> float:
-        return min(self.now_s, self.spins_s)
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 @pytest.mark.parametrize(("spins_s", "waits_s"), [(0.0, 1e-3), (4.5e-3, 6e-3), (math.inf, 50e-3)])
 def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(monkeypatch, spins_s, waits_s):
-    busy = Busy(spins_s)
-    monkeypatch.setattr(waiting, "time", busy)
+    slept = []
+    time = SimpleNamespace(sleep=slept.append, process_time=lambda: min(sum(slept), spins_s))
+    monkeypatch.setattr(waiting, "time", time)
     waiting.settle()
-    assert busy.now_s == pytest.approx(waits_s)
+    assert sum(slept) == pytest.approx(waits_s)
 
 
 @pytest.mark.parametrize(

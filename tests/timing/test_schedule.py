@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 from attnbench.statistics.effects import WHOLE
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
@@ -59,12 +60,8 @@ def steps(
 
 
 def passes(taken: list[Step]) -> list[list[Step]]:
-    found: list[list[Step]] = []
-    for step in taken:
-        if step.is_fresh:
-            found.append([])
-        found[-1].append(step)
-    return found
+    starts = [place for place, step in enumerate(taken) if step.is_fresh]
+    return [taken[start:end] for start, end in pairwise([*starts, len(taken)])]
 
 
 def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None:

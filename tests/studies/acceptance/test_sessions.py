@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import math
+import os
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from studies import frame
+from studies import first_answer, frame
 from studies.acceptance import __main__ as acceptance
 from studies.acceptance import absolute, sessions
 
@@ -133,3 +136,23 @@ def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     monkeypatch.setattr(absolute, "BUSY_SHARE", 1.0)  # the tests themselves keep the machine busy
     seconds = {row["way"]: set(row["seconds"]) for row in absolute.session(1, num_threads=1, seq_len=64)}
     assert seconds == {way: {"sdpa", "fused", "mine"} for way in absolute.WAYS}
+
+
+STARTS = {
+    "a session of acceptance": lambda folder: sessions.run_python(["-c", "pass"], folder),
+    "a command that is timed": lambda _: first_answer.timed("sdpa"),
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_what_was_added_to_the_path_of_modules_is_passed_on(start, tmp_path, monkeypatch):
+    noted = tmp_path / "noted"
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {noted}\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "dependencies"))
+    start(tmp_path)
+    folders = noted.read_text(encoding="utf-8").split(os.pathsep)
+    assert "harness" in folders[0] or Path(folders[0], "attnbench").is_dir()
+    assert folders[1:][-1:] == [str(tmp_path / "dependencies")]
