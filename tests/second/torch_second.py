@@ -1,7 +1,6 @@
 """The device `second` for PyTorch; the entry point `torch.backends` loads it with torch."""
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -9,7 +8,6 @@ import torch
 from . import _second
 
 NUM_DEVICES = 2
-Event = partial(torch.Event, "second")
 default_generators: list[torch.Generator] = []
 spin, memory, set_limit = _second.spin, _second.memory, _second.set_limit
 
@@ -45,6 +43,10 @@ def index_of(place) -> int:
 
 def device(place):
     return torch.accelerator.device_index(index_of(place))
+
+
+def Event(**options) -> torch.Event:  # noqa: N802 - as in torch.cuda
+    return torch.Event("second", **options)
 
 
 def synchronize(device=None) -> None:
