@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -188,6 +189,18 @@ def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
         visit([timed("a", crash)], clock, at())
     assert not any(seen)
     assert gc.isenabled()
+
+
+def test_each_turn_is_announced_before_the_call():
+    clock, heard = VirtualClock(), []
+
+    def call(arm):
+        assert heard[-1] == arm
+        clock.spend(1e-3)
+
+    arms = [Arm(implementation=name) for name in "ab"]
+    contenders = [blocks.TimedCall(arm=arm, call=partial(call, arm)) for arm in arms]
+    visit(contenders, clock, at(num_blocks=2), blocks.Conditions(on_turn=heard.append))
 
 
 def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
