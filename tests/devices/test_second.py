@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 SHAPE = ("--set=device=second:1", "--set=seq_len=32", "--set=num_heads=2", "--set=head_dim=8")
 BUNDLED = 10
 """Fewest bundled implementations that any device can run."""
-SLOW = """
+MINE = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -42,6 +42,11 @@ def on_another_stream(query, key, value):
 
 def of_one_device_too_many(query, key, value):
     return scaled_dot_product_attention(query.cpu(), key.cpu(), value.cpu())
+
+def test_slow(attention_bench):
+    shape = dict(seq_len=32, num_heads=2, head_dim=8, device="second:1", scope="attention")
+    found = attention_bench(slow, "sdpa", budget_s=2.0, **shape)
+    assert found.ratio > 4  # without a verdict where other work disturbs it
 """
 
 
@@ -74,7 +79,7 @@ def second(tmp_path_factory) -> Place:
         fcntl.flock(lock, fcntl.LOCK_EX)
         extension = building.compiled(cache)
     folder = tmp_path_factory.mktemp("second")
-    (folder / "mine.py").write_text(SLOW)
+    (folder / "mine.py").write_text(MINE)
     return Place(folder, building.install(folder, extension))
 
 
@@ -162,16 +167,5 @@ def test_profile_writes_a_trace_of_its_operators(second):
     assert list(second.folder.glob("results/traces/*/**/*.json*"))
 
 
-FIXTURE = """
-from mine import slow
-
-def test_slow(attention_bench):
-    shape = dict(seq_len=32, num_heads=2, head_dim=8, device="second:1", scope="attention")
-    found = attention_bench(slow, "sdpa", budget_s=2.0, **shape)
-    assert found.ratio > 4  # without a verdict where other work disturbs it
-"""
-
-
 def test_the_fixture_of_pytest_reads_the_devices_clock(second):
-    (second.folder / "test_mine.py").write_text(FIXTURE)
-    second.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "test_mine.py")
+    second.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "mine.py")

@@ -52,16 +52,10 @@ def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
     [(None, 0), (0.0, Flag.waits_read), (2e-5, Flag.waits_read), (1e-3, Flag.waits_read | Flag.waited)],
 )
 def test_a_sample_keeps_its_faults_the_load_and_whether_its_threads_waited_for_a_good_part_of_it(step_s, flags):
-    clock, readings, faults = VirtualClock(), itertools.count(), 0
+    clock, readings, counted = VirtualClock(), itertools.count(), Counter()
     waits = lambda: None if step_s is None else step_s * next(readings)  # noqa: E731 - short
-
-    def call():
-        nonlocal faults
-        faults += 5
-        clock.spend(1e-3)
-
-    conditions = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5, read_waits=waits)
-    taken = visit([timed("a", call), *calls_of(clock, b=1e-3)], clock, at(), conditions)
+    reported = blocks.Conditions(count_faults=lambda: 5 * counted["a"], read_load=lambda: 1.5, read_waits=waits)
+    taken = visit([counting(clock, counted, "a", 1e-3), *calls_of(clock, b=1e-3)], clock, at(), reported)
     assert {sample.flags for own in taken.values() for sample in own} == {flags}
     assert {(sample.num_faults, sample.load) for sample in taken["a"]} == {(5, 1.5)}
     assert {sample.num_faults for sample in taken["b"]} == {0}
