@@ -130,9 +130,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def old_faults(session: nox.Session) -> None:
-    """Bring back each old fault of docs/cuda.md in a copy, see its test fail, and renew that page (-- WORD: some)."""
+    """Bring back each old fault of docs/cuda.md in a copy, and see its test fail; arguments after -- go to pytest."""
     borrow(session, "test")
-    session.run("python", "-m", "tests.old_faults", *session.posargs, env=ONE_THREAD)
+    session.run("python", "-m", "pytest", "tests/old_faults.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

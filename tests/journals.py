@@ -41,7 +41,6 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.workloads.counts import dense_flops
-from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
@@ -90,8 +89,7 @@ def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, cro
             (COPY, 2**26, 2**27, copy / 3),
         )
     ]
-    place = {"device": device, "dtype": dtype, "num_threads": num_threads}
-    return Ceilings(**place, samples=tuple(samples), crowding=crowding)  # type: ignore[arg-type]
+    return Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=tuple(samples), crowding=crowding)
 
 
 def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
@@ -119,7 +117,6 @@ def write(
     commit: str = "1a2b3c4",
     environment: Environment = ENVIRONMENT,
     levels: dict[str, float] | None = None,
-    mixes: tuple[Mix, ...] = (),
     time_of: Callable[[Workload, str], float] | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Results:
@@ -139,7 +136,6 @@ def write(
         call_limit_s=5.0,
         timeout_s=30.0,
         memory_limit_bytes=0,
-        mixes=mixes,
         smallest_effect=smallest_effect,
     )
     with Journal(folder) as journal:
@@ -223,7 +219,10 @@ def _events(plan: Plan, times: Times, sizes: tuple[int, int], seed: int) -> Iter
             for workload in plan.workloads:
                 yield _visit(plan, workload, (epoch, visit), times, rng)
     live = ((w, name) for w in plan.workloads for name in plan.implementations)
-    yield from (_profiled(*cell) for cell in live if status(*cell)[0] in {Status.ok, Status.crashed})
+    for workload, name in live:
+        if status(workload, name)[0] in {Status.ok, Status.crashed}:
+            seen = operators(name, seconds(workload, name))
+            yield CellProfiled(workload=workload.id, implementation=name, operators=seen)
     for workload in plan.workloads:
         for name in plan.implementations:
             found, message, _ = status(workload, name)
@@ -233,22 +232,13 @@ def _events(plan: Plan, times: Times, sizes: tuple[int, int], seed: int) -> Iter
                 yield _memory(workload, name)
 
 
-def _profiled(workload: Workload, name: str) -> CellProfiled:
-    seen = operators(name, seconds(workload, name))
-    return CellProfiled(workload=workload.id, implementation=name, operators=seen)
-
-
 def operators(name: str, call_s: float) -> Operators:
     """List the operators: one kernel without a score matrix, or the steps of the textbook form with one."""
     if not SPEEDS.get(name, (0, 0, 1.0))[2]:
-        kernel = Operator(
-            name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=call_s
-        )
+        kernel = Operator(name="aten::_scaled_dot_product_flash_attention_for_cpu", num_calls=1, self_s=call_s)
         return Operators(calls=(kernel,), predicted="flash", observed="flash")
-    shares = {"aten::bmm": ("matmul", 2, 0.5), "aten::_softmax": ("softmax", 1, 0.3), "aten::copy_": ("copy", 3, 0.2)}
-    calls = tuple(
-        Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s) for op, (kind, n, share) in shares.items()
-    )
+    shares = {"aten::bmm": (2, 0.5), "aten::_softmax": (1, 0.3), "aten::copy_": (3, 0.2)}
+    calls = tuple(Operator(name=op, num_calls=n, self_s=share * call_s) for op, (n, share) in shares.items())
     return Operators(calls=calls)
 
 
@@ -293,25 +283,13 @@ def _agreement(workload: Workload, name: str, found: Status, rng: np.random.Gene
     allowed = {"float32": 2e-6, "bfloat16": 1.6e-2}.get(workload.dtype, 2e-3)
     largest = 40.0 if found is Status.disagrees else 0.9
 
-    def share() -> float:
-        return allowed * float(rng.uniform(0.05, largest))
+    def tensor(label: str) -> TensorError:
+        error = None if name == "liar" else allowed * float(rng.uniform(0.05, largest))
+        actual = None if error is None else 0.5 + error
+        return TensorError(tensor=label, error=error, allowed=allowed, worst=(0, 0, 1), expected=0.5, actual=actual)
 
     probes = tuple(
-        ProbeResult(
-            probe=probe,
-            tensors=tuple(_tensor(tensor, allowed, None if name == "liar" else share()) for tensor in tensors),
-        )
+        ProbeResult(probe=probe, tensors=tuple(map(tensor, tensors)))
         for probe, tensors in (("normal", ("output",)), ("needles", ("output", "grad_query")))
     )
     return Agreement(oracle="float64 loops", probes=probes, diagnosis="off by one" if largest > 1 else "")
-
-
-def _tensor(name: str, allowed: float, error: float | None) -> TensorError:
-    return TensorError(
-        tensor=name,
-        error=error,
-        allowed=allowed,
-        worst=(0, 0, 1),
-        expected=0.5,
-        actual=None if error is None else 0.5 + error,
-    )

@@ -1,4 +1,4 @@
-"""Implementations that misbehave, each differently, for the run that must survive them. Not imported by any test."""
+"""Implementations that misbehave, each differently, for the run that must survive them."""
 
 import os
 import signal

@@ -1,13 +1,45 @@
-"""The recipes of CONTRIBUTING.md, applied in copies of the project."""
+"""Fenced blocks of documents, and the recipes of CONTRIBUTING.md, applied in copies of the project."""
 
 import os
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"^```(\w+)\n(?:# (file|append to): (\S+)\n)?(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+TARGET = re.compile(r"# (file|append to): (\S+)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, the document that it is in, and the line there."""
+
+    document: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line} ({self.language})\n{self.text}"
+
+    def save(self, folder: Path) -> bool:
+        """Write it to the file that its first line names, or add it there; return whether it names one."""
+        if (target := TARGET.match(self.text)) is None:
+            return False
+        path, text = folder / target[2], self.text.split("\n", 1)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if target[1] == "append to" else "w", encoding="utf-8") as file:
+            file.write(f"\n\n{text}" if target[1] == "append to" else text)
+        return True
+
+
+def blocks(document: str, text: str) -> list[Block]:
+    """Return the blocks of a document's text, in order."""
+    return [
+        Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in FENCE.finditer(text)
+    ]
 
 
 def recipes() -> dict[str, str]:
@@ -23,14 +55,11 @@ def apply(what: str, folder: Path) -> None:
     Raises:
         subprocess.CalledProcessError: a diff does not fit.
     """
-    for language, target, path, text in BLOCK.findall(recipes()[what]):
-        if target:
-            with (folder / path).open("a" if target == "append to" else "w", encoding="utf-8") as file:
-                file.write(f"\n\n{text}" if target == "append to" else text)
-        elif language == "diff":
-            environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    for block in blocks(what, recipes()[what]):
+        if not block.save(folder) and block.language == "diff":
             command = ["git", "apply", "-C1", "-"]
-            subprocess.run(command, cwd=folder, input=text, text=True, env=environment, check=True)
+            subprocess.run(command, cwd=folder, input=block.text, text=True, env=environment, check=True)
 
 
 def copy_project(folder: Path) -> None:

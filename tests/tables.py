@@ -10,8 +10,6 @@ from attnbench.reports.cells import Cell
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell, and its texts by heading."""
-
     cell: Cell
     texts: dict[str, str]
 

@@ -1,26 +1,23 @@
-"""The Python interface: names, files and functions are checked and compared, and results can be read."""
+"""The Python interface: one sorted list of names, each with an example that runs, and what they do."""
 
+import doctest
+import inspect
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 import attnbench
-from tests import journals
+from attnbench.api import Outcome
+from tests import journals, liars
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
+ROOT = Path(__file__).parents[1]
 SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
-
-
-def mistaken(query, key, value, mask=None):
-    """Attention in a file, with its softmax over the queries."""
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(dim=-2).nan_to_num(0.0) @ value
 
 
 def closure(factor):
@@ -50,10 +47,10 @@ def test_a_name_and_a_value_are_checked():
 
 
 def test_a_function_of_a_file_is_named_by_it():
-    found = attnbench.check(mistaken, mask="causal", **SMALL)
+    found = attnbench.check(liars.wrong, mask="causal", **SMALL)
     assert found.verdict == "WRONG"
-    assert found.results.plan.implementations[0].endswith("test_api.py:mistaken")
-    assert "the softmax runs over the queries" in " ".join(found.answer)
+    assert found.results.plan.implementations[0].endswith("liars.py:wrong")
+    assert "is 1.01 times what it should be" in " ".join(found.answer)
 
 
 def test_two_are_compared_and_everything_is_stored(tmp_path):
@@ -95,7 +92,6 @@ def test_an_outcome_is_shown_and_drawn(tmp_path):
     ("call", "said"),
     [
         (lambda: attnbench.check("fusde"), "did you mean fused"),
-        (lambda: attnbench.check("fused", mask="casual"), "did you mean causal"),
         (lambda: attnbench.compare("fused", length=3), "did you mean"),
         (lambda: attnbench.run("qiuck"), "did you mean quick"),
         (lambda: attnbench.load("nothing"), "there is no run nothing"),
@@ -125,3 +121,42 @@ def test_a_script_that_defines_and_compares_is_not_run_again_by_its_workers(tmp_
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "True"
     assert (tmp_path / "runs.txt").read_text() == "once\n"
+
+
+PUBLIC = ["check", "compare", "fastest", "load", "run", "samples", "table"]
+"""A name that goes, or changes what it does, needs a line in CHANGELOG.md under Removed or Changed."""
+
+
+def test_the_list_of_public_names_is_frozen_and_sorted():
+    assert attnbench.__all__ == PUBLIC == sorted(PUBLIC)
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in PUBLIC if f"`{name}(" not in text and f"attnbench.{name}(" not in text] == []
+    with pytest.raises(AttributeError, match="no attribute 'chec_k'"):
+        _ = attnbench.chec_k
+
+
+DOCUMENTED = {"Outcome": Outcome} | {name: getattr(attnbench, name) for name in PUBLIC}
+EXAMPLES = {
+    name: doctest.DocTestFinder(recurse=False).find(each, name, module=False) for name, each in DOCUMENTED.items()
+}
+
+
+def test_every_public_function_has_an_example_and_no_other_docstring_has_one():
+    for name, found in EXAMPLES.items():
+        assert any(test.examples for test in found), name
+        assert not [line for line in inspect.getdoc(DOCUMENTED[name]).splitlines() if len(line) > 120]
+    run = sum(len(test.examples) for found in EXAMPLES.values() for test in found)
+    files = (path.read_text(encoding="utf-8") for path in (ROOT / "harness").rglob("*.py"))
+    assert sum(text.count(" >>> ") for text in files) == run, "an example that no test runs"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_in_the_docstring_runs(name, tmp_path):
+    stored = tmp_path / "stored"
+    journals.write(stored, journals.workloads(seq_len=(128,), scope=("attention",)), ("sdpa", "fused"))
+    runner = doctest.DocTestRunner(verbose=False)
+    for test in EXAMPLES[name]:
+        test.globs = {"attnbench": attnbench, "stored": stored}
+        runner.run(test)
+    assert runner.failures == 0
+    assert runner.tries > 0

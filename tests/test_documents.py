@@ -16,13 +16,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from tests import forks
+from tests import forks, recipes
+from tests.recipes import Block
 
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
@@ -47,7 +47,6 @@ DOCUMENTS = [
 ]
 SHOWN = {"text", "console", "json", "yaml"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 240
 ONLY_PLANNED = {"docs/findings.md": "flex +compile"}
 """Dry runs in this document: each compilation takes half a minute, and other documents compile."""
@@ -102,35 +101,17 @@ except SystemExit as done:  # other tests may disturb times, which is no fault o
 """
 
 
-@dataclass(frozen=True)
-class Block:
-    document: str
-    line: int
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.document}:{self.line} ({self.language})\n{self.text}"
-
-    @property
-    def commands(self) -> list[str]:
-        lines = self.text.replace("\\\n", " ").splitlines()
-        return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-
-    @property
-    def is_set_up(self) -> bool:
-        return self.language == "bash" and any(map(SET_UP.match, self.commands))
-
-    def target(self, kind: str) -> str | None:
-        found = re.match(rf"# {kind}: (\S+)\n", self.text)
-        return found[1] if found else None
-
-
 def blocks(document: str) -> list[Block]:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return [
-        Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in FENCE.finditer(text)
-    ]
+    return recipes.blocks(document, (ROOT / document).read_text(encoding="utf-8"))
+
+
+def commands(block: Block) -> list[str]:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def is_set_up(block: Block) -> bool:
+    return block.language == "bash" and any(map(SET_UP.match, commands(block)))
 
 
 def sessions() -> set[str]:
@@ -143,16 +124,16 @@ def test_every_block_says_its_language_and_set_up_stands_in_blocks_of_its_own(do
     known = {"bash", "python", "toml", "diff"} | SHOWN
     for block in blocks(document):
         assert block.language in known, f"{block}\na fence is followed by one of {sorted(known)}"
-        assert not block.is_set_up or all(map(SET_UP.match, block.commands)), block
+        assert not is_set_up(block) or all(map(SET_UP.match, commands(block))), block
 
 
 @pytest.mark.parametrize("document", WITH_SET_UP)
 def test_set_up_is_what_ci_runs(document: str) -> None:
     run = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     tests = next(line for line in run if "nox -s tests" in line and not line.startswith("#"))
-    commands = [command for block in blocks(document) if block.is_set_up for command in block.commands]
-    assert tests in commands
-    for command in commands:
+    typed = [command for block in blocks(document) if is_set_up(block) for command in commands(block)]
+    assert tests in typed
+    for command in typed:
         for named in re.findall(r"\bnox\b.* -s (\w+)", command):
             assert named in sessions(), f"{command}: there is no session {named}"
         if " && nox" in command:
@@ -169,13 +150,13 @@ def workplace(tmp_path: Path) -> Path:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, symlinks=True)
     shutil.copy(ROOT / "README.md", tmp_path)
-    commands = tmp_path / ".commands"
-    commands.mkdir()
-    (commands / "small.py").write_text(SMALL, encoding="utf-8")
+    bin_folder = tmp_path / ".commands"
+    bin_folder.mkdir()
+    (bin_folder / "small.py").write_text(SMALL, encoding="utf-8")
     programs = {"pytest": "-m pytest", "pytest-benchmark": "-m pytest_benchmark", "python": ""}
-    for name, program in {"attnbench": f'"{commands / "small.py"}"', **programs}.items():
-        (commands / name).write_text(f'#!/bin/sh\nexec "{forks.python()}" {program} "$@"\n', encoding="utf-8")
-        (commands / name).chmod(0o755)
+    for name, program in {"attnbench": f'"{bin_folder / "small.py"}"', **programs}.items():
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec "{forks.python()}" {program} "$@"\n', encoding="utf-8")
+        (bin_folder / name).chmod(0o755)
     return tmp_path
 
 
@@ -189,7 +170,7 @@ QUICK = {"docs/cluster.md", "docs/triton.md"}
 def test_every_block_runs(document: str, workplace: Path) -> None:
     found = blocks(document)
     for block, below in zip(found, [*found[1:], None], strict=True):
-        if not block.is_set_up and block.language not in SHOWN:
+        if not is_set_up(block) and block.language not in SHOWN:
             printed = follow(block, workplace)
             if document in PRINTED and below is not None and below.language == "text":
                 assert is_shown(below.text, printed), f"{below}\nit printed:\n{printed}"
@@ -210,16 +191,16 @@ def is_shown(shown: str, printed: str) -> bool:
             pattern += ".*?" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
     found = re.fullmatch(pattern, printed.strip(), re.DOTALL)
     return found is not None and all(
-        abs(float(number) - float(other)) <= 1.5 * last_digit(number)
+        abs(float(number) - float(other)) <= 1.5 * 10.0**exponent
+        if (exponent := digits(number)) < 0
+        else number == other
         for number, other in zip(numbers, found.groups(), strict=True)
     )
 
 
-def last_digit(number: str) -> float:
-    """Return the value of 1 in the last digit; for a whole number, which must match, nearly 0."""
-    digits, _, power = number.partition("e")
-    decimals = len(digits.partition(".")[2])
-    return 10.0 ** (int(power or 0) - decimals) if decimals else 1e-9
+def digits(number: str) -> int:
+    """Return the power of ten of the last digit; 0 for a whole number, which must match."""
+    return int(Decimal(number).as_tuple().exponent)
 
 
 @pytest.mark.parametrize(
@@ -239,29 +220,13 @@ def test_what_is_shown_is_held_against_what_is_printed(shown: str, printed: str,
 
 
 def follow(block: Block, workplace: Path) -> str:
-    """Run a block, and return its output."""
-    saved, continued = block.target("file"), block.target("append to")
-    if saved is not None:
-        path = workplace / saved
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text.split("\n", 1)[1], encoding="utf-8")
-    elif continued is not None:
-        with (workplace / continued).open("a", encoding="utf-8") as file:
-            file.write("\n\n" + block.text.split("\n", 1)[1])
-    elif block.language == "diff":
-        return execute(block, workplace, ["git", "apply", "-C1", "-"], given=block.text)
-    elif block.language == "python":
-        return execute(block, workplace, ["python", "-W", "error", "-"], given=block.text)
-    elif block.language == "bash":
-        found = re.search(r"# exits (\d(?: or \d)*)", block.text)
-        exits = [int(code) for code in found[1].split(" or ")] if found else [0]
-        return execute(block, workplace, ["bash", "-eu", "-o", "pipefail", "-c", block.text], exits=exits)
-    return ""
-
-
-def execute(
-    block: Block, workplace: Path, command: list[str], *, given: str = "", exits: Collection[int] = (0,)
-) -> str:
+    if block.save(workplace) or block.language == "toml":
+        return ""
+    command = {
+        "diff": ["git", "apply", "-C1", "-"],
+        "python": ["python", "-W", "error", "-"],
+        "bash": ["bash", "-eu", "-o", "pipefail", "-c", block.text],
+    }[block.language]
     path = os.pathsep.join([str(workplace / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # it is a copy
     environment = inherited | {
@@ -272,6 +237,7 @@ def execute(
         "MPLBACKEND": "agg",
         "GIT_CEILING_DIRECTORIES": str(workplace.parent),
     }
+    given = "" if block.language == "bash" else block.text
     done = subprocess.run(
         command,
         cwd=workplace,
@@ -282,8 +248,9 @@ def execute(
         timeout=TIMEOUT_S,
         check=False,
     )
+    exits = re.search(r"# exits (\d(?: or \d)*)", block.text)
     said = f"{block}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert done.returncode in exits, said
+    assert str(done.returncode) in (exits[1].split(" or ") if exits else ["0"]), said
     return done.stdout
 
 

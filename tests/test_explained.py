@@ -14,6 +14,7 @@ from attnbench.analysis.conclusion import Ending, Mark
 from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.judgements import CheckVerdict
+from attnbench.analysis.warned import Warn
 from attnbench.checking import conduct, diagnosis, dropout, rules
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES
@@ -21,8 +22,7 @@ from attnbench.cli import app
 from attnbench.explained import KINDS, explained, explanations
 from attnbench.reports import verdict
 from attnbench.statistics.verdict import Reason
-from attnbench.storage.records import CONVENTIONS, REJECTABLE, Grade, Status, Verdict
-from attnbench.storage.warned import Warn
+from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, Grade, Status, Verdict
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 
@@ -34,6 +34,7 @@ MORE = (
     Workload(seq_len=8, num_heads=2, head_dim=8, mask="causal+softcap(20)", direction="forward_backward"),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
+CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
 NAMED_BY_DIAGNOSIS = {
     *diagnosis.RANDOM,
     *diagnosis.RULE_MISTAKES.values(),
@@ -63,7 +64,7 @@ def shown() -> dict[str, set[str]]:
         "status": set(Status),
         "warning": set(Warn),
         "convention": set(CONVENTIONS),
-        "rule": {*rules.RULES, *dropout.RULES, *REJECTABLE, conduct.INPUTS, conduct.MASK, conduct.SEED, "backward"},
+        "rule": {*rules.RULES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward"},
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
         "gate": {*Kind, *GateOutcome},

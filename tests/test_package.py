@@ -1,8 +1,8 @@
 """An installed wheel of the project: the package alone, which works outside of the checkout."""
 
-import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -52,17 +52,10 @@ def test_it_holds_the_package_and_nothing_else(installed):
     assert Path("implementations/fused.py") in found
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_an_index_gets_addresses_in_place_of_relative_links(script):
+def test_an_index_gets_addresses_in_place_of_relative_links():
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
     text = (ROOT / "README.md").read_text(encoding="utf-8") + "\n[here](#there)\n"
-    readme = script.description(text, "https://h.example", "o/n", "v1")
+    readme = description(text, "https://h.example", "o/n", "v1")
     assert re.findall(r"\]\((?!https://|#)[^)]*\)", readme) == []
     assert "[![ci](https://h.example/o/n/actions/workflows/ci.yml/badge.svg)](" in readme
     assert "](https://raw.githubusercontent.com/o/n/v1/results/gallery/" in readme
@@ -89,10 +82,7 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     assert extras["all"] == ["attnbench[cluster,pytest,tensorboard,transformers]"]
     assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
     monkeypatch.setattr(options, "find_spec", lambda _: None)
-    for words, extra in (
-        (["tensorboard"], "tensorboard"),
-        (["model", "."], "transformers"),
-    ):
+    for words, extra in ((["tensorboard"], "tensorboard"), (["model", "."], "transformers")):
         done = CliRunner().invoke(app, words)
         assert f'pip install "attnbench[{extra}]"' in str(done.exception)
 

@@ -11,17 +11,12 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
+from tests.repositories import PLAIN
 
-FORMS = """
+FORMS = f"""{PLAIN.replace("mine", "function")}
 import torch
 from torch import nn
 from attnbench.contract import Attention, Implementation
-
-def function(query, key, value, *, mask=None):
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ value
 
 class Subclass(Attention):
     def attend(self, query, key, value, mask):
@@ -63,16 +58,18 @@ def test_a_file_of_a_folder_of_implementations_says_what_is_unsupported(tmp_path
     assert plugins.plug_in(file) == plugins.plug_in(tmp_path / "none.py") == "IMPLEMENTATION"
 
 
-@pytest.mark.parametrize(("name", "said"), [("number", "is an int: give"), ("Nothing", "a class with attend")])
+@pytest.mark.parametrize(("name", "said"), [("number", "is an int: give"), ("Nothing", "(docs/adapters.md)")])
 def test_what_cannot_take_part_is_reported_what_could(forms, name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         loading.implementation(f"{forms}:{name}")
 
 
-def test_names_come_from_the_file_or_the_value(forms):
-    assert plugins.name_of("sdpa") == "sdpa"
-    assert plugins.name_of(f"{forms}:function") == "function"
-    assert plugins.name_of(f"{forms}:IMPLEMENTATION") == "forms"
+def test_names_come_from_the_file_or_the_value(tmp_path):
+    file = tmp_path / "a+b.py"
+    file.write_text(FORMS)
+    specs = ["sdpa", f"{file}:function", f"{file}:function+compile", f"{file}:IMPLEMENTATION"]
+    assert [plugins.name_of(spec) for spec in specs] == ["sdpa", "function", "function+compile", "a+b"]
+    plugins.check_specs(specs)
 
 
 def test_specs_are_checked_without_running_the_file(tmp_path):

@@ -1,9 +1,9 @@
 """What --json prints: one schema for four commands, and never a time on a wrong answer."""
 
-import importlib.util
 import json
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,17 +19,9 @@ ROOT = Path(__file__).parents[1]
 END = Conclusion(ending=Ending.passed, words="right")
 
 
-@pytest.fixture(scope="module")
-def documents():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.documents()
-
-
-def test_the_generated_documents_are_up_to_date(documents):
+def test_the_generated_documents_are_up_to_date():
     """The schema of --json, and the frozen command line: a command or an option that appears or goes shows here."""
-    for path, text in documents.items():
+    for path, text in runpy.run_path(str(ROOT / "docs" / "reference.py"))["documents"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} differs: run python docs/reference.py"
 
 
@@ -71,16 +63,16 @@ def test_what_changed_in_results_is_said(tmp_path):
     results = journals.write(tmp_path, journals.workloads(seq_len=(128,), scope=("attention",)), ("sdpa",))
     (record,) = results.records
     agreement = msgspec.structs.replace(record.agreement, probes=record.agreement.probes[:1])
-    other = msgspec.structs.replace(record, side=CANDIDATE, agreement=agreement)
     before = msgspec.structs.replace(record, side=BASE)
-    both = type("Both", (), {"records": (before, other)})
-    (line,) = changed(both)
+
+    def differences(**fields):
+        return changed(SimpleNamespace(records=(before, msgspec.structs.replace(record, side=CANDIDATE, **fields))))
+
+    (line,) = differences(agreement=agreement)
     assert line.startswith(f"sdpa on {record.workload.id}: error_ratio ")
-    assert changed(type("Both", (), {"records": (before, msgspec.structs.replace(record, side=CANDIDATE))})) == []
-    unknown = {"operators": None, "measurements": (), "agreement": None}
-    failed = msgspec.structs.replace(record, side=CANDIDATE, status=Status.error, **unknown)
-    (line,) = changed(type("Both", (), {"records": (before, failed)}))
-    assert line == f"sdpa on {record.workload.id}: status ok, now error"
+    assert differences() == []
+    failed = differences(status=Status.error, operators=None, measurements=(), agreement=None)
+    assert failed == [f"sdpa on {record.workload.id}: status ok, now error"]
 
 
 def test_the_page_for_agents_has_60_lines():

@@ -60,45 +60,33 @@ def follow(document: Path, folder: Path, stub: str = STUB, **ends: int | str) ->
     return done.returncode, done.stdout, (folder / "summary").read_text()
 
 
-@pytest.mark.parametrize(
-    ("compared", "judged", "ends"),
-    [(0, 0, 0), (0, 1, 1), (1, 1, 1), (4, 1, 1), (1, 0, 0), (0, 2, 2), (3, 3, 0), (4, 4, 0), (0, 130, 130)],
-)
+JUDGED_ENDS = ((0, 0, 0), (0, 1, 1), (1, 1, 1), (4, 1, 1), (1, 0, 0), (0, 2, 2), (3, 3, 0), (4, 4, 0), (0, 130, 130))
+CASES = [
+    *((compared, judged, SESSION, "summary.md", ends, COMPARED + JUDGED) for compared, judged, ends in JUDGED_ENDS),
+    (2, 0, SESSION, "summary.md", 2, COMPARED),  # it did not come to its end, and is not judged
+    (130, 0, SESSION, "summary.md", 130, COMPARED),
+    (0, 1, ELSEWHERE, "summary.md", 0, ""),  # without a session there is nothing to judge
+    (2, 1, ELSEWHERE, "summary.md", 2, ""),
+    (1, 4, SESSION, "journal.jsonl", 1, ""),  # it broke off before it reported its end
+    (4, 4, SESSION, "journal.jsonl", 4, ""),
+]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("compared", "judged", "session", "left", "ends", "reported"), CASES)
 def test_the_step_ends_as_the_gate_does_and_only_warns_where_nothing_could_be_said(
-    document, tmp_path, compared, judged, ends
+    document, tmp_path, compared, judged, session, left, ends, reported, *, is_first
 ):
-    code, said, summary = follow(document, tmp_path, compared=compared, judged=judged, session=SESSION)
-    assert code == ends
-    assert summary == COMPARED + JUDGED
-    warning = {3: "inconclusive", 4: "the runner was disturbed"}.get(judged, "")
+    if not is_first:  # the session of an earlier job is neither judged nor reported
+        (tmp_path / EARLIER).mkdir(parents=True)
+        (tmp_path / EARLIER / "summary.md").write_text("earlier\n")
+    code, said, summary = follow(document, tmp_path, compared=compared, judged=judged, session=session, left=left)
+    assert (code, summary) == (ends, reported)
+    is_judged = JUDGED in reported
+    assert (tmp_path / "gate").exists() == is_judged
+    warning = {3: "inconclusive", 4: "the runner was disturbed"}.get(judged, "") if is_judged else ""
     assert said.count("::warning::") == bool(warning)
     assert warning in said
-
-
-@pytest.mark.parametrize(
-    ("compared", "judged", "session", "left", "reported"),
-    [
-        (2, 0, SESSION, "summary.md", COMPARED),  # it did not come to its end
-        (130, 0, SESSION, "summary.md", COMPARED),
-        (0, 1, ELSEWHERE, "summary.md", ""),  # without a session there is nothing to judge
-        (2, 1, ELSEWHERE, "summary.md", ""),
-        (1, 4, SESSION, "journal.jsonl", ""),  # it broke off before it reported its end
-        (4, 4, SESSION, "journal.jsonl", ""),
-    ],
-)
-def test_a_comparison_without_an_end_fails_unjudged(document, tmp_path, compared, judged, session, left, reported):
-    code, said, summary = follow(document, tmp_path, compared=compared, judged=judged, session=session, left=left)
-    assert (code, summary) == (compared, reported)
-    assert "::warning::" not in said
-    assert not (tmp_path / "gate").exists()
-
-
-@pytest.mark.parametrize(("session", "ends", "reported"), [(ELSEWHERE, 1, ""), (SESSION, 0, COMPARED + JUDGED)])
-def test_the_session_of_an_earlier_job_is_neither_judged_nor_reported(document, tmp_path, session, ends, reported):
-    (tmp_path / EARLIER).mkdir(parents=True)
-    (tmp_path / EARLIER / "summary.md").write_text("earlier\n")
-    code, _, summary = follow(document, tmp_path, compared=1, judged=0, session=session)
-    assert (code, summary) == (ends, reported)
 
 
 def test_the_action_passes_its_options_on(tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnbench.units import meant
@@ -23,11 +23,9 @@ if TYPE_CHECKING:  # its import takes as long as the rest of --help
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
-IMPLEMENTATIONS = "implementations"
-"""Name of the folder with implementations, in this project and in compared ones."""
+IMPLEMENTATIONS = "implementations"  # the folder, in this project and in compared ones
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
-OPTIONS = ("compile",)
-"""Suffixes of a name after a plus: the same implementation run in another way (contract/loading.py)."""
+OPTIONS = ("compile",)  # after a plus: the same implementation run in another way (contract/loading.py)
 KEYWORDS = (
     *("mask", "is_causal", "is_causal_bottom_right", "bias", "scale", "sinks", "softcap"),
     *("window_size", "num_kv_heads", "dropout", "world_size", "bound_mask"),
@@ -51,9 +49,9 @@ ALIASES = {
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
 """Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
+HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
 LONGEST_NAME = 100
-_LABELLED = re.compile(r"([^=/]+)=(.+)")
-"""`LABEL=SPEC`: takes part under the label."""
+_LABELLED = re.compile(r"([^=/]+)=(.+)")  # LABEL=SPEC takes part under the label
 
 
 def stems(package: str) -> list[str]:
@@ -141,7 +139,11 @@ def check_specs(specs: Iterable[str]) -> None:
             raise ValueError(f"{spec}: {unknown('option', option, OPTIONS)}")
         path, attribute = split(base)
         if path is not None:
-            _check_file(path, attribute)
+            tree, symbols = _read(path)
+            defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            if attribute not in defined and not any(node.names[0].name == "*" for node in imports):
+                raise ValueError(unknown("name", attribute, defined, f" in {path}"))
         elif attribute.endswith(".py"):
             raise ValueError(f"{base} names a file alone: name what to take from it, as in {base}:NAME")
         elif attribute not in known:
@@ -183,7 +185,7 @@ def held(path: Path) -> list[str]:
     Raises:
         ValueError: the file cannot be read, or has no implementation.
     """
-    tree = _parsed(path)
+    tree, _ = _read(path)
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = {_last_name(node.func) for node in calls}
@@ -211,9 +213,9 @@ def held(path: Path) -> list[str]:
 def plug_in(path: Path) -> str:
     """The name of the implementation in a file of the folder implementations: `attention`, or IMPLEMENTATION."""
     try:
-        names = {each.get_name() for each in _symbols(path) if each.is_assigned()}
+        names = {each.get_name() for each in _read(path)[1] if each.is_assigned()}
     except ValueError:  # the check of specs reports the error
-        return "IMPLEMENTATION"
+        names = set()
     return "attention" if "attention" in names and "IMPLEMENTATION" not in names else "IMPLEMENTATION"
 
 
@@ -221,7 +223,7 @@ def imported(spec: str) -> set[str]:
     """Packages that a spec's file imports, read from its source; empty for other specs."""
     path, _ = split(variant(spec)[0])
     try:
-        nodes = list(ast.walk(_parsed(path))) if path is not None else []
+        nodes = list(ast.walk(_read(path)[0])) if path is not None else []
     except ValueError:  # the check of specs reports the error
         return set()
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
@@ -229,15 +231,17 @@ def imported(spec: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
-
-
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     """Whether a function or class takes query, key and value."""
-    if isinstance(node, ast.ClassDef):
-        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-        return "attend" in methods or ("forward" in methods and _heads(methods["forward"].args)[1:] in HEADS)
-    return _heads(node.args)[:3] in HEADS
+    if isinstance(node, ast.FunctionDef):
+        return _takes_heads(node)
+    methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    return "attend" in methods or ("forward" in methods and _takes_heads(methods["forward"], 1))
+
+
+def _takes_heads(function: ast.FunctionDef, place: int = 0) -> bool:
+    names = [each.arg.lower() for each in (*function.args.posonlyargs, *function.args.args)]
+    return names[place : place + 3] in HEADS
 
 
 def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -248,11 +252,6 @@ def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
     required = positional[3 : len(positional) - len(node.args.defaults)]
     required += [each for each, default in zip(by_name, node.args.kw_defaults, strict=True) if default is None]
     return any(each.arg not in {*KEYWORDS, *ALIASES} for each in required)
-
-
-def _heads(arguments: ast.arguments) -> list[str]:
-    """Lower-case names of the first four positional parameters."""
-    return [each.arg.lower() for each in (*arguments.posonlyargs, *arguments.args)[:4]]
 
 
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
@@ -270,9 +269,16 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _parsed(path: Path) -> ast.Module:
+def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
+    """The syntax of a file and its names, without running it.
+
+    Raises:
+        ValueError: the file cannot be read, or is no Python.
+    """
     try:
-        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source, str(path))
+        return tree, symtable.symtable(source, str(path), "exec").get_symbols()  # refuses more, as a return outside
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
@@ -285,22 +291,6 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
 
 
-def _symbols(path: Path) -> list[symtable.Symbol]:
-    """The names of a file, without running it."""
-    _parsed(path)
-    try:
-        return symtable.symtable(path.read_text(encoding="utf-8"), str(path), "exec").get_symbols()
-    except SyntaxError as error:  # such as a return outside of a function, which the grammar allows
-        raise ValueError(f"{path} is not Python that can be read: {error}") from None
-
-
-def _check_file(path: Path, attribute: str) -> None:
-    defined = sorted(each.get_name() for each in _symbols(path) if each.is_assigned() or each.is_imported())
-    imports = [node for node in ast.walk(_parsed(path)) if isinstance(node, ast.ImportFrom)]
-    if attribute not in defined and not any(node.names[0].name == "*" for node in imports):
-        raise ValueError(unknown("name", attribute, defined, f" in {path}"))
-
-
 def digest(spec: str) -> str:
     """Eight hex digits that identify the source file of a spec; "" for an installed package, which has a version."""
     path, attribute = split(variant(spec)[0])
@@ -308,13 +298,6 @@ def digest(spec: str) -> str:
         module = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
         path = Path(module.origin) if module is not None and module.origin is not None else None
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-
-
-class _FromSource(SourceFileLoader):
-    """Compiles a file at each load: its stored bytecode is stale after an edit of the same size in the same second."""
-
-    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the loader is of one module
-        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _import_namesake(path: Path) -> None:
@@ -336,20 +319,19 @@ def _import_namesake(path: Path) -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file as a new module; as a script, it can import the files next to it."""
+    """Run a file as a new module; as a script, it can import the files next to it. No bytecode is stored or read."""
     digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
     names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())
     name = next(name for name in names if name not in sys.modules)
-    found = importlib.util.spec_from_loader(name, _FromSource(name, str(path)))
-    assert found is not None
-    module = importlib.util.module_from_spec(found)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     if path.stem in imported(f"{path}:{path.stem}") and path.stem not in sys.modules:
         _import_namesake(path)
     if str(path.parent.resolve()) not in sys.path:
         sys.path.append(str(path.parent.resolve()))
     sys.modules[name] = module  # as for any module: torch.compile, dataclasses and pickle need it there
     try:
-        _FromSource(name, str(path)).exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own code
     except BaseException:
         del sys.modules[name]
         raise

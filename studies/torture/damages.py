@@ -6,8 +6,7 @@ from pathlib import Path
 
 from attnbench.analysis.results import read
 from attnbench.storage.events import DamagedError
-from attnbench.storage.journal import JOURNAL, events
-from attnbench.storage.salvage import salvage
+from attnbench.storage.journal import JOURNAL, events, salvage
 from studies.torture.trial import Place, Trial, wrong_end
 
 Damage = Callable[[list[bytes], random.Random], list[bytes]]

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -27,17 +26,13 @@ from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
 from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "task", "node", "driver")
-CELLS = (
-    *("--set", "num_heads=2", "--set", "head_dim=8", "--set", "mask=none", "--set", "batch_size=1"),
-    *("--set", "device=cpu", "--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
-    *("--set", "num_threads=1", "--seed", "1"),
+SHORT = (
+    *("naive_loop", "sdpa", "--seed", "1", "--budget", "6", "--set", "seq_len=12,16", "--set", "num_heads=2"),
+    *("--set", "head_dim=8", "--set", "mask=none", "--set", "direction=inference", "--set", "num_threads=1"),
 )
-SHORT = (*("naive_loop", "sdpa", "--set", "seq_len=12,16", "--budget", "6"), *CELLS)
 LIMIT_S = 600.0
-ENDS = {ExitCode.passed, ExitCode.inconclusive}
-"""Exit codes of a whole run: on a busy machine times are doubtful."""
-GONE_S = 1.0
-"""Seconds that a node is away before it comes back."""
+ENDS = {ExitCode.passed, ExitCode.inconclusive}  # of a whole run: on a busy machine times are doubtful
+GONE_S = 1.0  # a node is away before it comes back
 
 
 class Machines:
@@ -70,39 +65,29 @@ class Machines:
         """Remove a node with all its processes, as if its power were cut."""
         self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def machines() -> Iterator[Machines]:
-    """Provide a cluster of two hosts."""
-    started = Machines()
-    try:
-        yield started
-    finally:
-        started.cluster.shutdown()
-
-
-def command(results: Path, *words: str) -> list[str]:
-    """Return the command of a sweep, or of resuming one."""
-    return [sys.executable, "-m", "attnbench", "run", *words, "--results", str(results)]
+    def __exit__(self, *_: object) -> None:
+        self.cluster.shutdown()
 
 
 def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start a driver."""
-    log = (results / "log").open("ab")
-    with log:
-        return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    """Start a sweep, or resume one."""
+    results.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "attnbench", "run", *words, "--results", str(results)]
+    with (results / "log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def local(results: Path) -> Results:
     """Run the same sweep without a cluster."""
-    results.mkdir(parents=True, exist_ok=True)
     started(results, *SHORT).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
 
 def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: Results) -> list[str]:
     """Run one sweep, kill a victim `after_s` seconds after a host has started to measure, and return the errors."""
-    results.mkdir(parents=True, exist_ok=True)
     driver = started(results, *SHORT, "--cluster", cluster.address)
     run = begun(results)
     if run is None:
@@ -140,14 +125,11 @@ def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> Non
 
 def running(word: str) -> list[psutil.Process]:
     """Return the descendants of this process with that word in their command."""
-    return [each for each in psutil.Process().children(recursive=True) if word in _command_of(each)]
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found += [each] if word in " ".join(each.cmdline()) else []
+    return found
 
 
 def begun(results: Path) -> Path | None:
@@ -165,16 +147,12 @@ def wrong(run: Path, alone: Results) -> list[str]:
     found = read(run)
     problems = [] if found.elapsed_s is not None else ["it has no end"]
     ends, expected = ({each.key: each.status for each in results.records} for results in (found, alone))
-    problems += [
-        f"{arm} on {workload}: {ends.get((workload, arm))}, and alone {status}"
-        for (workload, arm), status in expected.items()
-        if ends.get((workload, arm)) != status
-    ]
+    problems += [f"statuses {ends}, and alone {expected}"] * (ends != expected)
     decided, without = (_decided(results) for results in (found, alone))
     problems += [
-        f"{key}: {verdict}, and alone {without[key]}"
-        for key, verdict in decided.items()
-        if without.get(key, verdict) != verdict
+        f"{key}: {decided[key]}, and alone {without.get(key)}"
+        for key in decided
+        if decided[key] != without.get(key, decided[key])
     ]
     places = Counter(path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"))
     problems += [f"share {share} was measured by {number} hosts" for share, number in places.items() if number > 1]

@@ -55,7 +55,7 @@ PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attn
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
-    with killing.machines() as cluster:
+    with killing.Machines() as cluster:
         words = [*killing.SHORT, "--cluster", cluster.address, "--results", str(tmp_path)]
         driving = subprocess.Popen(
             [sys.executable, "-c", PATIENCE, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -81,7 +81,7 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
 def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
     alone = killing.local(tmp_path / "local")
-    with killing.machines() as cluster:
+    with killing.Machines() as cluster:
         for victim in killing.VICTIMS:
             assert killing.trial(cluster, tmp_path / victim, victim, random.uniform(0.0, 6.0), alone) == []
 

@@ -3,8 +3,8 @@
 import itertools
 import os
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import msgspec
@@ -71,22 +71,14 @@ def test_a_file_of_the_plan_is_found_from_anywhere_and_is_not_changed(tmp_path, 
 
 
 def test_two_never_have_the_slot_at_once():
-    spans, lock = [], threading.Lock()
-
-    def hold() -> None:
+    def hold() -> tuple[float, float]:
         with bench_slot():
             start_s = time.monotonic()
             time.sleep(0.05)
-            with lock:
-                spans.append((start_s, time.monotonic()))
+            return start_s, time.monotonic()
 
-    threads = [threading.Thread(target=hold) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spans.sort()
-    assert len(spans) == 3
+    with ThreadPoolExecutor(3) as threads:
+        spans = sorted(threads.map(lambda _: hold(), range(3)))
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
 
 

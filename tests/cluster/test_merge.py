@@ -9,10 +9,8 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.analysis.table import samples, table
 from attnbench.cluster.shares import finished, journal_path, merge, split
-from attnbench.storage import events
-from attnbench.storage.events import Plan, RunStarted
-from attnbench.storage.journal import JOURNAL
-from attnbench.storage.journal import events as read_events
+from attnbench.storage.events import DamagedError, Plan, RunStarted, VisitFinished
+from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import FALSE_SHARE, Status
 from tests import journals
 
@@ -20,38 +18,21 @@ NAMES = ("sdpa", "fused")
 POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
 
 
-def host_writes(
-    folder: Path, host: str, share: tuple[str, Plan], *, is_finished: bool = True, environment=journals.ENVIRONMENT
-):
+def host_writes(folder: Path, host: str, share: tuple[str, Plan], **options):
     """Write a made-up journal of a host to the driver's place for it."""
-    path = journal_path(folder, host, share[0])
-    made = path.parent.parent / "made"
-    levels = {"matmul": 2e12 if host == "b" else 1e12}
-    journals.write(
-        made,
-        share[1].workloads,
-        NAMES,
-        num_epochs=2,
-        num_visits=4,
-        is_finished=is_finished,
-        environment=environment,
-        levels=levels,
-        seed=len(host),
-    )
-    path.parent.mkdir(parents=True)
-    (made / JOURNAL).rename(path)
+    options |= {"num_epochs": 2, "num_visits": 4, "levels": {"matmul": 2e12 if host == "b" else 1e12}}
+    journals.write(journal_path(folder, host, share[0]).parent, share[1].workloads, NAMES, **options)
 
 
 @pytest.fixture
 def run(tmp_path) -> tuple[Path, RunStarted, dict[str, Plan]]:
     plan = journals.write(tmp_path / "plan", POINTS, NAMES, num_visits=1, num_epochs=1).plan
-    started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
+    started = next(events(tmp_path / "plan" / JOURNAL))
     return tmp_path / "run", started, split(plan, 1)
 
 
-def test_shares_have_each_workload_once_and_the_whole_budget():
-    plan = msgspec.structs.replace(journals_plan(), budget_s=60.0)
-    names = set()
+def test_shares_have_each_workload_once_and_the_whole_budget(run):
+    plan, names = run[1].plan, set()
     for hosts in (1, 2, 50):
         shares = split(plan, hosts)
         names.add(tuple(shares))
@@ -60,20 +41,6 @@ def test_shares_have_each_workload_once_and_the_whole_budget():
         assert sum(share.budget_s for share in shares.values()) == pytest.approx(60.0 * hosts)
         assert sum(share.false_share for share in shares.values()) == pytest.approx(FALSE_SHARE)
     assert len(names) == 1
-
-
-def journals_plan() -> Plan:
-    return Plan(
-        sweep="example",
-        workloads=POINTS,
-        implementations=NAMES,
-        baseline="sdpa",
-        metrics=("latency",),
-        budget_s=1.0,
-        call_limit_s=1.0,
-        timeout_s=1.0,
-        memory_limit_bytes=0,
-    )
 
 
 def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
@@ -94,8 +61,11 @@ def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
         found = results.host_ceilings[record.host, record.workload.place].matmul
         assert found is not None
         assert found.rate == pytest.approx(2e12 if record.host == "b" else 1e12, rel=0.1)
-    epochs = [each.epoch for each in read_events(folder / JOURNAL) if isinstance(each, events.VisitFinished)]
+    epochs = [each.epoch for each in events(folder / JOURNAL) if isinstance(each, VisitFinished)]
     assert epochs == sorted(epochs)
+    before = (folder / JOURNAL).read_bytes()
+    merge(folder, started, shares, {})
+    assert (folder / JOURNAL).read_bytes() == before
 
 
 def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
@@ -148,21 +118,11 @@ def test_hosts_of_two_kinds_are_no_machine_that_changed(run):
     assert not any("changed" in line for line in doubts(results))
 
 
-def test_merging_again_gives_the_same_journal(run):
-    folder, started, shares = run
-    for share in shares.items():
-        host_writes(folder, "a", share)
-    merge(folder, started, shares, {})
-    before = (folder / JOURNAL).read_bytes()
-    merge(folder, started, shares, {})
-    assert (folder / JOURNAL).read_bytes() == before
-
-
 def test_a_journal_of_a_host_that_was_changed_is_refused(run):
     folder, started, shares = run
     share = next(iter(shares.items()))
     host_writes(folder, "a", share)
     path = journal_path(folder, "a", share[0])
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":119', b'"elapsed_s":118'))
-    with pytest.raises(events.DamagedError, match="it was changed"):
+    with pytest.raises(DamagedError, match="it was changed"):
         merge(folder, started, shares, {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import reason_against
+from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import Implementation, adapters, loading
 from attnbench.processes.planning import suited
 from attnbench.storage.records import Agreement
@@ -48,30 +48,10 @@ def over_queries(q, k, v, mask=None, is_causal=False, scale=None):
     return scores.softmax(dim=-2) @ v
 
 
-FIELD = {
-    "causal built in": ["causal built in", "the same, causal inside"],
-    "no biases, or some": ["grouped heads, rotary, no biases", "cross-attention, no bias on the key"],
-    "modules": ["one layer for all three", "a list of heads"],
-    "tokens before heads": ["tensors (B, T, H, K), as in flash-attention"],
-    "rotary inside": ["rotary embedding inside", "grouped heads, rotary, no biases"],
-    "parameters of their own": ["parameters of its own"],
-    "a cache of their own": ["its own cache"],
-    "masks of another form": ["a mask of numbers", "a mask whose True hides", "lengths of padded rows"],
-    "causal at the end": ["`is_causal` aligned at the end"],
-    "one length or window": ["a fixed length", "a window built in"],
-    "another scale": ["another scale built in"],
-    "T = S alone": ["only self-attention, with T = S"],
-    "approximations": ["an approximation"],
-    "residual inside": ["the input added to the output"],
-    "own keyword names": ["a function", "tensors (B, T, H, K), as in flash-attention"],
-}
-"""What people bring, with the rows that show it. Calls of transformers' models and equal names are tested elsewhere."""
-
-
-def test_the_page_has_a_row_for_each_kind():
-    assert {row for rows in FIELD.values() for row in rows} == set(ROWS)
+def test_the_page_is_short_and_has_its_rows():
     words = [word for word in PAGE.read_text(encoding="utf-8").split() if any(map(str.isalnum, word))]
     assert len(words) <= 900  # bars of tables are not words
+    assert len(ROWS) >= 21  # one for each kind of code that people brought
 
 
 @pytest.mark.one_in(2)
@@ -156,10 +136,7 @@ def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
 
     made = adapters.adapt(lambda s: Gated(s.embed_dim, s.num_heads), adapters.packed("qkv", out="proj"))
     state = torch.random.get_rng_state()
-    sizes = adapters.Sizes(
-        embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, value_dim=4, qkv_bias=True, out_bias=True
-    )
-    adapter = adapters.ModuleAdapter(make=lambda s: Gated(8, 2), layout=adapters.packed("qkv", out="proj"))
-    assert torch.equal(adapter.module(sizes).gate, adapter.module(sizes).gate)
-    assert torch.equal(torch.random.get_rng_state(), state)
+    one, other = (made.build(draw_weights(Workload(scope="module", num_heads=2, head_dim=4))) for _ in range(2))
+    assert one.module.gate.equal(other.module.gate)
+    assert torch.random.get_rng_state().equal(state)
     assert made.built_in() == {"scope": "module", "bias": "all", "kv_len": 0}

@@ -15,7 +15,7 @@ from attnbench import plugins
 from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract.adapters import adapt
-from attnbench.contract.functions import from_function, keywords
+from attnbench.contract.functions import keywords
 from attnbench.contract.loading import compiled, from_value, implementation
 from attnbench.processes.worker import attempts
 from attnbench.storage.records import Agreement, Status
@@ -25,16 +25,14 @@ from tests.checks import references
 SIZES = {"batch_size": 2, "num_heads": 4, "head_dim": 8, "seq_len": 13, "direction": "forward_backward"}
 
 
-def attend(query, key, value, *, mask=None, bias=None, scale=None):
+def attend(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
     """The textbook form, the base of the others."""
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if bias is None else scores + bias
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    if mask is None and bias is None:
-        return scores.softmax(dim=-1) @ value
-    hidden = ~mask if mask is not None else bias.isinf()
-    return scores.softmax(dim=-1).masked_fill(hidden, 0.0) @ value
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
+    return scores.softmax(dim=-1)[..., : key.shape[-2]].nan_to_num(0.0) @ value
 
 
 def everything(query, key, value, *, mask=None, is_causal=False, bias=None, scale=1.0, num_kv_heads=1):
@@ -77,6 +75,11 @@ def wrong_scale(query, key, value, *, mask=None, scale=1.0):
 
 
 MASKS = ("none", "causal", "padding", "causal_bottom_right", "alibi", "causal+alibi", "padding+additive")
+
+
+def case_of(function, **axes):
+    workload = Workload(**(SIZES | axes))
+    return build(workload, from_value(function, "f"), place(draw_normal(workload, 0), workload))
 
 
 def judged(function, *, is_brief=False, **axes) -> Agreement | str:
@@ -142,8 +145,7 @@ def test_what_it_is_given_follows_from_its_signature():
 
     def called(mask: str, function=watching) -> dict[str, object]:
         seen.clear()
-        workload = Workload(seq_len=5, num_heads=4, num_kv_heads=2, head_dim=4, mask=mask, direction="inference")
-        build(workload, from_value(function, "f"), place(draw_normal(workload, 0), workload)).output()
+        case_of(function, seq_len=5, num_kv_heads=2, head_dim=4, mask=mask, direction="inference").output()
         return seen
 
     causal = called("causal")
@@ -167,22 +169,25 @@ def test_what_it_is_given_follows_from_its_signature():
     assert seen["key"].shape[1] == 4  # without `num_kv_heads` heads are repeated
 
 
+def unmasked(query, key, value):
+    return query
+
+
 @pytest.mark.parametrize(
-    ("function", "mask", "said"),
+    ("function", "axes", "said"),
     [
-        (causal_alone, "padding", "no parameter mask: is_causal passes on the causal mask alone"),
-        (causal_alone, "causal+alibi", "no parameter bias, and mask causal+alibi changes scores"),
-        (everything, "softcap(20)", "no parameter softcap, and mask softcap(20) changes scores"),
-        (lambda query, key, value: query, "causal", "no parameter mask: it takes part in unmasked workloads only"),
+        (causal_alone, {"mask": "padding"}, "no parameter mask: is_causal passes on the causal mask alone"),
+        (causal_alone, {"mask": "causal+alibi"}, "no parameter bias, and mask causal+alibi changes scores"),
+        (everything, {"mask": "softcap(20)"}, "no parameter softcap, and mask softcap(20) changes scores"),
+        (unmasked, {"mask": "causal"}, "no parameter mask: it takes part in unmasked workloads only"),
+        (unmasked, {"mask": "relative_buckets"}, "the function has no parameter bias"),
+        (unmasked, {"dropout": 0.1, "direction": "forward"}, "no parameter dropout"),
+        (unmasked, {"scale": 0.3}, "it takes no scale of the scores: name a parameter scale"),
+        (unmasked, {"sinks": "learned"}, "it takes no sinks: name a parameter sinks"),
     ],
 )
-def test_what_it_cannot_be_given_is_unsupported_with_the_reason(function, mask, said):
-    assert said in str(reason_against(from_value(function, "f"), Workload(mask=mask)))
-
-
-def test_a_function_that_cannot_drop_is_told_which_parameter_it_needs():
-    made = from_value(lambda query, key, value: query, "f")
-    assert "no parameter dropout" in str(reason_against(made, Workload(dropout=0.1, direction="forward")))
+def test_what_it_cannot_be_given_is_unsupported_with_the_reason(function, axes, said):
+    assert said in str(reason_against(from_value(function, "f"), Workload(**axes)))
 
 
 def by_window(query, key, value, *, window_size=(-1, -1), softcap=None):
@@ -215,16 +220,10 @@ def needs_more(query, key, value, window, layer):
     ("value", "said"),
     [
         (lambda query, key: query, "f takes (query, key), and is called with query, key and value by position"),
-        (lambda query, key, mask, value: query, "(multiple values for argument 'mask')"),
-        (lambda *, query, key, value: query, "(too many positional arguments)"),
-        (
-            needs_more,
-            "(missing a required argument: 'window'); give everything else a default",
-        ),
+        (needs_more, "(missing a required argument: 'window'); give everything else a default"),
         (lambda query, key, value, mask, /: query, "missing a required"),
         (torch.add, "wrap it, as in def mine(query, key, value, *, mask=None)"),
         (nn.Linear(1, 1), "adapt(lambda sizes: "),
-        (lambda x: x, "adapt(lambda sizes: "),
     ],
 )
 def test_a_function_that_cannot_be_called_is_reported_with_what_it_can_be_given(value, said):
@@ -367,16 +366,6 @@ def test_a_file_may_be_named_like_the_package_that_it_imports(tmp_path, monkeypa
         del sys.modules["namesake"]
 
 
-def with_sinks(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = scores if bias is None else scores + bias
-    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-    if sinks is None:
-        return scores.softmax(-1).nan_to_num(0.0) @ value
-    one_more = sinks[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, one_more], dim=-1).softmax(-1)[..., :-1] @ value
-
-
 @pytest.mark.parametrize(
     "axes",
     [
@@ -387,33 +376,13 @@ def with_sinks(query, key, value, *, mask=None, bias=None, scale=None, sinks=Non
     ids=str,
 )
 def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(axes):
-    sizes = {"batch_size": 2, "seq_len": 12, "num_heads": 4, "head_dim": 8, "direction": "forward_backward"}
-    point = Workload(**sizes, **axes)
-    made = from_function(with_sinks, "f")
-    assert made.unsupported(point) is None
-    found = check(references(point), made)
+    found = judged(attend, **axes)
     assert found.agrees, found.diagnosis
     compared = {tensor.tensor for _, tensor in found.tensors()}
-    assert {f"gradient of {name}" for name in point.operands} <= compared
-
-
-@pytest.mark.parametrize(
-    ("axes", "reason"),
-    [
-        ({"scale": 0.3}, "it takes no scale of the scores: name a parameter scale"),
-        ({"sinks": "learned"}, "it takes no sinks: name a parameter sinks"),
-        ({"mask": "relative_buckets"}, "the function has no parameter bias"),
-    ],
-)
-def test_a_function_that_would_ignore_what_is_asked_for_is_refused(axes, reason):
-    def mine(query, key, value, *, mask=None): ...
-
-    assert from_function(mine, "f").unsupported(Workload(**axes)).startswith(reason)
+    assert {f"gradient of {name}" for name in Workload(**(SIZES | axes)).operands} <= compared
 
 
 class Core(nn.Module):
-    """A module without weights."""
-
     def forward(self, q, k, v, attn_mask=None):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
 
@@ -434,10 +403,6 @@ def viewing(query, key, value):
     return value if key.shape[2] == 1 else attend(query, key, value)
 
 
-def refusing(query, key, value):
-    raise NotImplementedError("not yet")
-
-
 def test_code_without_a_backward_pass_is_checked_in_inference_and_says_so():
     for scope in ("attention", "module"):
         found = judged(without_backward, mask="causal", scope=scope)
@@ -453,19 +418,18 @@ def test_reentrant_checkpointing_and_views_of_values_are_right():
 
     for function, axes in ((reentrant, {}), (viewing, {"seq_len": 1})):
         assert judged(function, **axes).agrees
-    case = build(
-        Workload(**SIZES), from_value(reentrant, "f"), place(draw_normal(Workload(**SIZES), 0), Workload(**SIZES))
-    )
-    right = build(
-        Workload(**SIZES), from_value(attend, "f"), place(draw_normal(Workload(**SIZES), 0), Workload(**SIZES))
-    )
-    for tensor in (*case.tensors.values(), *right.tensors.values()):
-        tensor.requires_grad_()
-    for one, other in zip(case.call()(), right.call()(), strict=True):
+    cases = [case_of(function) for function in (reentrant, attend)]
+    for case in cases:
+        for tensor in case.tensors.values():
+            tensor.requires_grad_()
+    for one, other in zip(*(case.call()() for case in cases), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_not_implemented_means_unsupported():
+    def refusing(query, key, value):
+        raise NotImplementedError("not yet")
+
     with pytest.raises(NotImplementedError) as raised:
         judged(refusing)
     assert attempts.describe(raised.value)[0] is Status.unsupported
@@ -490,8 +454,6 @@ def test_a_default_scale_is_left_out_as_callers_do(scale, expected):
     def with_number(query, key, value, *, scale=None):
         return (query @ key.mT * scale).softmax(-1) @ value
 
-    workload = Workload(seq_len=5, num_heads=2, head_dim=8, scale=scale)
-    inputs = place(draw_normal(workload, 0), workload)
-    answers = [build(workload, from_value(each, "f"), inputs).output() for each in (with_branch, with_number)]
+    answers = [case_of(each, scale=scale).output() for each in (with_branch, with_number)]
     assert seen == [expected]
     torch.testing.assert_close(*answers)

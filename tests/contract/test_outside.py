@@ -8,18 +8,10 @@ import torch
 from attnbench.checking.case import build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
-from attnbench.metrics.outside import METRIC
+from attnbench.metrics.call import METRIC
 from attnbench.workloads.workload import Workload
 
 OUTSIDE_TIME = METRIC["outside_time"]
-
-
-def test_query_head_h_reads_the_key_head_of_its_group():
-    key = torch.randn(2, 2, 5, 3)
-    repeated = repeat_heads(key, 6)
-    for head in range(6):
-        assert repeated[:, head].equal(key[:, head // 3])
-    assert repeat_heads(key, 2) is key
 
 
 @pytest.mark.parametrize("hidden", [False, -math.inf])
@@ -45,15 +37,6 @@ def test_a_sink_takes_its_share_as_one_more_key_would(kind):
             whole = sum(exps) + math.exp(sinks[head])
             assert taken[0, head, row, 0].item() == pytest.approx(exps[0] / whole)
             assert taken[0, head, row, 5].item() == pytest.approx(math.exp(sinks[head]) / whole)
-
-
-def test_the_output_of_empty_rows_becomes_zero_and_its_axes_are_moved_back():
-    prepared = Prepared(tensors=(), passed={}, empty=torch.tensor([True, False])[:, None], is_tokens_first=True)
-    output = torch.ones(1, 2, 3, 4)  # (B,T,H,V)
-    finished = prepared.finish(output)
-    assert finished.shape == (1, 3, 2, 4)
-    assert finished[0, :, 0].eq(0).all()
-    assert finished[0, :, 1].eq(1).all()
 
 
 def test_what_was_prepared_follows_the_inputs_in_the_same_memory():

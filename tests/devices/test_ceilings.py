@@ -8,7 +8,7 @@ import torch
 from attnbench.analysis.table import table
 from attnbench.devices import cpu, device
 from attnbench.devices.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
-from attnbench.processes.messages import Failed, MeasureCeilings
+from attnbench.processes.messages import Failed
 from attnbench.storage import journal
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample, Status
@@ -95,11 +95,9 @@ def test_loads_compute_what_they_are_named_after(monkeypatch):
 class Broken(SimulatedClient):
     """A worker that the loads kill."""
 
-    def ask(self, request):
-        if isinstance(request, MeasureCeilings):
-            self.stop()
-            return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
-        return super().ask(request)
+    def measure_ceilings(self, **_):
+        self.stop()
+        return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
 
 
 def taken_in(folder):

@@ -15,7 +15,7 @@ from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
 from attnbench.metrics import kept
 from attnbench.plugins import plugs
-from attnbench.processes.messages import Heartbeat, Observe, Prepare
+from attnbench.processes.messages import Cell, Heartbeat, Limits
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
@@ -128,17 +128,16 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_no
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
-        request = Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory")
-        (said,) = worker.answer(request).measurement.warnings
+        cell = Cell(workload=workload, arm=Arm(implementation="it"), spec=spec)
+        (said,) = worker.answer("observe", cell=cell, metric="peak_memory").measurement.warnings
         assert "outside of torch's allocator" in said
-        return worker.case(request)
+        return worker.case(cell)
 
     first = observed("fused")
     assert observed("fused") is first
     assert observed("sdpa") is not first
-    worker.answer(
-        Prepare(workload=workload, arm=Arm(implementation="fused"), spec="fused", call_limit_s=9, memory_limit_bytes=0)
-    )
+    cell = Cell(workload=workload, arm=Arm(implementation="fused"), spec="fused")
+    worker.answer("prepare", cell=cell, limits=Limits(call_s=9, memory_bytes=0))
     assert worker.observed is None
 
 

@@ -1,14 +1,9 @@
 """Every implementation computes the formula under every mask, for every kind of shape, along every axis, by pairs."""
 
-import ast
-import importlib.util
 import random
-import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,20 +11,16 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import Inputs, bind, laid_out, reason_against
+from attnbench.checking.case import Inputs, bind, draw_weights, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
+from attnbench.implementations import chunked
 from attnbench.workloads.masks import parse_mask
 from tests import reference
-from tests.checks import bundled, references
+from tests.checks import bundled, portable, references
 from tests.mask_texts import not_among
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
-HERE = [
-    name
-    for name, each in IMPLEMENTATIONS.items()
-    if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
-]
-"""Implementations that run on any machine without compiling; test_compiled and test_optional try the others."""
+HERE = portable()
 TEXTBOOK = {"bmm", "chunked", "einsum", "fused", "module_list", "naive_loop"}
 BY_BIAS = {"sdpa", "sdpa_flash", "sdpa_math", "torch_mha"}
 NAMED_MASKS = [
@@ -119,7 +110,6 @@ def axes_of(scope: str) -> list[str]:
 
 
 def arms() -> list[tuple[str, str]]:
-    """Yield implementation and scope."""
     attending = [
         (name, "attention") for name in HERE if IMPLEMENTATIONS[name].unsupported(Workload(mask="causal")) is None
     ]
@@ -204,24 +194,17 @@ SELF_ATTENTION = {"fused", "module_list"}
 
 
 def drawn_for(name: str, point: Workload) -> reference.Draw:
+    """Draw inputs that lie in the workload's layout, with the context that the implementation has."""
     drawn = reference.draw(point)
-    if point.scope == "attention" or name not in SELF_ATTENTION:
-        return drawn
-    return replace(drawn, tensors={"x": drawn.tensors["x"], "context": drawn.tensors["x"]})
-
-
-def drawn_in_layout(name: str, point: Workload) -> reference.Draw:
-    drawn = drawn_for(name, point)
-    if point.scope == "module":
-        return drawn
-    laid = laid_out(Inputs(tensors=drawn.tensors, weights=drawn.weights), point).tensors
-    return reference.Draw(point, laid, drawn.operands, drawn.weights)
+    if point.scope == "attention":
+        return replace(drawn, tensors=laid_out(Inputs(tensors=drawn.tensors, weights=drawn.weights), point).tensors)
+    return replace(drawn, tensors=drawn.tensors | {"context": drawn.tensors["x"]}) if name in SELF_ATTENTION else drawn
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "point"), [pytest.param(*row, id=f"{row[0]}-{row[1].id}") for row in DESIGN])
 def test_output_and_gradients_are_those_of_the_formula(name: str, point: Workload) -> None:
-    drawn = drawn_in_layout(name, point)
+    drawn = drawn_for(name, point)
     dtype, near = exact_dtype(name, point)
     expected, call = drawn.expected(), Called(name, drawn, dtype)
     before = [tensor.detach().clone() for tensor in call.tensors.values()]
@@ -344,22 +327,85 @@ def test_a_refusal_gives_its_reason_and_textbook_forms_refuse_no_mask(name: str)
         assert all("softcap" in refused[mask] for mask in expected & capped)
 
 
-def imports(nodes: Iterable[ast.AST]) -> set[str]:
-    """List imports other than torch and the standard library."""
-    kept = list(nodes)
-    names = {alias.name for node in kept if isinstance(node, ast.Import) for alias in node.names}
-    names |= {"." * node.level + (node.module or "") for node in kept if isinstance(node, ast.ImportFrom)}
-    return {module for module in names if module.split(".")[0] not in {"torch", *sys.stdlib_module_names}}
+def usual(**axes: object) -> Workload:
+    return Workload(**({"batch_size": 2, "seq_len": 6, "num_heads": 4, "head_dim": 8} | axes))
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_an_implementation_imports_torch_the_standard_library_and_the_contract_only(name: str) -> None:
-    spec = importlib.util.find_spec(f"implementations.{name}")
-    assert spec is not None
-    text = Path(str(spec.origin)).read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    at_import = imports(tree.body)
-    contract = {"attnbench.contract", "attnbench.contract.adapters", "attnbench.ranks"}
-    assert at_import <= contract
-    for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
-        assert f'missing_package("{module.split(".")[0]}' in text
+@pytest.mark.parametrize("name", HERE)
+def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: str) -> None:
+    point = usual(mask="causal")
+    module = IMPLEMENTATIONS[name].build(draw_weights(usual(scope="module")))
+    assert (IMPLEMENTATIONS[name].unsupported(point) is None) == hasattr(module, "attend")
+    assert IMPLEMENTATIONS[name].unsupported(usual(scope="module", mask="causal")) is None
+
+
+HALF = {"device": "cuda", "dtype": "float16"}
+REFUSED = {
+    "sdpa_cudnn": [
+        {},
+        {"device": "cuda"},
+        HALF | {"head_dim": 264},
+        HALF | {"kv_len": 1},
+        HALF | {"mask": "causal", "kv_len": 9},
+    ],
+    "sdpa_efficient": [{}, {"device": "cuda", "dtype": "float64"}, {"device": "cuda", "mask": "softcap(30)"}],
+    "torch_varlen": [{}, {"device": "cuda"}, HALF | {"mask": "padding"}, HALF | {"mask": "causal", "kv_len": 9}],
+    "flex": [{}, {"direction": "inference", "dtype": "float64"}, {"device": "cuda", "head_dim": 8}],
+    "sdpa_flash": [
+        {"device": "cuda", "dtype": "float32"},
+        HALF | {"mask": "padding"},
+        HALF | {"mask": "causal", "kv_len": 9},
+        HALF | {"head_dim": 512},
+    ],
+}
+"""What needs CUDA or a compiler: whatever else is not refused, test_agreement tries."""
+
+
+@pytest.mark.parametrize(("name", "axes"), [(name, axes) for name, refused in REFUSED.items() for axes in refused])
+def test_a_refusal_gives_its_reason_in_words(name: str, axes: dict[str, object]) -> None:
+    reason = IMPLEMENTATIONS[name].unsupported(usual(**axes))
+    assert reason is not None
+    assert " " in reason
+
+
+def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:
+    """If this fails, PyTorch has fixed its fast path, and the refusal can go."""
+    module = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x, hidden = torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool)
+    with torch.no_grad():
+        without_gradients = module(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+    assert without_gradients.isnan().all()
+    assert module(x, x, x, key_padding_mask=hidden, need_weights=False)[0].isfinite().all()
+    point = usual(mask="padding(6,0)", scope="module", direction="inference", head_dim=8)
+    assert "fast path" in str(IMPLEMENTATIONS["torch_mha"].unsupported(point))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_flash_takes_half_precision_on_cuda(mask: str) -> None:
+    point = usual(device="cuda", dtype="bfloat16", mask=mask)
+    assert IMPLEMENTATIONS["sdpa_flash"].unsupported(point) is None
+
+
+LENGTH = chunked.TILE + 44
+SHARE = 0.3
+
+
+def kept_weights(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Recover the weights (B, H, T, S) after dropout from the output for unit vectors as values."""
+    torch.manual_seed(3)
+    units = torch.eye(key.shape[2], dtype=key.dtype).expand(*key.shape[:2], -1, -1)
+    return chunked.attention(query, key, units, dropout=SHARE)
+
+
+def test_the_backward_pass_drops_what_the_forward_pass_dropped():
+    draws = torch.Generator().manual_seed(5)
+    query, key, value = torch.randn(3, 2, 3, LENGTH, 4, generator=draws, dtype=torch.float64).requires_grad_().unbind()
+    dropped = kept_weights(query.detach(), key.detach()) == 0
+    torch.manual_seed(3)
+    found = chunked.attention(query, key, value, dropout=SHARE)
+    expected = (query @ key.mT / 2).softmax(-1).masked_fill(dropped, 0.0) / (1 - SHARE) @ value
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    weight = torch.randn(found.shape, generator=draws, dtype=torch.float64)
+    of_tiles = torch.autograd.grad((found * weight).sum(), (query, key, value))
+    for one, other in zip(of_tiles, torch.autograd.grad((expected * weight).sum(), (query, key, value)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,18 +30,26 @@ from tests.signatures import snapshots, versions, written_in
 
 IMPLEMENTATIONS: dict[str, Implementation] = bundled()
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
-PACKAGES = {
-    "cudnn_frontend": "cudnn.experimental.ops",
-    "flash_attn_2": "flash_attn.flash_attn_interface",
-    "flash_attn_3": "flash_attn_interface",
-    "flash_attn_4": "flash_attn.cute",
-    "flashinfer": "flashinfer",
-    "sageattention": "sageattention",
-    "transformer_engine": "transformer_engine.pytorch.attention",
-    "transformers_eager": "transformers",
-    "transformers_sdpa": "transformers",
-    "xformers": "xformers.ops",
+VARLEN = "torch.nn.attention.varlen.varlen_attn"
+ENGINE = "transformer_engine.pytorch.DotProductAttention"
+FUNCTIONS = {
+    "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
+    "flash_attn_3": "flash_attn_interface.flash_attn_func",
+    "flash_attn_4": "flash_attn.cute.flash_attn_func",
+    "flashinfer": "flashinfer.single_prefill_with_kv_cache",
+    "sageattention": "sageattention.sageattn",
+    "xformers": "xformers.ops.memory_efficient_attention",
+    "cudnn_frontend": "cudnn.experimental.ops.scaled_dot_product_attention",
+    "transformer_engine": ENGINE,
 }
+"""The function of a package that each implementation calls."""
+OLDEST = {
+    "transformers_sdpa": "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+    "transformers_eager": "transformers.models.llama.modeling_llama.eager_attention_forward",
+}
+"""Functions that test_agreement calls at the installed version."""
+PACKAGES = {name: function.rpartition(".")[0] for name, function in FUNCTIONS.items()}
+PACKAGES |= dict.fromkeys(OLDEST, "transformers")
 
 
 @pytest.fixture(autouse=True)
@@ -141,28 +150,19 @@ def sage(q, k, v, tensor_layout, is_causal, sm_scale, return_lse, **others):
     return textbook(q, k, v, banded(q.shape[2], k.shape[2], is_causal, -1, -1), sm_scale)
 
 
-class LowerTriangular:
-    shift = 0
-
-    def seen(self, query_len, key_len):
-        return torch.ones(query_len, key_len, dtype=torch.bool).tril(self.shift * (key_len - query_len))
-
-
-class LowerTriangularFromBottomRight(LowerTriangular):
-    shift = 1
-
-
 BIASES = {
-    "LowerTriangularMask": LowerTriangular,
-    "LowerTriangularFromBottomRightMask": LowerTriangularFromBottomRight,
+    "LowerTriangularMask": partial(SimpleNamespace, shift=0),
+    "LowerTriangularFromBottomRightMask": partial(SimpleNamespace, shift=1),
 }
+"""Causal masks of xformers: how far each follows the difference of the lengths."""
 
 
 def efficient(query, key, value, attn_bias, p, scale, **others):
     assert p == 0
     assert others == {"op": None, "output_dtype": None}
-    seen = banded(query.shape[1], key.shape[1], False, -1, -1)  # noqa: FBT003 - causal
-    seen = seen if attn_bias is None else attn_bias.seen(*seen.shape)
+    seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
+    if attn_bias is not None:
+        seen = seen.tril(attn_bias.shift * (key.shape[1] - query.shape[1]))
     assert query.shape[2] == key.shape[2]
     return textbook(*(tensor.transpose(1, 2) for tensor in (query, key, value)), seen, scale).transpose(1, 2)
 
@@ -219,83 +219,37 @@ class DotProductAttention:
 NO_BIAS = "core_attention_bias_type"
 
 
-def of_transformers(module, query, key, value, attention_mask, scaling, dropout=0.0, is_causal=None, **others):
-    assert not any(others.values())
-    assert scaling == query.shape[-1] ** -0.5
-    assert query.shape[1] == key.shape[1] * module.num_key_value_groups
-    if attention_mask is None:
-        seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
-        seen = seen.tril() if is_causal else seen
-    else:
-        seen = attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0
-    return textbook(query, key, value, seen).transpose(1, 2), None
-
-
-TRANSFORMERS_SDPA = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
-TRANSFORMERS_EAGER = "transformers.models.llama.modeling_llama.eager_attention_forward"
 COMPUTED = {
-    "flash_attn.flash_attn_interface.flash_attn_func": flash,
-    "flash_attn_interface.flash_attn_func": flash_with_logsumexp,
-    "flash_attn.cute.flash_attn_func": flash_with_logsumexp,
-    "flashinfer.single_prefill_with_kv_cache": prefill,
+    FUNCTIONS["flash_attn_2"]: flash,
+    FUNCTIONS["flash_attn_3"]: flash_with_logsumexp,
+    FUNCTIONS["flash_attn_4"]: flash_with_logsumexp,
+    FUNCTIONS["sageattention"]: sage,
+    VARLEN: varlen,
+    FUNCTIONS["flashinfer"]: prefill,
     "flashinfer.quantization.packbits": bits_of,
-    "sageattention.sageattn": sage,
-    "torch.nn.attention.varlen.varlen_attn": varlen,
-    "xformers.ops.memory_efficient_attention": efficient,
-    "cudnn.experimental.ops.scaled_dot_product_attention": of_cudnn,
-    TRANSFORMERS_SDPA: of_transformers,
-    TRANSFORMERS_EAGER: of_transformers,
+    FUNCTIONS["xformers"]: efficient,
+    FUNCTIONS["cudnn_frontend"]: of_cudnn,
 }
 """Each function computed by the textbook, given all its parameters by name."""
-ENGINE = "transformer_engine.pytorch.DotProductAttention"
-VERSIONS = {
-    "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
-    "flash_attn_3": "flash_attn_interface.flash_attn_func",
-    "flash_attn_4": "flash_attn.cute.flash_attn_func",
-    "flashinfer": "flashinfer.single_prefill_with_kv_cache",
-    "sageattention": "sageattention.sageattn",
-    "xformers": "xformers.ops.memory_efficient_attention",
-    "torch_varlen": "torch.nn.attention.varlen.varlen_attn",
-    "cudnn_frontend": "cudnn.experimental.ops.scaled_dot_product_attention",
-    "transformer_engine": ENGINE,
-    "sdpa_cudnn": SDPA,
-    "sdpa_efficient": SDPA,
-    "transformers_sdpa": TRANSFORMERS_SDPA,
-    "transformers_eager": TRANSFORMERS_EAGER,
-}
-"""Functions whose versions each implementation is tried with."""
-
-
-def stand_in(monkeypatch, modules):
-    for name, content in modules.items():
-        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
-        vars(module).update(content)
+OF_TORCH = {"torch_varlen": VARLEN, "sdpa_cudnn": SDPA, "sdpa_efficient": SDPA}
 
 
 def install(monkeypatch, version):
     """Install stand-ins for all packages, each function at that version, or else at its last."""
-    modules = {}
-    for name, compute in COMPUTED.items():
-        known = versions(name)
-        module, _, function = name.rpartition(".")
-        made = known.get(version, list(known.values())[-1]).stand_in(compute)
-        modules.setdefault(module, {})[function] = made
-    known, forward = versions(ENGINE), versions(f"{ENGINE}.forward")
-    number = version if version in known else list(known)[-1]
-    engine = known[number].stand_in(lambda **given: DotProductAttention(forward[number], **given))
-    of_torch, in_package = modules.pop("torch.nn.attention.varlen"), TRANSFORMERS_SDPA.rpartition(".")
-    offered = {"sdpa": modules[in_package[0]][in_package[2]]}
-    packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
-    more = {
-        "transformer_engine.pytorch": {"DotProductAttention": engine},
-        "xformers.ops.fmha": {},
-        "xformers.ops.fmha.attn_bias": BIASES,
-        "transformers": {},
-        "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": offered},
-        "transformers.models": {},
-    }
-    stand_in(monkeypatch, {name: content for name, content in (packages | more | modules).items() if name})
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch["varlen_attn"])
+
+    def at(name):
+        return versions(name).get(version, [*versions(name).values()][-1])
+
+    functions = {name: at(name).stand_in(compute) for name, compute in COMPUTED.items()}
+    monkeypatch.setattr(VARLEN, functions.pop(VARLEN))
+    functions[ENGINE] = at(ENGINE).stand_in(lambda **given: DotProductAttention(at(f"{ENGINE}.forward"), **given))
+    functions |= {f"xformers.ops.fmha.attn_bias.{name}": bias for name, bias in BIASES.items()}
+    modules: dict[str, ModuleType] = {}
+    for name, function in functions.items():
+        parent, _, attribute = name.rpartition(".")
+        for module in itertools.accumulate(parent.split("."), "{}.{}".format):
+            monkeypatch.setitem(sys.modules, module, modules.setdefault(module, ModuleType(module)))
+        setattr(modules[parent], attribute, function)
     for name in ("sdpa_cudnn", "sdpa_efficient"):
         monkeypatch.setattr(f"attnbench.implementations.{name}.sdpa_kernel", lambda _: contextlib.nullcontext())
     plain, signature = F.scaled_dot_product_attention, versions(SDPA).get(version, versions(SDPA)["2.13.0"]).signature
@@ -322,7 +276,7 @@ POINTS = [
         ("prefix(3)", {"kv_len": 15}),
     )
 ]
-TRIED = [(name, version) for name, function in VERSIONS.items() for version in versions(function)]
+TRIED = [(name, version) for name, function in (FUNCTIONS | OF_TORCH).items() for version in versions(function)]
 FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
 """Least number of points to be tried, if it is less than 5."""
 
@@ -355,27 +309,34 @@ def test_a_scale_is_handed_on(name, monkeypatch):
     assert judged.agrees, judged.diagnosis
 
 
-@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "transformers"], ids=str)
-def test_a_snapshot_of_transformers_is_what_the_installed_version_takes(snapshot):
+INSTALLED = [each for each in snapshots() if each.package in {"torch", "transformers"} and each.name != SDPA]
+
+
+@pytest.mark.parametrize("snapshot", INSTALLED, ids=str)
+def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
+    package = snapshot.name.partition(".")[0]
+    module, _, function = snapshot.name.rpartition(".")
     try:
-        installed = metadata.distribution("transformers")
+        installed = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         pytest.skip("it is not installed")
-    if snapshot.version != installed.version:
+    if snapshot.version != installed.version.partition("+")[0]:
         pytest.skip("of another version")
-    module, _, function = snapshot.name.rpartition(".")
-    file = Path(str(installed.locate_file(f"{module.replace('.', '/')}.py")))
-    assert written_in(file, function) == snapshot.signature
+    if package == "torch":  # some of its defaults are names
+        real = inspect.signature(getattr(importlib.import_module(module), function)).parameters.values()
+        taken = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in real])
+    else:
+        taken = written_in(Path(str(installed.locate_file(f"{module.replace('.', '/')}.py"))), function)
+    assert taken == snapshot.signature
 
 
-@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "torch"], ids=str)
-def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
-    if snapshot.version != torch.__version__.partition("+")[0] or snapshot.name == SDPA:
-        pytest.skip("of another version, or written in C++")
-    module, _, function = snapshot.name.rpartition(".")
-    real = inspect.signature(getattr(importlib.import_module(module), function))
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in real.parameters.values()]
-    assert inspect.Signature(bare) == snapshot.signature
+@pytest.mark.parametrize("name", OLDEST)
+def test_the_oldest_transformers_takes_what_it_is_handed(name, monkeypatch):
+    module = importlib.import_module(f"attnbench.implementations.{name}")
+    taken = versions(OLDEST[name])["5.0.0"].stand_in(lambda query, **_: (query.transpose(1, 2), None))
+    monkeypatch.setattr(module, "kernel", lambda: taken)
+    query = torch.ones(1, 4, 3, 8)
+    assert module.attention(query, query[:, :2], query[:, :2], scale=1.0, num_kv_heads=2).equal(query)
 
 
 def test_old_varlen_has_no_grouped_heads(monkeypatch):
@@ -386,7 +347,6 @@ def test_old_varlen_has_no_grouped_heads(monkeypatch):
         assert (reason is None) if words is None else words in str(reason)
 
 
-@pytest.mark.usefixtures("monkeypatch")
 def test_a_package_that_only_shares_its_folder_is_missing(tmp_path, monkeypatch):
     """flash-attn-4 installs flash_attn/cute alone, which makes flash_attn a namespace."""
     monkeypatch.undo()
@@ -451,7 +411,7 @@ def test_a_backend_that_a_name_promises_is_declared():
 
 
 def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself():
-    known = versions("torch.nn.attention.varlen.varlen_attn")
+    known = versions(VARLEN)
     tensors = (None,) * 7
     known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
     with pytest.raises(TypeError, match="enable_gqa"):

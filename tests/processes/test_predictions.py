@@ -3,30 +3,13 @@
 import dataclasses
 
 import msgspec
-import pytest
-import typer
 
 from attnbench.analysis.sides import losses, untried
-from attnbench.commands import ExitCode, frame
-from attnbench.processes.messages import Check, Failed
-from attnbench.reports import endings
 from attnbench.storage.records import BASE, CANDIDATE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
 
 WHY = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 includes it"
-
-
-class Busy(virtual.SimulatedClient):
-    """A machine that is too busy for `slow`."""
-
-    def __init__(self):
-        super().__init__(World(name="calm"), lambda *_: 1e-3)
-
-    def ask(self, request):
-        if isinstance(request, Check) and request.arm.implementation == "slow":
-            return Failed(status=Status.timeout, message=WHY, is_predicted=True)
-        return super().ask(request)
 
 
 def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):
@@ -45,12 +28,3 @@ def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_res
         assert losses(found) == []
         (line,) = untried(found)
         assert "includes it" in line
-
-
-def test_nothing_compared_is_inconclusive(tmp_path):
-    client = Busy()
-    plan = virtual.plan(1, ["sdpa", "slow"], budget_s=0.0)
-    results = virtual.execute(plan, tmp_path, client)
-    with pytest.raises(typer.Exit) as ends:
-        frame.finish(endings.of_run(results), is_silent=True)
-    assert ends.value.exit_code == ExitCode.inconclusive

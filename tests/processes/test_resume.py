@@ -71,7 +71,7 @@ class LostClient(WorkerClient):
 
     is_running = True
 
-    def ask(self, request):
+    def ask(self, *_, **__):
         return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
 
 

@@ -8,7 +8,6 @@ from attnbench.ranks.group import Asked
 
 
 def sleep(query, key, value, rank):
-    """Sleep on one rank."""
     if rank.rank == 1:
         time.sleep(1000)
     return query
@@ -22,12 +21,10 @@ def fail(query, key, value, rank):
 
 
 def give_back(query, key, value, rank):
-    """Return the input."""
     return query
 
 
 def give_late(query, key, value, rank):
-    """Return the input after a while."""
     time.sleep(0.3)
     return query
 

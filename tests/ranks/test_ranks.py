@@ -6,17 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import product
 
 import psutil
 import pytest
 import torch
 
 from attnbench.checking.agreement import check
-from attnbench.checking.case import bind, build, draw_normal, place, reason_against
+from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
 from attnbench.plugins import DISTRIBUTING
-from attnbench.ranks import tokens_of
 from attnbench.ranks.group import RankGroup, group_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 from tests.checks import bundled, references
@@ -55,36 +53,25 @@ def test_files_that_say_so_are_those_that_distribute():
     assert {*RIGHT, "context_parallel"} == set(DISTRIBUTING)
 
 
-@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
-@pytest.mark.parametrize(("world_size", "length"), [*product((1, 2, 3, 4), (1, 2, 7, 16))])
-def test_each_token_has_one_rank(order, world_size, length):
-    parts = [tokens_of(order, rank, world_size, length) for rank in range(world_size)]
-    assert sorted(token for own in parts for part in own for token in part) == list(range(length))
+SIZES = {
+    "grouped": {"num_kv_heads": 2, "value_dim": 6},
+    "bfloat16": {"num_heads": 8, "num_kv_heads": 4, "dtype": "bfloat16"},
+    "fewer tokens than ranks": {"dtype": "float64", "seq_len": 3},
+}
 
 
-def agrees(name, **axes):
-    point = workload(**axes)
-    assert reason_against(IMPLEMENTATIONS[name], point) is None
+@pytest.mark.one_in(13)
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("world_size", [2, 1, 4])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_several_ranks_agree_with_the_oracle(name, mask, world_size, sizes):
+    point = workload(world_size=world_size, mask=mask, **SIZES[sizes])
+    if reason_against(IMPLEMENTATIONS[name], point) is not None:
+        assert name == "ulysses"  # its heads must divide
+        return
     found = check(references(point), IMPLEMENTATIONS[name])
     assert found.agrees, found.diagnosis
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("mask", ["none", "causal"])
-def test_two_ranks_agree_with_the_oracle(name, mask):
-    agrees(name, world_size=2, mask=mask, num_kv_heads=2, value_dim=6)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize(
-    "axes", [{}, {"num_heads": 8, "num_kv_heads": 4, "dtype": "bfloat16"}, {"dtype": "float64", "seq_len": 3}]
-)
-def test_groups_of_each_size_agree_with_the_oracle(name, mask, world_size, axes):
-    agrees(name, world_size=world_size, mask=mask, **axes)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -144,11 +131,6 @@ def test_each_rank_needs_a_gpu_of_its_own(name, monkeypatch):
     for number, expected in ((3, "each rank needs a device of its own: this machine has no device cuda:3"), (4, None)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda number=number: number)
         assert IMPLEMENTATIONS[name].unsupported(workload(device="cuda", world_size=4, num_heads=8)) == expected
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_one_rank_sends_nothing(name):
-    assert bytes_sent(name, workload(world_size=1)) == 0
 
 
 def test_ulysses_refuses_heads_that_do_not_divide():
@@ -233,12 +215,6 @@ def test_a_graph_is_forgotten_with_its_output():
     del output
     gc.collect()
     assert kept in group._forget
-
-
-def test_the_mask_carries_the_number_of_ranks():
-    assert bind(workload(world_size=3)).world_size == 3
-    assert bind(workload()).world_size == 1
-    assert "world_size" not in workload().id
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A damaged journal, compressed or not, is reported with the place of the damage."""
+"""A journal is folded by one function, live and on read; a damaged one is reported with the place of the damage."""
 
 import gzip
 import hashlib
@@ -11,12 +11,23 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.storage.events import DamagedError, JournalRestored, LinesLost, RunFinished
-from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.salvage import salvage
+from attnbench.storage.events import (
+    ArmSamples,
+    DamagedError,
+    JournalRestored,
+    LinesLost,
+    RunFinished,
+    VisitFinished,
+    WorkerStarted,
+)
+from attnbench.storage.fold import State
+from attnbench.storage.journal import JOURNAL, Journal, events, fold, salvage
+from attnbench.storage.records import PROBE, Sample, Status
+from attnbench.storage.samples import CHUNK, Samples
 from studies.torture.damages import DAMAGES
 from tests import journals
 
+END = RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=1.0)
 WHOLE = gzip.compress((Path(__file__).parents[1] / "conftest.py").read_bytes())
 
 
@@ -51,11 +62,17 @@ def damages(lines: list[bytes], number: int) -> Iterator[tuple[str, int, bytes]]
         name = list(DAMAGES)[turn % len(DAMAGES)]
         text = b"".join(DAMAGES[name](lines, draws))
         there = text.splitlines(keepends=True) if name != "bytes that are no text" else text.split(b"\n")
-        differing = (
-            place for place, pair in enumerate(zip(lines, there, strict=False)) if pair[0].rstrip() != pair[1].rstrip()
-        )
+        pairs = enumerate(zip(lines, there, strict=False))
+        differing = (place for place, (one, other) in pairs if one.rstrip() != other.rstrip())
         if text != b"".join(lines) and text.endswith(b"\n"):
             yield name, next(differing, len(lines)), text
+
+
+def damaged(folder: Path, content: bytes) -> Path:
+    """Write the content of a journal into a folder; return its path."""
+    folder.mkdir(exist_ok=True)
+    (folder / JOURNAL).write_bytes(content)
+    return folder / JOURNAL
 
 
 def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
@@ -71,7 +88,6 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: twice(lines, b"visit_finished"), "comes after visit"),
         (lambda lines: twice(lines, b"cell_checked"), "a second check of"),
         (lambda lines: twice(lines, b"cell_measured"), "a second measurement of"),
-        (lambda lines: twice(lines, b"ceilings_measured"), "a second measurement of ceilings"),
         (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample says"),
         (
             lambda lines: changed(lines, b'"implementation":"sdpa"', b'"implementation":"sdqa"'),
@@ -83,15 +99,12 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: [*lines[:3], b"\n", *lines[3:]], "not an event of a journal"),
     ],
     ids=[
-        *("twice", "no beginning", "visit twice", "check twice", "metric twice", "ceilings twice"),
+        *("twice", "no beginning", "visit twice", "check twice", "metric twice"),
         *("below zero", "no such implementation", "no such workload", "brackets", "no text", "empty line"),
     ],
 )
 def test_without_digests_what_makes_no_sense_is_noticed(tmp_path, damage, said):
-    lines = damage(older(whole(tmp_path)))
-    path = tmp_path / "old" / JOURNAL
-    path.parent.mkdir()
-    path.write_bytes(b"".join(lines))
+    path = damaged(tmp_path / "old", b"".join(damage(older(whole(tmp_path)))))
     with pytest.raises(DamagedError, match=r"line \d+: ") as raised:
         list(events(path))
     assert said in str(raised.value)
@@ -104,9 +117,7 @@ def twice(lines: list[bytes], what: bytes) -> list[bytes]:
 
 def test_a_newer_schema_and_a_digest_that_is_gone_are_damage(tmp_path):
     lines = whole(tmp_path)
-    path = tmp_path / "other" / JOURNAL
-    path.parent.mkdir()
-    path.write_bytes(b"".join([lines[0].replace(b'"schema":6', b'"schema":7'), *lines[1:]]))
+    path = damaged(tmp_path / "other", b"".join([lines[0].replace(b'"schema":6', b'"schema":7'), *lines[1:]]))
     with pytest.raises(DamagedError, match="has schema 7, newer than 6: update attnbench"):
         list(events(path))
     path.write_bytes(b"".join([lines[0], *(re.sub(rb',"digest":"\w+"', b"", line) for line in lines[1:])]))
@@ -117,11 +128,9 @@ def test_a_newer_schema_and_a_digest_that_is_gone_are_damage(tmp_path):
 def test_a_line_of_schema_5_is_read_and_its_digest_still_counts(tmp_path):
     bare = whole(tmp_path)[0].partition(b',"seq"')[0].replace(b'"schema":6', b'"schema":5')
     digest = hashlib.blake2b(bare + b"}", digest_size=6).hexdigest().encode()
-    path = tmp_path / "old" / JOURNAL
-    path.parent.mkdir()
-    path.write_bytes(bare + b',"digest":"%b0123456789ab"}\n' % digest)
+    path = damaged(tmp_path / "old", bare + b',"digest":"%b0123456789ab"}\n' % digest)
     with Journal(path.parent) as journal:
-        journal.append(RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=1.0))
+        journal.append(END)
     assert len(list(events(path))) == path.read_bytes().count(b"\n") == 2
     assert b'"seq":2,' in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(b'"budget_s":', b'"budget_s":1', 1))
@@ -129,27 +138,27 @@ def test_a_line_of_schema_5_is_read_and_its_digest_still_counts(tmp_path):
         list(events(path))
 
 
-def test_salvage_keeps_whatever_is_intact_and_says_what_it_drops(tmp_path):
+def test_whatever_is_changed_is_noticed_at_its_line_and_salvage_keeps_the_rest(tmp_path):
     lines = whole(tmp_path)
     intact = list(events(tmp_path / JOURNAL))
-    path = tmp_path / "damaged" / JOURNAL
-    path.parent.mkdir()
-    for number, (what, place, text) in enumerate(damages(lines, 2 * len(DAMAGES))):
-        path.write_bytes(text)
-        to = tmp_path / f"{number}"
+    assert len(intact) == len(lines)
+    for number, (what, place, text) in enumerate(damages(lines, 120)):
+        path, to = damaged(tmp_path / "damaged", text), tmp_path / f"{number}"
+        with pytest.raises(DamagedError) as raised:
+            list(events(path))
+        is_named = f"line {place + 1}:" in str(raised.value) and "--salvage" in str(raised.value)
+        assert is_named or "has schema" in str(raised.value), what
         if place == 0:
             with pytest.raises(DamagedError):
                 salvage(path, to)
             assert not to.exists()
-            continue
-        saved = salvage(path, to)
-        kept = list(events(to / JOURNAL))
-        assert isinstance(kept[-1], LinesLost)
-        assert all(each in intact for each in kept[1:-1]), what
-        assert len(kept) - 1 >= len(intact) - 2, what
-        assert saved.num_kept == len(kept) - 1
-        assert saved.dropped or saved.gaps, what
-        assert read(to).num_lost > 0
+        elif number < 2 * len(DAMAGES):
+            saved, kept = salvage(path, to), list(events(to / JOURNAL))
+            assert isinstance(kept[-1], LinesLost)
+            assert all(each in intact for each in kept[1:-1]), what
+            assert len(kept) - 1 == saved.num_kept >= len(intact) - 2, what
+            assert saved.dropped or saved.gaps, what
+            assert read(to).num_lost > 0
 
 
 def test_salvage_writes_nothing_without_need_and_over_no_run(tmp_path):
@@ -157,32 +166,16 @@ def test_salvage_writes_nothing_without_need_and_over_no_run(tmp_path):
     saved = salvage(tmp_path / "run")
     assert not saved.is_damaged
     assert not saved.folder.exists()
-    journals.write(tmp_path / "other")
-    (tmp_path / "run" / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
+    damaged(tmp_path / "run", b"".join(lines[:4] + lines[5:]))
     with pytest.raises(ValueError, match="holds a run: choose another folder with --to"):
-        salvage(tmp_path / "run", tmp_path / "other")
-
-
-def test_whatever_is_changed_in_a_journal_is_noticed_at_its_line(tmp_path):
-    lines = whole(tmp_path)
-    assert len(list(events(tmp_path / JOURNAL))) == len(lines)
-    path = tmp_path / "damaged" / JOURNAL
-    path.parent.mkdir()
-    for what, number, text in damages(lines, 120):
-        path.write_bytes(text)
-        with pytest.raises(DamagedError) as raised:
-            list(events(path))
-        assert f"line {number + 1}:" in str(raised.value) or "has schema" in str(raised.value), what
-        assert "--salvage" in str(raised.value) or "has schema" in str(raised.value), what
+        salvage(tmp_path / "run", damaged(tmp_path / "other", b"").parent)
 
 
 def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):
     lines = whole(tmp_path)
-    path = tmp_path / "short" / JOURNAL
-    path.parent.mkdir()
-    path.write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    path = damaged(tmp_path / "short", b"".join(lines[:5]) + lines[5][:20])
     with Journal(path.parent) as journal:
-        journal.append(RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=1.0))
+        journal.append(END)
     assert len(list(events(path))) == 6
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":1.0', b'"elapsed_s":2.0'))
     with pytest.raises(DamagedError, match="line 6"):
@@ -191,12 +184,10 @@ def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):
 
 def test_an_older_journal_without_digests_is_read_and_gone_on_with(tmp_path):
     lines = older(whole(tmp_path))
-    path = tmp_path / "old" / JOURNAL
-    path.parent.mkdir()
-    path.write_bytes(b"".join(lines[:5]))
-    for elapsed_s in (1.0, 2.0):
+    path = damaged(tmp_path / "old", b"".join(lines[:5]))
+    for _ in range(2):
         with Journal(path.parent) as journal:
-            journal.append(RunFinished(time="2026-01-01T00:00:00+00:00", elapsed_s=elapsed_s))
+            journal.append(END)
     assert len(list(events(path))) == 7
     signed = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*signed[:6], lines[5]]))  # without a digest, after one with
@@ -231,21 +222,53 @@ def test_what_another_process_does_to_a_journal_is_undone_and_noted(tmp_path, ha
 
 
 def begin(folder: Path) -> None:
-    """Return the first line of a journal."""
+    """Write the first line of a journal."""
     journals.write(folder)
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    (folder / JOURNAL).write_bytes(lines[0])
+    damaged(folder, (folder / JOURNAL).read_bytes().splitlines(keepends=True)[0])
 
 
 def test_a_folder_that_is_gone_is_said_to_be(tmp_path):
-    event = RunFinished(time="", elapsed_s=1.0)
     for keeps_copy in (True, False):
         folder = tmp_path / f"{keeps_copy}"
         begin(folder)
         with Journal(folder, keeps_copy=keeps_copy) as journal:
-            journal.append(event)
+            journal.append(END)
             shutil.rmtree(folder)
             with pytest.raises(DamagedError, match="is gone: it was removed while the run was at work"):
-                journal.append(event)
+                journal.append(END)
             folder.mkdir()
             (folder / JOURNAL).touch()
+
+
+def test_reading_a_journal_gives_the_state_of_the_run_that_wrote_it(tmp_path: Path) -> None:
+    journals.write(tmp_path, num_visits=2)
+    live = State()
+    for event in events(tmp_path / JOURNAL):
+        assert live.problem(event) == ""
+        live.apply(event)
+    assert live == fold(tmp_path / JOURNAL)
+    results = read(tmp_path)
+    for record in results.records:
+        arms = live.samples[record.workload.id]
+        assert record.samples("latency") == (arms[record.arm] if record.status is Status.ok else ())
+        assert live.status[record.key] is record.status
+    assert results.num_blocks == sum(len(arms[PROBE]) for arms in live.samples.values())
+
+
+def test_probes_of_other_hosts_are_of_another_kind() -> None:
+    state = State()
+    for number, host in enumerate(("one", "other")):
+        state.apply(WorkerStarted(time="", environment=journals.ENVIRONMENT, host=host))
+        taken = (ArmSamples(arm=PROBE, samples=(Sample(1e-3),)),)
+        state.apply(VisitFinished(workload="w", epoch=number, visit=number, arms=taken, probe="cpu 1"))
+    assert len({probe.kind for probe in state.probes}) == len(state.probes) == 2
+
+
+def test_samples_are_one_array_however_they_arrive() -> None:
+    samples = [Sample(1e-3 + 1e-6 * number, slot=number) for number in range(2 * CHUNK + 3)]
+    grown = Samples()
+    for number in range(0, len(samples), 7):
+        grown.extend(samples[number : number + 7])
+    assert grown == Samples.of(samples) == samples
+    assert grown.slot.tolist() == list(range(len(samples)))
+    assert list(grown[-2:]) == samples[-2:]

@@ -5,63 +5,36 @@ nanoseconds, the correlation id, and that of the operator that launched it. The 
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch._C._autograd import DeviceType
 
-from attnbench.analysis.breakdown import ran, shares
-from attnbench.devices.recording import Recording
-from attnbench.processes.worker.operators import operators_in
-from attnbench.storage.operator_kinds import busy_s, observed, on_other_streams
+from attnbench.analysis.breakdown import ran, where
+from attnbench.devices.kernels import observed
+from attnbench.devices.recording import Recording, busy_s
 from attnbench.storage.records import Operators
 
 PROFILES = json.loads((Path(__file__).parents[1] / "data/profiles/kernels.json").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Event:
-    """One event, with the profiler's methods that the harness calls."""
-
-    place: str
-    text: str
-    start: int
-    end: int
-    correlation: int
-    linked: int
-    stream: int = 7
-
-    def name(self) -> str:
-        return self.text
-
-    def device_type(self) -> DeviceType:
-        return DeviceType.CPU if self.place == "CPU" else DeviceType.CUDA
-
-    def is_user_annotation(self) -> bool:
-        return self.place.endswith("annotation")
-
-    def start_ns(self) -> int:
-        return self.start
-
-    def end_ns(self) -> int:
-        return self.end
-
-    def start_thread_id(self) -> int:
-        return 1
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-    def linked_correlation_id(self) -> int:
-        return self.linked
-
-    def device_resource_id(self) -> int:
-        return self.stream
+def event(place: str, name: str, start: int, end: int, correlation: int, linked: int) -> SimpleNamespace:
+    """Build an event with the profiler's methods that the harness calls."""
+    return SimpleNamespace(
+        name=lambda: name,
+        device_type=lambda: DeviceType.CPU if place == "CPU" else DeviceType.CUDA,
+        is_user_annotation=lambda: place.endswith("annotation"),
+        start_ns=lambda: start,
+        end_ns=lambda: end,
+        start_thread_id=lambda: 1,
+        correlation_id=lambda: correlation,
+        linked_correlation_id=lambda: linked,
+    )
 
 
 def seen(name: str, requested: str = "") -> Operators:
-    calls = operators_in(Recording(events=[Event(*each) for each in PROFILES[name]], result={}))
+    calls = Recording(events=[event(*each) for each in PROFILES[name]], result={}).operators()
     return Operators(calls=calls, observed=observed(calls), requested=requested)
 
 
@@ -92,42 +65,49 @@ def test_an_operator_whose_kernels_are_of_another_backend_is_a_fallback() -> Non
     assert not seen("flash of PyTorch's own", "flash").fallback
 
 
-def test_kernels_outside_any_operator_have_a_kind_a_count_and_a_share() -> None:
+def test_kernels_outside_any_operator_have_a_count_and_a_share() -> None:
     found = seen("flash-attn 2, outside any operator, and a copy inside one")
-    by_kind = {kind: share for kind, share in shares(found).items() if share}
-    assert by_kind == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
+    assert where(found) == "89 % flash_fwd_kernel, 11 % copy"
     twice = seen("a kernel of Triton's, launched twice, and a range that somebody named").calls
-    assert [(one.name, one.kind, one.num_calls) for one in twice] == [("flash_fwd_tile", "attention", 2)]
+    assert [(one.name, one.num_calls) for one in twice] == [("flash_fwd_tile", 2)]
 
 
-def test_the_work_of_a_packages_function_is_attention() -> None:
-    assert set(shares(seen("an autograd function of a package"))) == {"attention"}
-
-
-def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_named() -> None:
+def test_kernels_at_the_same_time_count_once() -> None:
     events = [
-        Event("CUDA", "main", 0, 100_000, 1, 0),
-        Event("CUDA", "void copy_kernel(float*)", 50_000, 120_000, 2, 0, stream=13),
-        Event("CUDA", "main", 200_000, 300_000, 3, 0),
+        event("CUDA", "main", 0, 100_000, 1, 0),
+        event("CUDA", "void copy_kernel(float*)", 50_000, 120_000, 2, 0),
+        event("CUDA", "main", 200_000, 300_000, 3, 0),
     ]
     kernels = Recording(events=events, result={}).kernels()
     assert busy_s(kernels) == pytest.approx(220e-6)
-    assert on_other_streams(kernels) == ("copy_kernel",)
-    assert (busy_s([]), on_other_streams([])) == (0.0, ())
+    assert busy_s([]) == 0.0
 
 
 def test_a_kernel_has_the_operator_that_launched_it_though_driver_calls_have_the_same_ids() -> None:
     events = [
-        Event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
-        Event("CPU", "aten::mm", 1_000, 5_000, 1, 0),
-        Event("CPU", "cudaLaunchKernel", 2_000, 3_000, 2, 1),
-        Event("CPU", "aten::softmax", 5_000, 9_000, 2, 0),
-        Event("CPU", "cudaLaunchKernel", 6_000, 7_000, 1, 2),
-        Event("CUDA", "gemm", 10_000, 12_000, 2, 1),
-        Event("CUDA", "softmax_forward", 12_000, 15_000, 1, 2),
-        Event("CUDA", "of Triton", 15_000, 16_000, 3, 0),
+        event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
+        event("CPU", "aten::mm", 1_000, 5_000, 1, 0),
+        event("CPU", "cudaLaunchKernel", 2_000, 3_000, 2, 1),
+        event("CPU", "aten::softmax", 5_000, 9_000, 2, 0),
+        event("CPU", "cudaLaunchKernel", 6_000, 7_000, 1, 2),
+        event("CUDA", "gemm", 10_000, 12_000, 2, 1),
+        event("CUDA", "softmax_forward", 12_000, 15_000, 1, 2),
+        event("CUDA", "of Triton", 15_000, 16_000, 3, 0),
     ]
     recording = Recording(events=events, result={})
     launched = [(each.name, each.operator) for each in recording.kernels()]
     assert launched == [("gemm", "aten::mm"), ("softmax_forward", "aten::softmax"), ("of Triton", "")]
-    assert [each.name for each in recording.spans()] == ["aten::mm", "aten::softmax"]
+    assert {each.name for each in recording.operators()} == {"aten::mm", "aten::softmax", "of Triton"}
+
+
+def test_a_compiled_graph_has_one_name_in_every_process_and_nested_time_counts_once() -> None:
+    call = "## Call CompiledFxGraph fl67zm3rgfvszvvn6ppwvyn2boux6keg2szhlyncfjzfkoba3quq ##"
+    events = [
+        event("CPU", call, 0, 100, 1, 0),
+        event("CPU", "Torch-Compiled Region: 1/0", 10, 40, 2, 0),
+        event("CPU", call.replace("fl6", "aa7"), 120, 150, 3, 0),
+    ]
+    calls = Recording(events=events, result={}).operators()
+    found = [(one.name, one.num_calls, round(1e9 * one.self_s)) for one in calls]
+    assert found == [("CompiledFxGraph", 2, 100), ("Torch-Compiled Region", 1, 30)]
+    assert ran(Operators(calls=calls)) == "compiled: generated kernels"

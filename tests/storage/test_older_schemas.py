@@ -1,4 +1,7 @@
-"""Journals of schema 3, whose arms were names: they become today's events, with any other content of the file."""
+"""Older journals: arms that were names until schema 3, and axes that are gone, become today's events.
+
+tests/analysis/test_golden.py has the verdicts of such journals.
+"""
 
 import json
 import re
@@ -8,48 +11,37 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.storage.events import (
-    SCHEMA,
-    ArmSamples,
-    CellChecked,
-    DamagedError,
-    Event,
-    RunStarted,
-    VisitFinished,
-)
+from attnbench.checking.case import reason_against
+from attnbench.contract.loading import implementation
+from attnbench.reports import titles
+from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import BASE, CANDIDATE, CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
-from attnbench.workloads.workload import Workload
+from attnbench.workloads import sweep
+from attnbench.workloads.workload import RETIRED, Workload
+from tests import journals
 
 WORKLOAD = Workload(seq_len=8)
 Line = dict[str, object]
-SDPA, ODD = Arm(implementation="sdpa"), Arm(implementation="odd (twin)")
+SDPA, ODD, FUSED = (Arm(implementation=name) for name in ("sdpa", "odd (twin)", "fused"))
+PLAN = {"sweep": "quick", "workloads": [msgspec.to_builtins(WORKLOAD)], "baseline": "sdpa", "metrics": ["latency"]}
+PLAN |= {"budget_s": 60.0, "call_limit_s": 5.0, "timeout_s": 30.0, "memory_limit_bytes": 0}
 
 
 def started(*specs: str, schema: int = 3, **changes) -> Line:
     """Build the first line of a run of these implementations."""
-    plan = {
-        "sweep": "quick",
-        "workloads": [json.loads(msgspec.json.encode(WORKLOAD))],
-        "implementations": specs,
-        "baseline": "sdpa",
-        "metrics": ["latency"],
-        "budget_s": 60.0,
-        "call_limit_s": 5.0,
-        "timeout_s": 30.0,
-        "memory_limit_bytes": 0,
-    }
-    return {"type": "run_started", "schema": schema, "run": "old", "time": "", "commit": "abc", "plan": plan | changes}
+    plan = {**PLAN, "implementations": specs, **changes}
+    return {"type": "run_started", "schema": schema, "run": "old", "time": "", "commit": "abc", "plan": plan}
 
 
 def checked(name: str) -> Line:
     return {"type": "cell_checked", "workload": WORKLOAD.id, "implementation": name, "status": "ok"}
 
 
-def visit(*names: str, number: int = 0) -> Line:
+def visit(*names: str) -> Line:
     """Build a visit of one block; the value of a sample identifies its arm."""
-    arms = {name: [[1e-3 * (1 + slot), 4, 0, number, 0, slot]] for slot, name in enumerate(names)}
-    return {"type": "visit_finished", "workload": WORKLOAD.id, "epoch": 0, "visit": number, "arms": arms}
+    arms = {name: [[1e-3 * (1 + slot), 4, 0, 0, 0, slot]] for slot, name in enumerate(names)}
+    return {"type": "visit_finished", "workload": WORKLOAD.id, "epoch": 0, "visit": 0, "arms": arms}
 
 
 def write(folder: Path, *lines: Line) -> Path:
@@ -59,12 +51,8 @@ def write(folder: Path, *lines: Line) -> Path:
     return folder / JOURNAL
 
 
-def decoded(folder: Path, *lines: Line) -> list[Event]:
-    return list(events(write(folder, *lines)))
-
-
 def expected(*arms: Arm, number: int = 0) -> VisitFinished:
-    """Return the events that `visit` should become."""
+    """Return the event that `visit` should become."""
     samples = (Sample(1e-3 * (1 + slot), 4, visit=number, slot=slot) for slot in range(len(arms)))
     taken = (ArmSamples(arm=arm, samples=(sample,)) for arm, sample in zip(arms, samples, strict=True))
     return VisitFinished(workload=WORKLOAD.id, epoch=0, visit=number, arms=tuple(taken))
@@ -72,12 +60,12 @@ def expected(*arms: Arm, number: int = 0) -> VisitFinished:
 
 @pytest.mark.parametrize("baseline", [SDPA, ODD])
 def test_the_baseline_has_a_control_and_a_name_that_ends_alike_is_a_name(tmp_path: Path, baseline: Arm) -> None:
-    first, *cells, taken = decoded(
-        tmp_path,
+    lines = (
         started("sdpa", "odd (twin)=odd.py:f", baseline=baseline.implementation),
         *map(checked, ("sdpa", "odd (twin)")),
         visit("odd (twin)", "(canary)", f"{baseline.implementation} (twin)", "sdpa"),
     )
+    first, *cells, taken = events(write(tmp_path, *lines))
     assert isinstance(first, RunStarted)
     assert first.schema == 3
     assert first.plan.specs == {SDPA: "sdpa", ODD: "odd (twin)=odd.py:f"}
@@ -89,12 +77,12 @@ def test_the_baseline_has_a_control_and_a_name_that_ends_alike_is_a_name(tmp_pat
 def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path: Path, *, is_apart: bool) -> None:
     sides = {"base": {"given": "rev:old"}, "candidate": {"given": "rev:new"}, "is_apart": is_apart}
     named = [] if is_apart else ["x (twin)=new/x.py:g"]  # a candidate has a control only in processes of its own
-    first, cell, taken = decoded(
-        tmp_path,
+    lines = (
         started("x (base)=old/x.py:f", "x=new/x.py:f", "y=sdpa", *named, baseline="x (base)", sides=sides),
         checked("x (base)"),
         visit("x (twin)", "x (base) (twin)", "(canary)", "x (base)"),
     )
+    first, cell, taken = events(write(tmp_path, *lines))
     assert isinstance(first, RunStarted)
     assert isinstance(cell, CellChecked)
     base, new = Arm(implementation="x", side=BASE), Arm(implementation="x", side=CANDIDATE)
@@ -105,64 +93,73 @@ def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path:
     assert taken == expected(odd, base.as_control(), PROBE, base)
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3])
-def test_a_journal_that_was_gone_on_with_has_lines_of_both_schemas(tmp_path: Path, schema: int) -> None:
-    journal = write(
-        tmp_path, started("sdpa", "fused", schema=schema), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)")
-    )
-    fused = Arm(implementation="fused")
-    with Journal(tmp_path) as more:
-        more.append(CellChecked(workload=WORKLOAD.id, implementation="fused", status=Status.ok))
-        more.append(expected(fused, SDPA.as_control(), PROBE, SDPA, number=1))
-    assert list(events(journal))[2:] == [
-        expected(SDPA, SDPA.as_control(), PROBE),
+def test_a_journal_that_was_gone_on_with_has_lines_of_both_schemas(tmp_path: Path) -> None:
+    write(tmp_path, started("sdpa", "fused"), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)"))
+    later = [
         CellChecked(workload=WORKLOAD.id, implementation="fused", status=Status.ok),
-        expected(fused, SDPA.as_control(), PROBE, SDPA, number=1),
+        expected(FUSED, SDPA.as_control(), PROBE, SDPA, number=1),
     ]
-    records = {record.implementation: record for record in read(tmp_path).records}
-    for metric, num_samples in ((LATENCY, 2), (CONTROL_LATENCY, 2)):
-        found = records["sdpa"].measurement(metric)
-        assert found is not None
-        assert len(found.samples) == num_samples
-    assert records["fused"].measurement(LATENCY) is not None
-    assert records["fused"].measurement(CONTROL_LATENCY) is None
+    with Journal(tmp_path) as journal:
+        for event in later:
+            journal.append(event)
+    assert list(events(tmp_path / JOURNAL))[2:] == [expected(SDPA, SDPA.as_control(), PROBE), *later]
+    sdpa, fused = read(tmp_path).records
+    assert [len(sdpa.samples(metric)) for metric in (LATENCY, CONTROL_LATENCY)] == [2, 2]
+    assert [len(fused.samples(metric)) for metric in (LATENCY, CONTROL_LATENCY)] == [1, 0]
 
 
 @pytest.mark.parametrize(
-    "damaged",
+    ("number", "damaged"),
     [
-        '{"type":"visit_finished","workload":"w","epoch":0,"visit":0,"arms":{"sdpa":[["slow"]]}}',
-        '{"type":"visit_finished","workload":"w","epoch":0,"visit":0}',
-        '{"type":"visit_finished","workload":"w","epoch":0,"visit":0,"arms":[["sdpa",[]]]}',
-        '["visit_finished"]',
-        "",
+        (3, '{"type":"visit_finished","workload":"w","epoch":0,"visit":0,"arms":{"sdpa":[["slow"]]}}'),
+        (3, '{"type":"visit_finished","workload":"w","epoch":0,"visit":0}'),
+        (3, '["visit_finished"]'),
+        (3, ""),
+        (1, '{"type":"run_started","schema":3,"run":"old"'),
+        (1, '{"type":"run_started","schema":3,"run":"old","plan":7}'),
+        (1, '{"type":"run_started","schema":3,"run":"old","plan":{}}'),
     ],
 )
-def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, damaged: str) -> None:
-    journal = write(tmp_path, started("sdpa"), checked("sdpa"))
-    journal.write_text(journal.read_text(encoding="utf-8") + damaged + "\n", encoding="utf-8")
-    with pytest.raises(DamagedError, match=rf"^{re.escape(str(journal))}, line 3: not an event of a journal \("):
-        list(events(journal))
-
-
-@pytest.mark.parametrize("plan", ['"', '","plan":7}', '","plan":{}}'])
-def test_a_first_line_that_is_damaged_is_named_too(tmp_path: Path, plan: str) -> None:
-    journal = tmp_path / JOURNAL
-    journal.write_text(f'{{"type":"run_started","schema":3,"run":"old{plan}\n', encoding="utf-8")
-    with pytest.raises(DamagedError, match="line 1: not an event of a journal"):
+def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, number: int, damaged: str) -> None:
+    journal = write(tmp_path, *[started("sdpa"), checked("sdpa")][: number - 1])
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(damaged + "\n")
+    with pytest.raises(DamagedError, match=rf"^{re.escape(str(journal))}, line {number}: not an event of a journal \("):
         list(events(journal))
 
 
 def test_todays_journals_are_not_taken_for_old_ones(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    first = decoded(tmp_path / "old", started("sdpa", "sdpa (twin)"))[0]
+    twin = Arm(implementation="sdpa (twin)")
+    first = next(events(write(tmp_path / "old", started("sdpa", "sdpa (twin)"))))
     assert isinstance(first, RunStarted)
     history = [
         msgspec.structs.replace(first, schema=SCHEMA),
-        CellChecked(workload=WORKLOAD.id, implementation="sdpa (twin)", status=Status.ok),
-        expected(Arm(implementation="sdpa (twin)"), PROBE),
+        CellChecked(workload=WORKLOAD.id, implementation=twin.implementation, status=Status.ok),
+        expected(twin, PROBE),
     ]
-    with Journal(folder) as journal:
+    with Journal(tmp_path / "run") as journal:
         for event in history:
             journal.append(event)
-    assert list(events(folder / JOURNAL)) == history
+    assert list(events(tmp_path / "run" / JOURNAL)) == history
+
+
+@pytest.mark.parametrize(("axis", "value"), [("page_size", 16), ("cache_dtype", "float8_e4m3fn")])
+def test_a_journal_with_an_axis_that_is_gone_is_read(tmp_path: Path, axis: str, value: int | str) -> None:
+    paged = {"seq_len": 1, "kv_len": 64, "direction": "inference"}
+    text = msgspec.json.encode(paged | {axis: value})
+    workload = msgspec.json.decode(text, type=Workload)
+    assert workload.id == f"attention-inference-cpu-float32-b1-t1-h8-k64-s64-{axis}{value}"
+    plain = Workload(**paged)
+    journals.write(tmp_path / "run", (workload, plain), ("sdpa", "fused"))
+    results = read(tmp_path / "run")
+    assert {record.workload for record in results.records} == {workload, plain}
+    assert titles.title(workload.axes()) != titles.title(plain.axes())
+    reason = reason_against(implementation("sdpa"), workload)
+    assert reason is not None
+    assert axis in reason
+
+
+@pytest.mark.parametrize("axis", RETIRED)
+def test_no_sweep_has_an_axis_that_is_gone(axis: str) -> None:
+    with pytest.raises(ValueError, match=axis):
+        sweep.parse_settings([f"{axis}=16"])

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.tutorials import TUTORIALS
+from examples.tutorials import TUTORIALS, reading
 from examples.tutorials.tutorial_002 import more_draws
 from examples.tutorials.tutorial_004 import batched, words
 from tests import forks
@@ -31,56 +31,61 @@ PRINTED = [
 INPUT = torch.tensor(FACTS["003"]["input"])
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None = None, dim: int = -1) -> list[Tensor]:
+    """Return the scaled scores, the weights and the context of (..., T, K), (..., S, K) and (..., S, V)."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
+    weights = F.softmax(scores, dim=dim)
+    return [scores, weights, weights @ value]
+
+
+def later(length: int) -> Tensor:
+    return torch.triu(torch.ones(length, length), diagonal=1).bool()
+
+
 def by_formula_000() -> dict[str, Tensor]:
     torch.manual_seed(42)
     x = nn.Embedding(8, 16)(torch.tensor(FACTS["000"]["token_ids"])).detach()
-    w_query, w_key, w_value = torch.rand(24, 16), torch.rand(24, 16), torch.rand(28, 16)
-    query, key, value = (w.matmul(x.T).T for w in (w_query, w_key, w_value))
-    scores = query.matmul(key.T)
-    wrong = F.softmax(scores / 24**0.5, dim=0)
-    right = F.softmax(scores / 24**0.5, dim=1)
-    replicas = x.T.repeat(3, 1, 1)  # (H,D,T)
-    queries, keys, values = (torch.bmm(torch.rand(3, width, 16), replicas).permute(0, 2, 1) for width in (24, 24, 28))
-    products = torch.bmm(queries, keys.permute(0, 2, 1))
-    wrongs = F.softmax(products / 24**0.5, dim=0)
-    rights = F.softmax(products / 24**0.5, dim=2)
+    query, key, value = (x @ torch.rand(width, 16).T for width in (24, 24, 28))
+    _, _, wrong = attend(query, key, value, dim=0)
+    _, right, context = attend(query, key, value)
+    heads = [x @ torch.rand(3, width, 16).mT for width in (24, 24, 28)]  # (H,T,K) or (H,T,V)
+    _, wrongs, mixed_wrongly = attend(*heads, dim=0)
+    _, rights, mixed = attend(*heads)
     return {
         "token_ids": torch.tensor(FACTS["000"]["token_ids"]),
-        "context_first_word": right[0].matmul(value),
-        "context_single_head": wrong.matmul(value),
+        "context_first_word": context[0],
+        "context_single_head": wrong,
         "weights_single_head_over_keys": right,
-        "context_single_head_over_keys": right.matmul(value),
+        "context_single_head_over_keys": context,
         "weights_multi_head_dim0": wrongs,
-        "context_multi_head_dim0": torch.bmm(wrongs, values),
+        "context_multi_head_dim0": mixed_wrongly,
         "weights_multi_head_over_keys": rights,
-        "context_multi_head_over_keys": torch.bmm(rights, values),
-        "output_multi_head_over_keys": torch.cat(list(torch.bmm(rights, values)), dim=1),
+        "context_multi_head_over_keys": mixed,
+        "output_multi_head_over_keys": torch.cat(list(mixed), dim=1),
     }
 
 
 def by_formula_001() -> dict[str, Tensor]:
-    query, key, value = torch.tensor(FACTS["001"]["qkv_data_point_1"]["value"]).chunk(3, dim=-1)
-    scores = query @ key.transpose(1, 2) / 2**0.5
-    unmasked = F.softmax(scores, dim=-1)
-    hidden = torch.tensor([1, 2, 0, 0]) == 0
-    masked = F.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    printed = torch.tensor(FACTS["001"]["qkv_data_point_1"]["value"])
+    _, unmasked, values = attend(*printed.chunk(3, dim=-1))
+    scores, masked, masked_values = attend(*printed.chunk(3, dim=-1), torch.tensor([1, 2, 0, 0]) == 0)
     torch.manual_seed(2)
     tokens = torch.tensor([[1, 2, 0, 0], [1, 2, 3, 4]])
     x = nn.Embedding(5, 4, padding_idx=0)(tokens).detach()
     layer = [nn.Linear(4, 12, bias=False) for _ in range(2)][1]
-    queries, keys, values = layer(x).detach().reshape(2, 4, 2, 6).permute(0, 2, 1, 3).chunk(3, dim=-1)
-    products = queries @ keys.transpose(-2, -1) / 2**0.5
-    both = products.masked_fill((tokens == 0)[:, None, None, :], float("-inf"))
-    outputs = [(F.softmax(each, dim=-1) @ values).permute(0, 2, 1, 3).reshape(2, 4, 4) for each in (products, both)]
+    heads = layer(x).detach().reshape(2, 4, 2, 6).permute(0, 2, 1, 3).chunk(3, dim=-1)
+    outputs = [attend(*heads, hidden)[2] for hidden in (None, (tokens == 0)[:, None, None, :])]
+    merged = [output.permute(0, 2, 1, 3).reshape(2, 4, 4) for output in outputs]
     return {
-        "qkv_data_point_1_from_the_seed": torch.tensor(FACTS["001"]["qkv_data_point_1"]["value"]),
+        "qkv_data_point_1_from_the_seed": printed,
         "weights_data_point_1_unmasked": unmasked,
-        "values_data_point_1_unmasked": unmasked @ value,
-        "scores_data_point_1_masked": scores.masked_fill(hidden, float("-inf")),
+        "values_data_point_1_unmasked": values,
+        "scores_data_point_1_masked": scores,
         "weights_data_point_1_masked": masked,
-        "values_data_point_1_masked": masked @ value,
-        "output_unmasked": outputs[0],
-        "output_masked": outputs[1],
+        "values_data_point_1_masked": masked_values,
+        "output_unmasked": merged[0],
+        "output_masked": merged[1],
     }
 
 
@@ -90,28 +95,25 @@ def by_formula_002() -> dict[str, Tensor]:
     torch.manual_seed(123)
     w_query, w_key, w_value = torch.rand(3, 2), torch.rand(3, 2), torch.rand(3, 4)
     query, key, value = x @ w_query, x @ w_key, x @ w_value
-    second = F.softmax(query[1] @ key.T / 2**0.5, dim=0)
-    scores = query @ key.T / 2**0.5
-    later = torch.triu(torch.ones(6, 6), diagonal=1).bool()
-    causal = scores.masked_fill(later, float("-inf"))
+    _, weights, context = attend(query, key, value)
     several, other = more_draws()
-    heads = [F.softmax(x @ q.T @ (x @ k.T).T / 2**0.5, dim=-1) for q, k in zip(several.query, several.key, strict=True)]
-    mixed = [weights @ (x @ v.T) for weights, v in zip(heads, several.value, strict=True)]
-    crossed = F.softmax(query @ (other @ w_key).T / 2**0.5, dim=-1)
+    _, heads, mixed = attend(x @ several.query.mT, x @ several.key.mT, x @ several.value.mT)
+    causal = attend(query, key, value, later(6))
+    crossed = attend(query, other @ w_key, other @ w_value)
     return {
         "token_ids": torch.tensor([0, 4, 5, 2, 1, 3]),
-        "weights_second_token": second,
-        "context_second_token": second @ value,
+        "weights_second_token": weights[1],
+        "context_second_token": context[1],
         "scores_all_tokens": query @ key.T,
-        "weights_all_tokens": F.softmax(scores, dim=-1),
-        "context_all_tokens": F.softmax(scores, dim=-1) @ value,
-        "weights_multi_head": torch.stack(heads),
-        "output_multi_head": torch.cat(mixed, dim=-1),
-        "scores_causal": causal,
-        "weights_causal": F.softmax(causal, dim=-1),
-        "context_causal": F.softmax(causal, dim=-1) @ value,
-        "weights_cross": crossed,
-        "context_cross": crossed @ (other @ w_value),
+        "weights_all_tokens": weights,
+        "context_all_tokens": context,
+        "weights_multi_head": heads,
+        "output_multi_head": torch.cat(list(mixed), dim=-1),
+        "scores_causal": causal[0],
+        "weights_causal": causal[1],
+        "context_causal": causal[2],
+        "weights_cross": crossed[1],
+        "context_cross": crossed[2],
     }
 
 
@@ -120,38 +122,33 @@ def by_formula_003() -> dict[str, Tensor]:
     layer, dropout, out = nn.Linear(3, 6, bias=False), nn.Dropout(0.5), nn.Linear(2, 2)
     batch = torch.stack([INPUT, INPUT])
     keys, queries, values = (part.view(2, 9, 2, 1).transpose(1, 2) for part in layer(batch).chunk(3, dim=-1))
-    scores = queries @ keys.transpose(2, 3)
-    scores = scores.masked_fill(torch.triu(torch.ones(9, 9), diagonal=1).bool(), -torch.inf)
-    weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)
+    _, weights, _ = attend(queries, keys, values, later(9))
 
     def finish(weights: Tensor) -> Tensor:
         return out((weights @ values).transpose(1, 2).reshape(2, 9, 2)).detach()[1]
 
-    examples = torch.tensor([each["weights"] for each in FACTS["003"]["softmax_examples"]])
     return {
         "input": INPUT,
-        "softmax_examples": examples,
+        "softmax_examples": torch.tensor([each["weights"] for each in FACTS["003"]["softmax_examples"]]),
         "fused_causal": finish(weights),
         "fused_causal_with_dropout_in_evaluation": finish(dropout.eval()(weights)),
     }
 
 
 def by_formula_004() -> dict[str, Tensor]:
-    query, key, value = batched()
-    scores = torch.bmm(query, key.transpose(1, 2)) / 4**0.5
-    causal = scores.masked_fill(torch.tril(torch.ones(4, 4)) == 0, float("-inf"))
+    _, weights, context = attend(*batched())
+    causal = attend(*batched(), later(4))
     vector = torch.tensor([0.1, -0.2, 0.3, -0.2, 0.5])
     torch.manual_seed(0)
     products = torch.randn(5, 10_000) @ torch.randn(10_000)
-    x, weights = words()
-    pairs = zip(weights.query, weights.key, strict=True)
-    heads = torch.stack([F.softmax(x @ q.T @ (x @ k.T).T / 2, dim=-1) for q, k in pairs])
+    x, drawn = words()
+    _, heads, _ = attend(x @ drawn.query.mT, x @ drawn.key.mT, x @ drawn.value.mT)
     return {
-        "weights_batched": F.softmax(scores, dim=-1),
-        "context_batched": torch.bmm(F.softmax(scores, dim=-1), value),
-        "scores_causal": causal,
-        "weights_causal": F.softmax(causal, dim=-1),
-        "context_causal": torch.bmm(F.softmax(causal, dim=-1), value),
+        "weights_batched": weights,
+        "context_batched": context,
+        "scores_causal": causal[0],
+        "weights_causal": causal[1],
+        "context_causal": causal[2],
         "softmax_of_a_vector": vector.exp() / vector.exp().sum(),
         "softmax_of_the_vector_times_100": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]),
         "softmax_of_wide_products": F.softmax(products, dim=0),
@@ -162,13 +159,7 @@ def by_formula_004() -> dict[str, Tensor]:
     }
 
 
-FORMULAS: dict[str, Callable[[], dict[str, Tensor]]] = {
-    "000": by_formula_000,
-    "001": by_formula_001,
-    "002": by_formula_002,
-    "003": by_formula_003,
-    "004": by_formula_004,
-}
+FORMULAS = (by_formula_000, by_formula_001, by_formula_002, by_formula_003, by_formula_004)
 
 
 @pytest.mark.parametrize(("number", "name"), PRINTED)
@@ -178,21 +169,15 @@ def test_what_is_printed(number: str, name: str) -> None:
     torch.testing.assert_close(TABLES[number][name], expected, rtol=0, atol=fact.get("tolerance", 0.0))
 
 
-@pytest.mark.parametrize("number", TUTORIALS)
-def test_what_follows_from_the_formulas(number: str) -> None:
+@pytest.mark.parametrize(("number", "formula"), [*zip(TUTORIALS, FORMULAS, strict=True)])
+def test_what_follows_from_the_formulas_and_nothing_else_is_left(number: str, formula: Callable[[], dict]) -> None:
     with torch.random.fork_rng(devices=[]):
-        expected = FORMULAS[number]()
+        expected = formula()
     for name, table in expected.items():
         torch.testing.assert_close(
             TABLES[number][name], table, rtol=1e-4, atol=1e-4, msg=lambda reported, name=name: f"{name}: {reported}"
         )
-
-
-@pytest.mark.parametrize("number", TUTORIALS)
-def test_every_table_is_held_to_something(number: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        held = FORMULAS[number]().keys() | {name for tutorial, name in PRINTED if tutorial == number}
-    assert held == TABLES[number].keys()
+    assert expected.keys() | {name for tutorial, name in PRINTED if tutorial == number} == TABLES[number].keys()
 
 
 @pytest.mark.parametrize("number", TUTORIALS)
@@ -243,3 +228,13 @@ def test_the_program_says_what_there_is() -> None:
     printed = reported("005")
     assert printed.returncode == 2
     assert "000, 001, 002, 003, 004" in printed.stderr
+
+
+SHOWPIECE = ("naive_loop", "module_list", "fused", "bmm", "einsum", "sdpa", "chunked")
+
+
+def test_the_page_shows_files_of_at_most_sixty_lines_as_they_are():
+    page = (ROOT / "docs" / "tutorials.md").read_text(encoding="utf-8")
+    files = [ROOT / "implementations" / f"{name}.py" for name in SHOWPIECE]
+    assert "\n".join(reading.rows(map(str, files))) in page
+    assert all(len(file.read_text(encoding="utf-8").splitlines()) <= 60 for file in files)

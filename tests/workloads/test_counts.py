@@ -16,6 +16,7 @@ from tests.mask_texts import not_among
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
 GIVEN = ["boolean(50)"]
 MASKS = [*GIVEN, *not_among(GIVEN)]
+DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 COUNTABLE = ("fused", "bmm", "einsum", "module_list", "sdpa_math")
 MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 
@@ -55,9 +56,6 @@ def test_useful_flops_are_those_of_a_loop_over_visible_pairs(workload):
     }  # fmt: skip
 
 
-DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
-
-
 def turned(workload: Workload, direction: str) -> Workload:
     return Workload(**{**workload.axes(), "direction": direction})
 
@@ -95,7 +93,6 @@ def test_no_count_is_below_its_least_and_without_a_mask_they_meet(scope, directi
 
 
 def counted(name: str, workload: Workload) -> int:
-    """Return torch's count for one call."""
     made = build(workload, implementation(name), placed(workload))
     with made.grad_mode():
         call = made.call()
@@ -123,18 +120,3 @@ def test_who_does_not_say_what_it_executes_is_unknown():
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing", batch_size=2)
     assert implementation("sdpa").executed_flops(workload) is None
     assert implementation("chunked").executed_flops(workload) is None
-
-
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_visible_pairs_are_those_of_a_loop_over_the_dense_mask(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    assert counts.visible_pairs(workload) == sum(bool(seen) for seen in dense.ravel())
-
-
-@pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)
-def test_the_fewest_tokens_are_no_more_than_take_part(workload):
-    dense = workload.mask_rule.dense(workload.batch_size, workload.seq_len, workload.kv_len)
-    queries, keys = int(dense.any(axis=2).sum()), int(dense.any(axis=1).sum())
-    least_queries, least_keys = counts._fewest_tokens(workload)
-    assert least_queries <= queries
-    assert least_keys <= keys

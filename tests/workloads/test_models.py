@@ -51,28 +51,26 @@ def test_a_plain_decoder():
     assert (trained.direction, trained.seq_len) == ("forward_backward", 8192)
 
 
-def test_layers_with_a_window_or_chunks_are_apart_where_these_hide_something():
-    assert [(count, each.mask) for count, each in parts("gemma-3-27b", "prefill")["prefill B=1 T=2048"]] == [
-        (52, "sliding_window(1024)"),
-        (10, "causal"),
-    ]
-    assert [(count, each.mask) for count, each in parts("gemma-3-27b", "prefill")["prefill B=1 T=512"]] == [
-        (62, "causal")
-    ]
-    assert [(count, each.mask) for count, each in parts("gemma-3-1b", "decode")["decode B=1 T=1 S=1024"]] == [
-        (22, "sliding_window_bottom_right(512)"),
-        (4, "none"),
-    ]
-    scout = parts("llama-4-scout", "decode")["decode B=1 T=1 S=32768"]
-    assert [(count, each.mask) for count, each in scout] == [(36, "chunks_bottom_right(8192)"), (12, "none")]
-    chunks = parts("llama-4-scout", "prefill", seq_len=16384)["prefill B=1 T=16384"]
-    assert [(count, each.mask) for count, each in chunks] == [(36, "causal+chunks(8192)"), (12, "causal")]
-    capped = parts("gemma-2-27b", "prefill", seq_len=8192)["prefill B=1 T=8192"]
-    assert [each.mask for _, each in capped] == ["sliding_window(4096)+softcap(50)", "causal+softcap(50)"]
-    assert {each.scale for _, each in capped} == {144**-0.5}
+@pytest.mark.parametrize(
+    ("name", "label", "expected"),
+    [
+        ("gemma-3-27b", "prefill B=1 T=2048", ["52 sliding_window(1024)", "10 causal"]),
+        ("gemma-3-27b", "prefill B=1 T=512", ["62 causal"]),
+        ("gemma-3-1b", "decode B=1 T=1 S=1024", ["22 sliding_window_bottom_right(512)", "4 none"]),
+        ("llama-4-scout", "decode B=1 T=1 S=32768", ["36 chunks_bottom_right(8192)", "12 none"]),
+        ("llama-4-scout", "prefill B=1 T=16384", ["36 causal+chunks(8192)", "12 causal"]),
+        ("gemma-2-27b", "prefill B=1 T=8192", ["23 sliding_window(4096)+softcap(50)", "23 causal+softcap(50)"]),
+    ],
+)
+def test_layers_with_a_window_or_chunks_are_apart_where_these_hide_something(name, label, expected):
+    lengths = {"seq_len": label.partition("T=")[2]} if label.startswith("prefill") else {}
+    layers = parts(name, label.partition(" ")[0], **lengths)[label]
+    assert [f"{count} {each.mask}" for count, each in layers] == expected
 
 
 def test_what_models_add_to_plain_attention():
+    ((_, capped), _) = parts("gemma-2-27b", "prefill", seq_len=8192)["prefill B=1 T=8192"]
+    assert capped.scale == 144**-0.5
     ((_, latent),) = parts("deepseek-v3", "decode")["decode B=1 T=1 S=8192"]
     assert (latent.num_kv_heads, latent.head_dim, latent.value_dim, latent.layout) == (1, 576, 512, "value_in_key")
     assert latent.scale == pytest.approx(0.1352338, rel=1e-6)
@@ -101,20 +99,25 @@ def test_settings_take_the_place_of_what_a_model_has():
         huggingface.load("llama-3.1-8")
 
 
-def configuration(folder, **fields):
-    place = folder / "some-model"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return str(place / "config.json")
+@pytest.fixture
+def configuration(tmp_path, monkeypatch):
+    """Write a configuration, to be read without transformers, and return its path."""
+    monkeypatch.setattr(huggingface, "find_spec", lambda _: None)
+
+    def written(**fields):
+        place = tmp_path / "some-model"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return str(place / "config.json")
+
+    return written
 
 
 FIELDS = {"num_hidden_layers": 6, "num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 4096}
 
 
-def test_a_configuration_is_read_without_transformers(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface, "find_spec", lambda _: None)
+def test_a_configuration_is_read_without_transformers(configuration):
     path = configuration(
-        tmp_path,
         **FIELDS,
         model_type="gemma3_text",
         num_key_value_heads=2,
@@ -149,10 +152,9 @@ def test_a_configuration_is_read_without_transformers(tmp_path, monkeypatch):
         (FIELDS | {"is_encoder_decoder": True}, "an encoder with a decoder: of these there are presets alone"),
     ],
 )
-def test_what_is_not_known_says_which_fields_were_looked_for(tmp_path, monkeypatch, fields, message):
-    monkeypatch.setattr(huggingface, "find_spec", lambda _: None)
+def test_what_is_not_known_says_which_fields_were_looked_for(configuration, fields, message):
     with pytest.raises(ValueError, match=message):
-        huggingface.load(configuration(tmp_path, **fields))
+        huggingface.load(configuration(**fields))
 
 
 def test_a_file_that_is_no_configuration(tmp_path):

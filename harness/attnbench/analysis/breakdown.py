@@ -1,10 +1,9 @@
-"""Break the time of a call down by kind of operator."""
+"""Break the time of a call down by operator."""
 
-from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, compiled, makers
+from attnbench.devices.kernels import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
 
-SMALL_SHARE = 0.05
-"""Kinds with a smaller share of the time are not mentioned."""
+SMALL_SHARE = 0.05  # operators with less of the time are not mentioned
 
 
 def ran(operators: Operators) -> str:
@@ -21,8 +20,8 @@ def ran(operators: Operators) -> str:
 
 
 def short(name: str) -> str:
-    """An operator's name without its namespace: aten::bmm is "bmm"."""
-    return "generated kernels" if name == COMPILED else name.rpartition("::")[2]
+    """An operator's name without namespace and template arguments: aten::bmm is "bmm"."""
+    return "generated kernels" if name == COMPILED else name.partition("<")[0].rpartition("::")[2]
 
 
 def num_operators(operators: Operators) -> int:
@@ -30,26 +29,15 @@ def num_operators(operators: Operators) -> int:
     return sum(one.num_calls for one in operators.calls)
 
 
-def shares(operators: Operators) -> dict[str, float]:
-    """Shares of the time of a call by kind of operator, in the order of KINDS; empty if nothing took time."""
-    total_s = sum(one.self_s for one in operators.calls)
-    by_kind = {kind: sum(one.self_s for one in operators.calls if one.kind == kind) for kind in KINDS}
-    ran_kinds = {one.kind for one in operators.calls}
-    return {kind: own_s / total_s for kind, own_s in by_kind.items() if kind in ran_kinds} if total_s else {}
-
-
 def where(operators: Operators) -> str:
-    """Break down the time of a call, largest share first: "62 % matmul (bmm), 21 % softmax, 17 % mask (where)".
+    """Break down the time of a call, largest share first: "62 % bmm, 21 % softmax, 17 % where".
 
     Shares are of the profiled self times of the operators; shares below 5 % are left out.
     """
-    known = shares(operators)
-    largest = sorted((kind for kind in known if known[kind] >= SMALL_SHARE), key=lambda kind: -known[kind])
-    return ", ".join(f"{100 * known[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
-
-
-def _named(kind: str, operators: Operators) -> str:
-    """Name a kind together with its slowest operator."""
-    main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
-    name = short(main.name)
-    return kind if kind in name else f"{kind} ({name})"
+    seconds: dict[str, float] = {}
+    for one in operators.calls:
+        name = short(one.name).strip("_")
+        seconds[name] = seconds.get(name, 0.0) + one.self_s
+    total_s = sum(seconds.values())
+    shares = {name: seconds[name] / total_s for name in sorted(seconds, key=lambda name: -seconds[name]) if total_s}
+    return ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= SMALL_SHARE)

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import nvml
 from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, numbers
 from attnbench.statistics.interference import MANY
@@ -29,7 +30,6 @@ from attnbench.storage.records import (
     Verdict,
 )
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench.analysis.sanity import SystemLoad, judged, slowed, system_load, throttled_by
+from attnbench.analysis.warned import Warned
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage import events
@@ -26,7 +27,6 @@ from attnbench.storage.records import (
     Record,
     Status,
 )
-from attnbench.storage.warned import Warned
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
 """Warning about a run with a damaged journal."""
@@ -150,7 +150,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
     for key, status in sorted(state.status.items(), key=lambda item: order[item[0][0]]):
         workload, arm = key
         fields = {"environment": None, "time": started.time, **state.cells[key]}
-        measurements = (*_times(state, key), *state.measured[key].values())
+        measurements = (*_times(state, key), *fields.pop("measurements", ()))
         yield Record(
             run=started.run,
             commit=started.commit if started.plan.sides is None else getattr(started.plan.sides, arm.side).commit,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
@@ -24,13 +25,11 @@ from attnbench.storage.records import (
     DeviceState,
     Flag,
     Key,
-    Operators,
     Place,
     Record,
     Status,
 )
 from attnbench.storage.samples import Samples
-from attnbench.storage.warned import Warn, Warned
 from attnbench.units import percent, plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -42,8 +41,7 @@ READING = 1.5
 """Reading alone may be this much faster than a copy, which may fetch each line before it is written."""
 Warnings = dict[Key, tuple[Warned, ...]]
 
-FAULT_S = 0.25e-6
-"""Least cost of a minor page fault."""
+FAULT_S = 0.25e-6  # least cost of a minor page fault
 NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
 """Shares of the time spent on page faults: worth a note, and the largest credible estimate."""
 MOST = 0.5
@@ -63,8 +61,7 @@ ON_A_QUEUE = {
 }
 APART, SHORTEST_S = 0.1, 20e-6
 """Largest relative difference between a time and the sum of its kernels, which is uncertain in shorter calls."""
-FALL = 0.05
-"""If a clock falls by more within a visit, it affects the times."""
+FALL = 0.05  # if a clock falls by more within a visit, it affects the times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,25 +170,18 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
         yield Warn.not_timed.says("agrees, not timed")
         return
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
-    if record.operators is not None:
-        yield from _kernels(record.operators, time.point)
+    seen = record.operators
+    if seen is not None and seen.kernel_s >= SHORTEST_S and seen.kernel_s > (1 + APART) * time.point:
+        text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        yield Warn.kernels_longer.says(text)
     yield from _faults(record, Samples.of(latency.samples), time)
     with suppress(ValueError):  # the run may name a device that is not installed here
         notes = device(record.workload.device).notes(record.workload, record.environment)
         yield from map(Warn.device_precision.says, notes)
-    if record.operators is not None and record.operators.copies:
-        yield Warn.copies.says(plain(f"its time includes copies: {record.operators.copies}"))
+    if seen is not None and seen.copies:
+        yield Warn.copies.says(plain(f"its time includes copies: {seen.copies}"))
     for measurement in record.measurements:
         yield from (Warn.measured_with_note.says(plain(text)) for text in measurement.warnings)
-
-
-def _kernels(seen: Operators, time_s: float) -> Iterator[Warned]:
-    """Kernels on other streams, and kernels that take longer than the call by the profiler."""
-    if seen.elsewhere:
-        yield Warn.other_stream.says(plain(f"kernels on another stream: {', '.join(seen.elsewhere)}"))
-    if seen.kernel_s >= SHORTEST_S and seen.kernel_s > (1 + APART) * time_s:
-        text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
-        yield Warn.kernels_longer.says(text)
 
 
 def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:

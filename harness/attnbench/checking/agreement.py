@@ -85,7 +85,7 @@ def check(references: References, implementation: Implementation) -> Agreement:
 
 def diagnose(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong implementation with its diagnosis; its exceptions propagate."""
-    return explain(implementation, references.by_probe, wrong, references.seed, references.on_step)
+    return explain(implementation, references.by_probe, wrong, references.seed)
 
 
 def compare(
@@ -99,7 +99,7 @@ def compare(
 
     If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
     other workloads, which may share their short length; new results are added to it. `rejects` are the members of
-    REJECTABLE that count as findings here, not as notes or conventions.
+    EMPTY_ROWS and HIDDEN_NAN that count as findings here, not as notes or conventions.
     """
     results, earlier = [], list[tuple[Reference, Tensor]]()
     has_backward, convention = True, "" if EMPTY_ROWS in rejects else None

@@ -23,24 +23,18 @@ from attnbench.cluster.shares import finished, journal_path, kind_of, merge, spl
 from attnbench.devices import device
 from attnbench.processes.execution import now
 from attnbench.processes.sides import current_commit
-from attnbench.storage import events
-from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put
-from attnbench.storage.journal import HOSTS, JOURNAL
-from attnbench.storage.journal import events as read_events
+from attnbench.storage.journal import HOSTS, JOURNAL, events
 
 SLOT = "bench_slot"
 NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
-NODES_EVERY_S = 5.0
-"""Seconds between queries of the list of nodes: they go to the head, not to the hosts."""
-WAIT_S = 60.0
-"""Seconds without any host before open shares are given up."""
-NUM_RETRIES = 2
-EXAMINED_S = 300.0
-"""Seconds for the self-examination of a host; a slower host is busy measuring, or gone."""
+NODES_EVERY_S = 5.0  # between queries of the list of nodes: they go to the head, not to the hosts
+WAIT_S = 60.0  # without any host before open shares are given up
+EXAMINED_S = 300.0  # for the self-examination of a host; a slower host is busy measuring, or gone
 CONNECT_S = 10.0
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
 
@@ -116,9 +110,9 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
     """
     with connected(address) as ray:
         folder.mkdir(parents=True, exist_ok=True)
-        started = events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+        started = RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
         if (path := folder / JOURNAL).exists():
-            started = next(event for event in read_events(path) if isinstance(event, events.RunStarted))
+            started = next(event for event in events(path) if isinstance(event, RunStarted))
         shares = split(plan, len(hosts_of(ray)))
         merge(folder, started, shares)  # allows to continue from here
         lost = None
@@ -135,14 +129,13 @@ def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[
         resources={SLOT: 1},
         num_cpus=1,
         num_gpus=int(any(not device(name).is_host for name in names)),
-        max_retries=NUM_RETRIES,
+        max_retries=2,
         retry_exceptions=True,
     )
     here = version("attnbench"), str(Path.cwd())
     is_open = [name for name in shares if finished(folder, name) is None]
     tasks = {work.remote(msgspec.json.encode(shares[name]), *here): name for name in is_open}
-    lost: dict[str, str] = {}
-    seen_s = time.monotonic()
+    lost, seen_s = dict[str, str](), time.monotonic()
     while tasks:
         if hosts_of(ray):
             seen_s = time.monotonic()
@@ -176,10 +169,10 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> None:
     path = journal_path(folder, host, share)
     path.parent.mkdir(parents=True, exist_ok=True)
     arrived = put(path.with_name("arrived.jsonl"), journal)
-    history = list(read_events(arrived))
-    if not history or not isinstance(history[-1], events.RunFinished):
+    history = list(events(arrived))
+    if not history or not isinstance(history[-1], RunFinished):
         raise ValueError(f"{host} sent an unfinished journal")
-    kind, first = kind_of(history), kind_of(read_events(known[0]) if known else history)
+    kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
         other = f"it is another kind of host ({kind}) than the first ({first})"
         raise ValueError(f"{host} takes no part: {other}; give it a run of its own")

@@ -23,12 +23,9 @@ from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
-NAME = re.compile(r"\w[\w.-]{0,63}")
-"""A host's name is also a folder name."""
-HOST = "ATTNBENCH_HOST"
-"""Environment variable with the name of a host."""
-THREADS = "OMP_NUM_THREADS"
-"""Ray sets it to the number of processors of a task; a plan names its threads."""
+NAME = re.compile(r"\w[\w.-]{0,63}")  # also that of a folder
+HOST = "ATTNBENCH_HOST"  # environment variable with the name of a host
+THREADS = "OMP_NUM_THREADS"  # Ray sets it to the number of processors of a task; a plan names its threads
 
 
 def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:

@@ -8,19 +8,17 @@ it. A share is kept as a whole: an unfinished one is measured again.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from attnbench.storage import events
-from attnbench.storage.events import Event, Plan
-from attnbench.storage.journal import HOSTS, JOURNAL, write
-from attnbench.storage.journal import events as read_events
+from attnbench.storage import events as kinds
+from attnbench.storage.events import Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
+from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Status
 
-Measured = tuple[str, list[Event]]
-"""A host, and the events of a share that it has finished."""
-MOST_SHARES = 32
-"""With fewer shares, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each."""
+Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
+MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
@@ -56,22 +54,20 @@ def finished(folder: Path, share: str) -> Measured | None:
         DamagedError: a journal is damaged.
     """
     for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
-        history = list(read_events(path))
-        if history and isinstance(history[-1], events.RunFinished):
+        history = list(events(path))
+        if history and isinstance(history[-1], RunFinished):
             return path.parent.parent.name, history
     return None
 
 
 def kind_of(history: Iterable[Event]) -> str:
     """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
-    known = next(event.environment for event in history if isinstance(event, events.WorkerStarted))
+    known = next(event.environment for event in history if isinstance(event, WorkerStarted))
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
-def merge(
-    folder: Path, started: events.RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None
-) -> None:
+def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None) -> None:
     """Rewrite the journal of a run.
 
     `lost` gives the reasons for shares that no host could measure; None: the open shares are still being measured.
@@ -87,53 +83,43 @@ def merge(
 
 
 def merged(
-    started: events.RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
+    started: RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
     """The events of a run: its start, lost cells, the events of each share and, if complete, its end."""
     yield started
     for plan, why in lost:
         for workload in plan.workloads:
             for arm in plan.cells(workload):
-                yield events.CellChecked(
-                    workload=workload.id,
-                    implementation=arm.implementation,
-                    side=arm.side,
-                    status=Status.lost,
-                    message=why,
-                )
-    num_processes, places, ends = 0, set[tuple[str, object]](), list[events.RunFinished]()
+                cell: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+                yield kinds.CellChecked(**cell, status=Status.lost, message=why)
+    num_processes, ends = 0, list[RunFinished]()
     spent_s = defaultdict[str, float](float)  # by host
     for host, history in measured:
         before = num_processes
         yield from ends[-1:]  # a run is complete if its last line says so
         for event in history:
             match event:
-                case events.RunFinished():
+                case RunFinished():
                     ends.append(event)
                     spent_s[host] += event.elapsed_s
-                case events.WorkerStarted():
+                case WorkerStarted():
                     num_processes += 1
                     yield msgspec.structs.replace(event, host=host)
-                case events.CeilingsMeasured():
-                    if (host, event.ceilings.key) not in places:
-                        places.add((host, event.ceilings.key))
-                        ceilings = msgspec.structs.replace(event.ceilings, host=host)
-                        yield msgspec.structs.replace(event, ceilings=ceilings)
-                case events.VisitFinished():
+                case VisitFinished():
                     yield (moved := _shifted(event, before))
                     num_processes = max(num_processes, moved.epoch + 1)
-                case events.CellEvent():
+                case kinds.CeilingsMeasured() | kinds.CellEvent():
                     yield event
     if is_over:
         yield from ends[-1:]
-        yield events.RunFinished(
+        yield RunFinished(
             time=ends[-1].time if ends else started.time,
             elapsed_s=max(spent_s.values(), default=0.0),
             reason="; ".join(filter(None, dict.fromkeys(end.reason for end in ends))),
         )
 
 
-def _shifted(visit: events.VisitFinished, epochs: int) -> events.VisitFinished:
+def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
     """A visit with its process renumbered among those of all shares."""
     arms = []
     for taken in visit.arms:

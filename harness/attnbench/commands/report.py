@@ -13,13 +13,10 @@ from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.reports import stock
-from attnbench.storage import events, salvage
-from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put, writing_to
-from attnbench.storage.journal import JOURNAL, copy_journal, find_run, journal_of, write
-from attnbench.storage.journal import events as read_events
+from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
 from attnbench.storage.records import FALSE_SHARE
-from attnbench.storage.salvage import Salvaged
 
 MOST_LINES = 10
 PAGE = "report.html"
@@ -62,7 +59,7 @@ def report(
     if is_salvaged:
         if len(names) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")
-        saved = salvage.salvage(Path(names[0]) if Path(names[0]).is_file() else find_run(names[0], results), to)
+        saved = salvage(Path(names[0]) if Path(names[0]).is_file() else find_run(names[0], results), to)
         facts = saved._asdict() | {"folder": str(saved.folder) if saved.is_damaged else None, "plan": None}
         present(lambda: facts, lambda: _print_salvaged(names[0], saved))
         return ExitCode.passed
@@ -73,7 +70,9 @@ def report(
         return ExitCode.passed
     target = to or stored.folder
     if target.resolve() != stored.folder.resolve():
-        copy_journal(stored.folder, target)
+        journal = journal_of(stored.folder)
+        with writing_to(target):
+            put(target / journal.name, journal.read_bytes())
     failed = running.write_reports(stored, target)
     page = target / PAGE
     present(
@@ -87,11 +86,11 @@ def report(
 
 def _join(runs: Sequence[Path]) -> Path:
     """Merge finished runs over different shapes, such as parts of `run --shard`, next to the first of them."""
-    measured = [(run.name, list(read_events(journal_of(run)))) for run in runs]
-    starts = [event for _, history in measured for event in history if isinstance(event, events.RunStarted)]
+    measured = [(run.name, list(events(journal_of(run)))) for run in runs]
+    starts = [event for _, history in measured for event in history if isinstance(event, RunStarted)]
     plans = [started.plan for started in starts]
     for run, (_, history), plan in zip(runs, measured, plans, strict=True):
-        has_finished = isinstance(history[-1], events.RunFinished)
+        has_finished = isinstance(history[-1], RunFinished)
         if not has_finished:
             raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
         if _common(plan) != _common(plans[0]):
@@ -148,12 +147,12 @@ def _write_one(stored: Results, kind: str, to: Path | None) -> None:
 
 def _print_salvaged(run: str, saved: Salvaged) -> None:
     if not saved.is_damaged:
-        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        typer.echo(f"{run} is intact ({saved.num_kept} lines): nothing was written")
         return
-    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    typer.echo(f"{saved.folder} holds the {saved.num_kept} intact lines; {len(saved.dropped)} were left out:")
     for number, wrong in list(saved.dropped.items())[:MOST_LINES]:
         typer.echo(f"  line {number}: {wrong}")
-    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
+    typer.echo("A lost line may have been a failure, so no gate accepts this run. Continue it with")
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 

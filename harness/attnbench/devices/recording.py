@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.storage.operator_kinds import Kernel, Span
+from attnbench.devices.kernels import COMPILED
+from attnbench.storage.records import Operator
 
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
@@ -23,6 +26,14 @@ MEMORY = "[memory]"
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
 both have the same ids."""
+NUMBERED = (
+    (rf"^## Call ({COMPILED}) \w+ ##$", r"\1"),
+    (r"^(Torch-Compiled Region): .*$", r"\1"),
+    (r"^(graph)_\d+(_kernel)$", r"\1\2"),  # from a template, such as flex_attention's on the CPU
+)
+"""Names of compiled graphs with digests and numbers, which differ between processes, and the names without."""
+LONGEST_KERNEL = 200  # stored letters of the name of a kernel with its template arguments
+MANY_NAMES = 4096  # size of name caches: a loop over tokens has a hundred thousand events with few different names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +46,15 @@ class Footprint:
     num_allocations: int
     allocated_bytes: int  # sum of all allocations
     reserved_bytes: int = 0  # peak of a caching allocator's device memory; 0: there is none
+
+
+class Kernel(NamedTuple):
+    """A kernel or copy on a device, with the operator that launched it; "" for none."""
+
+    name: str  # without return type, parameters and parts that differ between processes
+    duration_ns: int
+    operator: str
+    start_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +82,37 @@ class Recording:
             allocated_bytes=sum(taken),
         )
 
-    def spans(self) -> Iterator[Span]:
-        """Operators on the host."""
-        for event in self.events:  # a loop over tokens has a hundred thousand
-            if _is_operator(event):
-                yield Span(event.name(), event.start_thread_id(), event.start_ns(), event.end_ns())
+    def operators(self) -> tuple[Operator, ...]:
+        """Sum up the calls of each operator, the one with the most self time first.
+
+        With kernels the times are those of the kernels that an operator launched. Kernels launched outside of
+        operators, as by extensions and Triton, are listed by their own names.
+        """
+        num_calls, self_ns = Counter[str](), Counter[str]()  # without the time of nested operators
+        running: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)  # ends and names by thread
+        for event in sorted(filter(_is_operator, self.events), key=lambda event: (event.start_ns(), -event.end_ns())):
+            name, start_ns, end_ns = plain_name(event.name()), event.start_ns(), event.end_ns()
+            stack = running[event.start_thread_id()]
+            while stack and stack[-1][0] <= start_ns and end_ns > stack[-1][0]:
+                stack.pop()
+            num_calls[name] += 1
+            self_ns[name] += end_ns - start_ns
+            if stack:
+                self_ns[stack[-1][1]] -= end_ns - start_ns
+            stack.append((end_ns, name))
+        launched: defaultdict[str, dict[str, None]] = defaultdict(dict)  # kernels by operator, each once
+        if kernels := self.kernels():
+            self_ns.clear()
+        for kernel in kernels:
+            name = kernel.operator or kernel.name
+            launched[name][kernel.name] = None
+            self_ns[name] += kernel.duration_ns
+            num_calls[name] += not kernel.operator
+        operators = [
+            Operator(name=name, num_calls=number, self_s=max(0, self_ns[name]) / 1e9, kernels=tuple(launched[name]))
+            for name, number in num_calls.items()
+        ]
+        return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 
     def kernels(self) -> list[Kernel]:
         """Kernels on other devices, each with the operator that launched it; empty for the host."""
@@ -75,15 +121,39 @@ class Recording:
         operators = {event.correlation_id(): event.name() for event in self.events if _is_operator(event)}
         return [
             Kernel(
-                event.name(),
+                plain_kernel(event.name()),
                 event.end_ns() - event.start_ns(),
-                operators.get(event.linked_correlation_id() or None, ""),
-                start_ns=event.start_ns(),
-                stream=event.device_resource_id(),
+                plain_name(operators.get(event.linked_correlation_id() or None, "")),
+                event.start_ns(),
             )
             for event in self.events
             if event.device_type() != DeviceType.CPU and event.name() != MEMORY and not event.is_user_annotation()
         ]
+
+
+@lru_cache(MANY_NAMES)
+def plain_name(name: str) -> str:
+    """An operator's name without digests and numbers of compiled graphs."""
+    for pattern, kept in NUMBERED:
+        name = re.sub(pattern, kept, name)
+    return name
+
+
+@lru_cache(MANY_NAMES)
+def plain_kernel(name: str) -> str:
+    """A kernel's name without return type, parameters and parts that differ between processes."""
+    bare = re.sub(r"_object_at_.*", "", name.removeprefix("void "))
+    return bare.replace("(anonymous namespace)::", "").partition("(")[0][:LONGEST_KERNEL]
+
+
+def busy_s(kernels: Iterable[Kernel]) -> float:
+    """Seconds with at least one running kernel; overlapping ones count once."""
+    total_ns = end_ns = 0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_ns):
+        last_ns = kernel.start_ns + kernel.duration_ns
+        total_ns += max(0, last_ns - max(kernel.start_ns, end_ns))
+        end_ns = max(end_ns, last_ns)
+    return total_ns / 1e9
 
 
 def _is_operator(event: Any) -> bool:  # noqa: ANN401 - the profiler's

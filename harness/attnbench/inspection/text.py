@@ -14,20 +14,13 @@ import jinja2
 import numpy as np
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
-from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough, descriptions
-from attnbench.reports import text_lines
+from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, OracleDiff, Walkthrough
 from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, plain
+from attnbench.units import MISSING, plain, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
-SMALLEST_PLAIN = 1e-3
-METHOD = (
-    "float32 compared with float64; a difference counts beyond what honest float32 code shows. Each step is given "
-    "what the oracle computed before it, the output is the whole module's, and the weights are its context where the "
-    "values are unit vectors."
-)
+SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5  # other numbers are shown with an exponent
 NARROWEST = 60
 
 
@@ -35,7 +28,7 @@ NARROWEST = 60
 class Table:
     """Texts with headings; `marked` is the most important cell (row, column)."""
 
-    title: str
+    title: str = ""
     headings: Sequence[str]  # starts with the heading of the row headings
     rows: Sequence[Sequence[str]]  # each starts with its heading
     marked: tuple[int, int] | None = None
@@ -56,7 +49,7 @@ def formatted(values: Numbers) -> list[list[str]]:
     """Format numbers (R, C) with the same number of decimals, three digits for the largest; an exact 0 is "0"."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"
-    if largest == 0.0 or SMALLEST_PLAIN <= largest < 1e5:  # noqa: PLR2004
+    if largest == 0.0 or SMALLEST_PLAIN <= largest < LARGEST_PLAIN:
         before = 0 if largest == 0.0 else math.floor(math.log10(largest))
         form = f".{min(4, max(0, 2 - before))}f"
 
@@ -65,13 +58,6 @@ def formatted(values: Numbers) -> list[list[str]]:
         return "0" if value == 0.0 else number.removeprefix("-") if float(number) == 0.0 else number
 
     return [[text(value) for value in row] for row in values.tolist()]
-
-
-def brief(number: float) -> str:
-    """One number to four significant digits at most."""
-    if not math.isfinite(number):
-        return str(number)
-    return f"{number:.3g}" if abs(number) < SMALLEST_PLAIN else f"{number:.4g}"
 
 
 def value_table(
@@ -91,11 +77,9 @@ def value_table(
 def step_tables(walk: Walkthrough, name: str) -> list[Table]:
     """A step's tables, one for each head; a single table for a step without heads."""
     letters, values = LETTERS[name], walk.steps[name]
-    kind = {"H": "head", "G": "key/value head"}.get(letters[1], "")
-    if walk.workload.num_heads == walk.workload.num_kv_heads:
-        kind = kind and "head"
+    kind = {"H": "head", "G": "head" if walk.workload.num_heads == walk.workload.num_kv_heads else "key/value head"}
     return [
-        value_table(f"{name}, {kind} {head}" if kind else name, letters, each, walk.labels)
+        value_table(f"{name}, {kind[letters[1]]} {head}" if letters[1] in kind else name, letters, each, walk.labels)
         for head, each in enumerate(values.reshape(-1, *values.shape[-2:]))
     ]
 
@@ -107,7 +91,7 @@ def difference_tables(comparison: Comparison | None, labels: Sequence[str], name
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]
     which = f", head {head[1]}" if len(head) > 1 else ""
     return [
-        value_table(f"{comparison.name} of {who}{which}", comparison.letters, values[head], labels, (row, column))
+        value_table(f"{comparison.name} of {who}{which}", LETTERS[comparison.name], values[head], labels, (row, column))
         for who, values in ((name, comparison.actual), ("the oracle", comparison.oracle))
     ]
 
@@ -116,13 +100,13 @@ def comparison_table(diff: OracleDiff) -> Table:
     """One row for each compared step."""
     rows = []
     for each in diff.comparisons:
-        values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
+        values = [f"{value:.4g}" for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        where = (each.trouble or each.where(diff.walk.words)) if not each.agrees else MISSING
+        where = MISSING if each.agrees else each.trouble or each.where(diff.walk.words)
         rows.append((step, "agrees" if each.agrees else "DIFFERS", largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
-    return Table(title="", headings=headings, rows=rows, is_prose=True)
+    return Table(headings=headings, rows=rows, is_prose=True)
 
 
 def first_difference(inspection: Inspection) -> list[str]:
@@ -131,14 +115,13 @@ def first_difference(inspection: Inspection) -> list[str]:
     for diff in inspection.diffs:
         if (first := diff.first) is None:
             continue
-        where = "" if len(inspection.diffs) == 1 else f"in '{diff.walk.sentence()}', "
+        sentence = "" if len(inspection.diffs) == 1 else f"in '{diff.walk.sentence()}', "
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
-        there = first.values_there()
-        if there is None:
-            lines.append(f"{where}{name}: {first.trouble}")
-        else:
-            values = f"{brief(there[0])}, the oracle says {brief(there[1])}"
-            lines.append(f"{where}{name}: first difference, {first.where(diff.walk.words)}: {values}")
+        text = first.trouble
+        if there := first.values_there():
+            values = f"{there[0]:.4g}, the oracle says {there[1]:.4g}"
+            text = f"first difference, {first.where(diff.walk.words)}: {values}"
+        lines.append(f"{sentence}{name}: {text}")
     return lines
 
 
@@ -165,21 +148,21 @@ def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
 
 def write(inspection: Inspection, console: Console) -> None:
     """Print the comparison with the oracle, the values around each first difference, and the conclusion."""
+
+    def say(line: str, style: str = "") -> None:
+        console.print(line.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True)
+
     width = max(NARROWEST, console.width)
     for diff in inspection.diffs:
         tables = [comparison_table(diff)] if diff.comparisons else []
         tables += difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation))
         lines = [diff.walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]
-        lines += ["", *textwrap.wrap(diff.unseen, width)] if diff.unseen else []
-        for line in lines:
-            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
-        console.print()
+        for line in [*lines, "", *textwrap.wrap(diff.unseen, width), *[""] * bool(diff.unseen)]:
+            say(line)
     differences = first_difference(inspection)
-    style = "bold red" if differences else "green" if inspection.is_checked else "yellow"
     for line in differences or [agreement(inspection)]:
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-    advice = f"To check it on many inputs and shapes: attnbench check {inspection.spec}"
-    console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(line, "bold red" if differences else "green" if inspection.is_checked else "yellow")
+    say(f"To check it on many inputs and shapes: attnbench check {inspection.spec}", "dim")
 
 
 def write_page(inspection: Inspection, folder: Path) -> Path:
@@ -190,8 +173,8 @@ def write_page(inspection: Inspection, folder: Path) -> Path:
     """
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    functions = (step_tables, difference_tables, comparison_table, first_difference, agreement, descriptions)
+    functions = (step_tables, difference_tables, comparison_table, first_difference, agreement)
     texts = {function.__name__: function for function in functions}
-    page = templates.get_template("page.html.jinja").render(inspection=inspection, method=METHOD, **texts)
+    page = templates.get_template("page.html.jinja").render(inspection=inspection, **texts)
     with writing_to(folder):
         return put(folder / PAGE, page)

@@ -1,10 +1,12 @@
-"""The time of one call, and its memory beyond inputs and mask: exact on the CPU, from the profiler's memory events.
+"""Metrics of one call: its time, its memory beyond inputs and mask, and the time of the harness's work around it.
 
-All memory metrics are read from one recorded call (devices/recording.py).
+Memory is exact on the CPU, from the profiler's memory events. All memory metrics are read from one recorded call
+(devices/recording.py).
 """
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 from attnbench.devices import device
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnbench.checking.case import Case
+    from attnbench.contract.outside import Bound
     from attnbench.workloads.workload import Workload
 
-OUTSIDE_SHARE = 0.1
-"""Least share of the peak for a note on memory outside of torch's allocator."""
+OUTSIDE_SHARE = 0.1  # of the peak: memory outside of torch's allocator gets a note from here on
+NUM_REPEATS = 5
 
 
 def has_caching_allocator(workload: Workload) -> bool:
@@ -37,6 +40,29 @@ def left_out(case: Case) -> str:
         return ""
     taken = show(case.outside_bytes, "bytes")
     return f"peak memory leaves out {taken} outside of torch's allocator, code of kernels included"
+
+
+def outside_s(case: Case) -> float:
+    """The median time of the harness's work outside one call, which is never in the call's time.
+
+    It repeats grouped heads, makes masks of numbers, adds sinks and moves axes (contract/outside.py); 0 if the function
+    gets the inputs as they are.
+    """
+    bind = getattr(case.module, "bind", None)
+    if bind is None:
+        return 0.0
+    case.hand_over_operands()
+    with case.grad_mode():
+        bound: Bound = bind(case.tensors["query"], case.tensors["key"], case.tensors["value"], case.mask)
+        if bound.is_plain:
+            return 0.0
+        return median(case.device.clock.elapsed(bound.prepare, 1) for _ in range(NUM_REPEATS))
+
+
+def preparation(case: Case) -> str:
+    """Say how long the work outside takes; "" if there is none."""
+    seconds = outside_s(case)
+    return f"the harness prepares a call in {show(seconds, 's')}, which is not in its time" if seconds else ""
 
 
 def of_call(field: str, summary: str, unit: str = "bytes", fits: Callable[[Workload], bool] = lambda _: True) -> Metric:
@@ -60,6 +86,13 @@ METRIC = {
         summary="device memory that first calls take and keep outside of torch's allocator, code of kernels included",
         measure=lambda case: float(case.outside_bytes),
         fits=has_caching_allocator,
+    ),
+    "outside_time": Metric(
+        unit="s",
+        summary="time of the harness's work outside a function's call, which is not in the call's time",
+        measure=outside_s,
+        fits=lambda workload: workload.scope == "attention",
+        note=preparation,
     ),
     # The peak during one call, including the result and scratch space inside kernels.
     "peak_memory": Metric(

@@ -19,10 +19,10 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
+from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import answers, cells, recommended, story
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
-from attnbench.storage.warned import Warn, Warned
 from attnbench.units import plain
 
 SCHEMA = 1
@@ -274,7 +274,7 @@ def _choices(results: Results) -> Iterator[Choice]:
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
-        if shape.best is None or shape.base is None or not shape.is_compared:
+        if shape.best is None or shape.base is None or not shape.compared:
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"

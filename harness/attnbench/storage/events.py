@@ -2,36 +2,17 @@
 
 import math
 import shlex
-from collections.abc import Collection
 
 import msgspec
 
 from attnbench.plugins import name_of, split, variant
-from attnbench.storage.records import (
-    BASE,
-    CANDIDATE,
-    FALSE_SHARE,
-    LARGEST_EQUIVALENCE,
-    REJECTABLE,
-    Agreement,
-    Arm,
-    Ceilings,
-    Counters,
-    DeviceState,
-    Environment,
-    Key,
-    Measurement,
-    Operators,
-    Sample,
-    Status,
-)
+from attnbench.storage import records
+from attnbench.storage.records import BASE, CANDIDATE, Arm, DeviceState, Environment, Sample, Status
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 6
-"""Version of the journal. A reader refuses newer versions; docs/adr/0003-journal.md has the history."""
-
+SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
 SUSTAINED_S = 3.0
 """Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -43,21 +24,13 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady` starts where this
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
-
-CHOICES: dict[str, Collection[str]] = {
-    "cache": (
-        "warm",
-        "cold",
-        "rotating",
-    ),  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
-    "launch": ("eager", "graph"),  # eager: calls launch each kernel; graph: they replay one CUDA graph
-    "pace": ("burst", "sustained"),  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
-    "allocator": ALLOCATORS,  # the treatment of freed memory
-    "rejects": REJECTABLE,  # findings of a check, not only notes
+SHARE_OF_FREE = 0.75  # of the memory, which a call may use without a limit
+LIMITS = {  # the smallest and the largest value of fields of a Plan
+    **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s", "visit_s"), (0.0, math.inf)),
+    **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
+    "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
+    "false_share": (1e-9, records.FALSE_SHARE),
 }
-"""The values of fields of a Plan."""
-SHARE_OF_FREE = 0.75
-"""Share of the free memory that a call may use without a limit."""
 
 
 class DamagedError(ValueError):
@@ -85,15 +58,11 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """Workloads that differ in one axis only, in order, along which two implementations may change places.
-
-    `pairs` names the implementations; without pairs the fastest at `base` is compared with the fastest at other values.
-    """
+    """Workloads that differ in one axis only, in order, along which pairs of implementations may change places."""
 
     axis: str  # one of AXES_OF_LADDERS
     values: tuple[int, ...]
     workloads: tuple[str, ...]  # workload id at each value
-    base: str = ""  # id of the requested workload
     pairs: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -118,12 +87,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     visit_s: float = 0.0  # longer visits have fewer blocks, at least one; 0: no limit
     num_rounds: int = 4  # first visits of each workload, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
-    false_share: float = FALSE_SHARE  # largest expected share of false verdicts among faster and slower
+    false_share: float = records.FALSE_SHARE  # largest expected share of false verdicts among faster and slower
     seed: int = 0
-    cache: str = "warm"  # for this and the next three see CHOICES
-    launch: str = "eager"
-    pace: str = "burst"
-    allocator: str = "system"
+    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
+    launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
+    pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
+    allocator: str = "system"  # the treatment of freed memory: a key of ALLOCATORS
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
@@ -134,40 +103,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unasked: tuple[str, ...] = ()  # workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
-    rejects: tuple[str, ...] = ()  # as in CHOICES
-    shortlist: int = 0  # number of implementations to try, those predicted to be fastest; 0: all
+    rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
+    shortlist: int = 0  # in old runs: number of implementations to try, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range or have no JSON before anything is written."""
-        for name in ("budget_s", "call_limit_s", "timeout_s", "visit_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
-        for name in ("num_blocks", "num_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
-        for name, most in {"smallest_effect": LARGEST_EQUIVALENCE, "false_share": FALSE_SHARE}.items():
-            if not 0 < getattr(self, name) <= most:
-                allowed = f"a share above 0 and up to {most}, as in {most / 5:g} for {20 * most:g} %"
-                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give {allowed}")
-        for name, choices in CHOICES.items():
-            values = getattr(self, name)
-            for value in [values] if isinstance(values, str) else values:
-                if value not in choices:
-                    raise ValueError(f"{name}={value} is not allowed: {name} is one of {', '.join(choices)}")
+        for name, (least, most) in LIMITS.items():
+            if not least <= (value := getattr(self, name)) <= most or value == math.inf:
+                allowed = f"{least:g} or more" if most == math.inf else f"a share from {least:g} to {most:g}"
+                raise ValueError(f"{name}={value} is not allowed: give {allowed}")
 
     @property
     def specs(self) -> dict[Arm, str]:
         """Source of each measured arm: a name, or path/to/file.py:Name."""
         if self.sides is None:
             return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
-        base, candidate = self.sides.base.implementations, self.sides.candidate.implementations
-        by_side = {BASE: base, CANDIDATE: candidate}
-        return {
-            Arm(implementation=name, side=side): by_side[side][name]
-            for name in dict.fromkeys([*base, *candidate])
-            for side in by_side
-            if name in by_side[side]
-        }
+        by_side = {BASE: self.sides.base.implementations, CANDIDATE: self.sides.candidate.implementations}
+        cells = [(name, side) for name in by_side[BASE] | by_side[CANDIDATE] for side in by_side]
+        arms = {Arm(implementation=name, side=side): by_side[side].get(name) for name, side in cells}
+        return {arm: spec for arm, spec in arms.items() if spec is not None}
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
         """Arms that take part in a workload, with the source of each."""
@@ -193,7 +147,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_searches(self) -> int:
         """Largest number of searches, which share the probability of a false interval."""
-        return sum(max(1, len(each.pairs)) for each in self.ladders)
+        return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
         """The arm's reference: the baseline or, with two sides, the same implementation on the base."""
@@ -220,11 +174,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
         typed = [side.given for side in sides]
-        specs = [
-            *self.implementations,
-            *(spec for side in sides if not side.root for spec in side.implementations.values()),
-        ]
-        files = [spec for spec in dict.fromkeys(specs) if split(variant(spec)[0])[0] is not None and spec not in typed]
+        of_sides = [spec for side in sides if not side.root for spec in side.implementations.values()]
+        specs = dict.fromkeys([*self.implementations, *of_sides])
+        files = [spec for spec in specs if split(variant(spec)[0])[0] is not None and spec not in typed]
         words = ["attnbench", self.command, *typed, "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
@@ -258,8 +210,8 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
     time: str
     environment: Environment
     base: Environment | None = None  # of the base's process, if each side has its own
-    before: Counters | None = None  # counters before the end of the previous process
-    counters: Counters | None = None  # counters at its start
+    before: records.Counters | None = None  # counters before the end of the previous process
+    counters: records.Counters | None = None  # counters at its start
     host: str = ""  # host name in a run on several machines
 
 
@@ -271,7 +223,7 @@ class CellEvent(msgspec.Struct, frozen=True, kw_only=True):
     side: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> records.Key:
         """The cell."""
         return self.workload, Arm(implementation=self.implementation, side=self.side)
 
@@ -282,8 +234,8 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
     status: Status
     message: str = ""
     is_predicted: bool = False
-    is_outpaced: bool = False  # left out of the shortlist: predicted to be too slow
-    agreement: Agreement | None = None
+    is_outpaced: bool = False  # in old runs: predicted to be too slow
+    agreement: records.Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported
 
@@ -291,13 +243,13 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
 class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
     """The operators of one call of a cell; with another backend than requested, the cell becomes a fallback."""
 
-    operators: Operators
+    operators: records.Operators
 
 
 class CellMeasured(CellEvent, frozen=True, kw_only=True, tag="cell_measured"):
     """A metric with a pass of its own was read."""
 
-    measurement: Measurement
+    measurement: records.Measurement
 
 
 class CellFailed(CellEvent, frozen=True, kw_only=True, tag="cell_failed"):
@@ -310,7 +262,7 @@ class CellFailed(CellEvent, frozen=True, kw_only=True, tag="cell_failed"):
 class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_measured"):
     """The rates of matrix products and copies, for the workloads of one device, dtype and number of threads."""
 
-    ceilings: Ceilings
+    ceilings: records.Ceilings
     spent_s: float = 0.0
 
 
@@ -345,14 +297,11 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     time: str
     elapsed_s: float
     reason: str = ""  # why timing ended: all is decided, or the budget is spent
-    counters: Counters | None = None
+    counters: records.Counters | None = None
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became a baseline, with the reason; written only by `attnbench gate --accept`.
-
-    A stored baseline also carries the events of its predecessors as its history.
-    """
+    """The run became a baseline by `attnbench gate --accept`; a stored one has also the events of its predecessors."""
 
     time: str
     run: str

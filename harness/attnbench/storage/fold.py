@@ -10,26 +10,11 @@ from typing import Any, NamedTuple
 
 from attnbench.storage import events
 from attnbench.storage.events import Event
-from attnbench.storage.records import (
-    BASE,
-    PROBE,
-    Arm,
-    Ceilings,
-    DeviceState,
-    Key,
-    Measurement,
-    Place,
-    Role,
-    Sample,
-    Status,
-)
+from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, Key, Place, Role, Sample, Status
 from attnbench.storage.samples import Samples
 
-CHECK, PROFILE, CEILINGS, MEASUREMENT = "check", "profile", "measurement of ceilings", "measurement of "
-"""Work that is done once for a cell or a place; a measurement has its metric's name after it."""
-
-Once = tuple[Key | Place | tuple[()], str]
-"""A cell or place, and work that is done once for it."""
+CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
+"""Work that is done once for a cell; a measurement has its metric's name after it."""
 
 
 class ProbeVisit(NamedTuple):
@@ -53,11 +38,10 @@ class State:
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms with their controls, and the probe
-    done: set[Once] = field(default_factory=set)
+    done: set[tuple[Key, str]] = field(default_factory=set)  # cells and work that is done once
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
-    measured: defaultdict[Key, dict[str, Measurement]] = field(default_factory=lambda: defaultdict(dict))
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
     probes: list[ProbeVisit] = field(default_factory=list)
@@ -76,9 +60,6 @@ class State:
             return "" if self.started is None else f"a second run, {event.run}, begins"
         if self.started is None:
             return "it does not begin with run_started"
-        place, work = once(event)
-        if (place, work) in self.done:
-            return f"a second {work} of {', '.join(map(str, reversed(place)))}"
         match event:
             case events.VisitFinished():
                 arms = [taken.arm for taken in event.arms]
@@ -87,6 +68,8 @@ class State:
                     return f"visit {event.visit} of {event.workload} comes after visit {last}"
             case events.CellEvent():
                 arms, times_s = [event.key[1]], []
+                if (event.key, work_of(event)) in self.done:
+                    return f"a second {work_of(event)} of {arms[0]}, {event.workload}"
             case events.CeilingsMeasured():
                 is_right = all(sample.value > 0 and sample.amount >= 0 for sample in event.ceilings.samples)
                 return "" if is_right else "a time of 0 seconds or less"
@@ -120,14 +103,13 @@ class State:
             case events.CellChecked() | events.CellFailed():
                 self._conclude(event)
             case events.CellMeasured():
-                self.measured[event.key][event.measurement.metric] = event.measurement
-            case events.CellProfiled():
-                self.cells.setdefault(event.key, {})["operators"] = event.operators
-                if event.operators.fallback:
-                    self.cells[event.key]["message"] = event.operators.fallback
-                    self._set_status(event.key, Status.fallback)
+                cell = self.cells.setdefault(event.key, {})
+                cell["measurements"] = (*cell.get("measurements", ()), event.measurement)
+            case events.CellProfiled(operators=operators):
+                fields = {"message": operators.fallback} if operators.fallback else {}
+                self._set(event.key, Status.fallback if fields else None, operators=operators, **fields)
             case events.CeilingsMeasured():
-                self.ceilings[event.ceilings.host, event.ceilings.key] = event.ceilings
+                self.ceilings.setdefault((self.host, event.ceilings.key), event.ceilings)
                 self.spent_s += event.spent_s
             case events.VisitFinished():
                 self._add_visit(event)
@@ -137,14 +119,17 @@ class State:
                 self.num_restored += 1
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
-        if once(event)[1]:
-            self.done.add(once(event))
+        if isinstance(event, events.CellEvent) and (work := work_of(event)):
+            self.done.add((event.key, work))
 
-    def _set_status(self, cell: Key, status: Status) -> None:
-        if cell in self.status:
-            self.counts[self.status[cell]] -= 1
-        self.status[cell] = status
-        self.counts[status] += 1
+    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
+        """Set fields of a cell's record, and its status unless it stays."""
+        self.cells.setdefault(cell, {}).update(fields)
+        if status is not None:
+            if cell in self.status:
+                self.counts[self.status[cell]] -= 1
+            self.status[cell] = status
+            self.counts[status] += 1
 
     def _conclude(self, event: events.CellChecked | events.CellFailed) -> None:
         """Set the fields of a record that a check or a failure sets, with the environment."""
@@ -157,8 +142,7 @@ class State:
         if (worker := self.worker) is not None:
             base = worker.base if event.side == BASE else None
             fields |= {"environment": base or worker.environment, "time": worker.time, "host": worker.host}
-        self.cells.setdefault(event.key, {}).update(fields)
-        self._set_status(event.key, event.status)
+        self._set(event.key, event.status, **fields)
 
     def _add_visit(self, visit: events.VisitFinished) -> None:
         self.num_visits[visit.workload] = visit.visit + 1
@@ -174,23 +158,20 @@ class State:
                 if doubt := visit.doubts.get(taken.arm.implementation):
                     self.doubts[visit.workload, taken.arm] = doubt
             arms.setdefault(taken.arm, Samples()).extend(taken.samples)
-        host = "" if self.worker is None else self.worker.host
-        self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{host} {visit.probe}"))
+        self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
+
+    @property
+    def host(self) -> str:
+        """The host that measures; "" for this machine."""
+        return "" if self.worker is None else self.worker.host
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """Arms that have passed their check on that workload."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 
-def once(event: Event) -> Once:
-    """The key of an event that happens once in a run: cell or place, and the work; with work "" it may be repeated."""
-    match event:
-        case events.CellMeasured():
-            return event.key, MEASUREMENT + event.measurement.metric
-        case events.CellChecked():
-            return event.key, CHECK
-        case events.CellProfiled():
-            return event.key, PROFILE
-        case events.CeilingsMeasured():
-            return event.ceilings.key, CEILINGS + event.ceilings.host
-    return (), ""
+def work_of(event: events.CellEvent) -> str:
+    """The work of an event that happens once for its cell; "" if it may be repeated."""
+    if isinstance(event, events.CellMeasured):
+        return MEASUREMENT + event.measurement.metric
+    return CHECK if isinstance(event, events.CellChecked) else PROFILE if isinstance(event, events.CellProfiled) else ""

@@ -2,8 +2,8 @@
 
 A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
 removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
-sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it,
-and storage/salvage.py skips damaged lines.
+sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it, and
+`salvage` keeps the intact lines.
 
 This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
 of results. Idea of joining run and report by files alone: https://asv.readthedocs.io.
@@ -27,23 +27,19 @@ from typing import NamedTuple, Self
 import msgspec
 
 from attnbench.storage import older_schemas
-from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
+from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.fold import State
 
 JOURNAL = "journal.jsonl"
-PACKED = f"{JOURNAL}.gz"
-"""A compressed journal, which can be read but not continued."""
-HOSTS = "hosts"
-"""Subfolder of a run on several hosts: HOST/journal.jsonl holds the measurements of a host."""
-SYNC_EVERY_S = 0.1
-"""Seconds of work that a power cut may lose; a kill loses nothing."""
-DIGEST_BYTES = 8
+PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
+HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
+SALVAGED = "-salvaged"  # end of the name of a salvaged run
+SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. Schema 5 has a different digest, and no number."""
 LONGEST_SIGNATURE = 80
-FIRST_WITH_DIGESTS = 5
-"""First schema with a digest on every line."""
+FIRST_WITH_DIGESTS = 5  # schema
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -61,12 +57,8 @@ class Journal:
             ValueError: the folder cannot be created or written, or another process is writing there.
         """
         self.path, self._synced_s = folder / JOURNAL, -math.inf
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with writing_to(folder, "--results"):
             self._file = self.path.open("ab")
-        except OSError as error:
-            reason = f"cannot write results to {folder}: {error.strerror}"
-            raise ValueError(f"{reason}; choose another folder with --results") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -123,26 +115,12 @@ def signed(event: Event, number: int) -> bytes:
 
 
 def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest().encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
-def signature_of(line: bytes) -> tuple[int | None, bool] | None:
-    """The number at a line's end, None in schema 5, and whether the line is unchanged; None without digests."""
-    match = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
-    if match is None:
-        return None
-    number, digest = match.groups()
-    if number is None:
-        return None, older_schemas.is_digest_right(line[: match.start()] + b"}", digest)
-    return int(number), digest == _digest(line[: match.end(1)])
-
-
-class Line(NamedTuple):
-    """One line of a journal."""
-
-    number: int
-    event: Event | None  # None: it was changed, or makes no sense
-    wrong: str = ""  # with an event: the line before it was changed, moved or removed
+Line = tuple[int, Event | None, str]
+"""Number, event and fault of a line. Without an event the line was changed, or makes no sense; with one the line before
+it was changed, moved or removed."""
 
 
 def lines(path: Path, state: State) -> Iterator[Line]:
@@ -157,28 +135,36 @@ def lines(path: Path, state: State) -> Iterator[Line]:
     for number, line in enumerate(_whole_lines(path), start=1):
         event, wrong = None, ""
         try:
-            if number == 1 and older_schemas.is_old(line):
-                decode = older_schemas.decoder(line)
+            if number == 1:
+                decode = older_schemas.decoder(line) or decode
             event = decode(line)
         except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"
         schema = event.schema if isinstance(event, RunStarted) else 0
         if schema > SCHEMA:
             raise DamagedError(f"{path} has schema {schema}, newer than {SCHEMA}: update attnbench to read it")
-        signature = signature_of(line)
+        signature = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
         has_digests = has_digests or signature is not None or schema >= FIRST_WITH_DIGESTS
-        place, is_intact = signature or (None, not has_digests)
-        if not is_intact:
+        place = None if signature is None or signature[1] is None else int(signature[1])
+        if has_digests and (signature is None or not _is_unchanged(line, signature)):
             wrong = wrong or ("it was changed" if signature else "it was changed: it has lost its digest")
+            place = None
         elif event is not None:
             wrong = state.problem(event)
         if wrong or event is None:
-            yield Line(number, None, wrong)
+            yield number, None, wrong
         else:
             state.apply(event)
             is_due = place in {None, due}
-            yield Line(number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due")
-        due = 1 + (place if place and is_intact else due)
+            yield number, event, "" if is_due else f"it is line {place} of the run, and line {due} was due"
+        due = 1 + (place or due)
+
+
+def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
+    number, digest = signature.groups()
+    if number is None:
+        return older_schemas.is_digest_right(line[: signature.start()] + b"}", digest)
+    return bool(digest == _digest(line[: signature.end(1)]))
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -206,11 +192,11 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
-    for line in lines(path, State() if state is None else state):
-        if line.event is None or line.wrong:
+    for number, event, wrong in lines(path, State() if state is None else state):
+        if event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
-            raise DamagedError(f"{path}, line {line.number}: {line.wrong}; {keep}")
-        yield line.event
+            raise DamagedError(f"{path}, line {number}: {wrong}; {keep}")
+        yield event
 
 
 def fold(path: Path) -> State:
@@ -227,6 +213,55 @@ def write(path: Path, history: Iterable[Event]) -> None:
         OSError: it cannot be written.
     """
     put(path, b"".join(signed(event, number) for number, event in enumerate(history, start=1)))
+
+
+class Salvaged(NamedTuple):
+    """A run that was rewritten from its intact lines; nothing was written if it is not damaged."""
+
+    folder: Path
+    plan: Plan
+    num_kept: int
+    dropped: dict[int, str]  # reason by line number
+    gaps: list[int]  # intact lines after a change or a loss
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether lines were dropped, changed or lost."""
+        return bool(self.dropped or self.gaps)
+
+
+def salvage(run: Path, to: Path | None = None) -> Salvaged:
+    """Write the intact, consistent lines of a damaged run, given by folder or journal, as a run that can be continued.
+
+    A line is intact if its own digest is right, regardless of the line before it; in journals without digests, if it
+    can be read. `to` is a folder without a run; by default it lies next to the run.
+
+    Raises:
+        ValueError: there is no such file, the folder holds a run, or cannot be written.
+        DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
+    """
+    journal = journal_of(run)
+    every = list(lines(journal, State()))
+    kept = [event for _, event, _ in every if event is not None]
+    if not kept or not isinstance(started := kept[0], RunStarted):
+        why = every[0][2] if every else "it is empty"
+        raise DamagedError(f"{journal}, line 1: {why}: it held the plan, without which nothing can be kept")
+    salvaged = Salvaged(
+        folder=to or journal.parent.with_name(f"{journal.parent.name}{SALVAGED}"),
+        plan=started.plan,
+        num_kept=len(kept),
+        dropped={number: wrong for number, event, wrong in every if event is None},
+        gaps=[number for number, event, wrong in every if event is not None and wrong],
+    )
+    if salvaged.is_damaged:
+        folder = salvaged.folder
+        if (folder / JOURNAL).exists():
+            raise ValueError(f"{folder} holds a run: choose another folder with --to")
+        start = msgspec.structs.replace(started, schema=SCHEMA, run=folder.name)
+        lost = LinesLost(run=started.run, lines=tuple(salvaged.dropped), gaps=tuple(salvaged.gaps))
+        with writing_to(folder):
+            write(folder / JOURNAL, [start, *kept[1:], lost])
+    return salvaged
 
 
 def journal_of(path: Path) -> Path:
@@ -265,14 +300,3 @@ def find_run(name: str | None, results: Path) -> Path:
     if runs:
         raise ValueError(f"{missing}the newest are {', '.join(folder.name for folder in runs[-5:])}")
     raise ValueError(f"{missing}{results / 'runs'} holds no runs: begin with attnbench run, or name another --results")
-
-
-def copy_journal(folder: Path, target: Path) -> None:
-    """Copy a run's journal into another folder, which is created if needed.
-
-    Raises:
-        ValueError: the target cannot be written.
-    """
-    journal = journal_of(folder)
-    with writing_to(target):
-        put(target / journal.name, journal.read_bytes())

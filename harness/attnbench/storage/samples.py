@@ -1,7 +1,7 @@
 """Samples as one array: a million objects would need six times the memory. Reads like a tuple."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from msgspec.structs import astuple, fields
@@ -11,7 +11,6 @@ from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 
 CHUNK = 4096
 ROW = np.dtype([(field.name, "i8" if isinstance(field.default, int) else "f8") for field in fields(Sample)])
-"""One sample."""
 
 
 class Samples(Sequence[Sample]):
@@ -46,16 +45,14 @@ class Samples(Sequence[Sample]):
         return self.rows[name]
 
     @property
-    def places(self) -> NDArray[np.int64]:
-        """Epoch, visit and block of each sample as one number (n,), increasing in time."""
-        places: NDArray[np.int64] = (self.visits << BLOCK_BITS) | self.block
-        return places
-
-    @property
     def visits(self) -> NDArray[np.int64]:
         """Epoch and visit of each sample as one number (n,)."""
-        visits: NDArray[np.int64] = (self.epoch << VISIT_BITS) | self.visit
-        return visits
+        return np.asarray((self.epoch << VISIT_BITS) | self.visit)
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Epoch, visit and block of each sample as one number (n,), increasing in time."""
+        return np.asarray((self.visits << BLOCK_BITS) | self.block)
 
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":
         """The samples chosen by a mask or by indices (n,)."""
@@ -66,13 +63,7 @@ class Samples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._rows) + len(self._new)
 
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> "Samples": ...
-
-    def __getitem__(self, place: int | slice) -> "Sample | Samples":
+    def __getitem__(self, place: int | slice) -> Any:  # noqa: ANN401 - one sample, or Samples of a slice
         return self.where(place) if isinstance(place, slice) else Sample(*self.rows[place].item())
 
     def __iter__(self) -> Iterator[Sample]:

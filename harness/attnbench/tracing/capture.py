@@ -27,25 +27,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from attnbench.checking.case import Case
 from attnbench.tracing import folders
 
-NUM_WARM_STEPS = 2
-"""Untraced steps under the profiler, which is slow at first; one call without it precedes them."""
+NUM_WARM_STEPS = 2  # under the profiler, which is slow at first; one call without it precedes them
 NUM_STEPS = 3
 KEPT = (
-    "schemaVersion",
-    "deviceProperties",
-    "cuda_runtime_version",
-    "cuda_driver_version",
-    "with_stack",
-    "with_modules",
-    "profile_memory",
-    "record_shapes",
-    "displayTimeUnit",
-    "baseTimeNanoseconds",
+    *("schemaVersion", "deviceProperties", "cuda_runtime_version", "cuda_driver_version", "displayTimeUnit"),
+    *("with_stack", "with_modules", "profile_memory", "record_shapes", "baseTimeNanoseconds"),
 )
 """Metadata that a trace keeps; everything else is removed, `host_name` above all."""
-RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}
-"""Categories renamed for the plug-in: otherwise it shows no time on the device."""
+RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}  # or else the plug-in shows no time on the device
 STEP = "ProfilerStep#"
+COPIED = "gpu_user_annotation"  # category of the device's copies of the steps
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FRAME = re.compile(r".+\.py\(\d+\): ")
 FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
@@ -86,8 +77,8 @@ def stepper(case: Case) -> Callable[[], object]:
     return lambda: backward(forward(), grad_output)
 
 
-def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
-    """Write a trace of the case to `file` and return its size in bytes; `on_step` is called before each step.
+def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
+    """Write a trace of the case to `file`; `on_step` is called before each step.
 
     Raises:
         OSError: the file cannot be written.
@@ -114,7 +105,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
     with tempfile.TemporaryDirectory(prefix="attnbench-trace-") as folder:
         raw = Path(folder) / "raw.json"
         seen.export_chrome_trace(str(raw))
-        return folders.write(file, tidied(msgspec.json.decode(raw.read_bytes())))
+        folders.write(file, tidied(msgspec.json.decode(raw.read_bytes())))
 
 
 def tidied(trace: dict[str, Any]) -> dict[str, Any]:
@@ -123,21 +114,15 @@ def tidied(trace: dict[str, Any]) -> dict[str, Any]:
     Removes Python frames outside of the steps, and the device's copies of the steps, which the plug-in would count
     twice.
     """
-    events = [
-        event
-        for event in trace["traceEvents"]
-        if not (event["name"].startswith(STEP) and event.get("cat") == "gpu_user_annotation")
-    ]
-    steps = [event for event in events if event["name"].startswith(STEP)]
+    steps = [event for event in trace["traceEvents"] if event["name"].startswith(STEP) and event.get("cat") != COPIED]
     start = min((event["ts"] for event in steps), default=0.0)
     end = max((event["ts"] + event["dur"] for event in steps), default=float("inf"))
-    inside = [
-        event
-        for event in events
-        if event.get("cat") != "python_function" or start <= event["ts"] <= event["ts"] + event["dur"] <= end
-    ]
-    for event in inside:
-        event["cat"] = RENAMED.get(event.get("cat", ""), event.get("cat", ""))
+    inside = []
+    for event in trace["traceEvents"]:
+        category = event.get("cat", "")
+        is_around = category == "python_function" and not start <= event["ts"] <= event["ts"] + event["dur"] <= end
+        if not is_around and not (category == COPIED and event["name"].startswith(STEP)):
+            inside.append(event | {"cat": RENAMED.get(category, category)})
     add_call_stacks(inside)
     places = sorted({str(Path(folder).resolve()) for folder in sys.path if folder}, key=len, reverse=True)
     kept = {name: trace[name] for name in KEPT if name in trace}
@@ -147,19 +132,16 @@ def tidied(trace: dict[str, Any]) -> dict[str, Any]:
 
 def add_call_stacks(events: Iterable[dict[str, Any]]) -> None:
     """Give each operator its Python frames, innermost first, in the plug-in's format."""
-    threads: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") in {"cpu_op", "python_function"}:
-            threads[event["pid"], event["tid"]].append(event)
-    for inside in threads.values():
-        open_frames: list[dict[str, Any]] = []
-        for event in sorted(inside, key=lambda event: (event["ts"], -event["dur"])):
-            while open_frames and open_frames[-1]["ts"] + open_frames[-1]["dur"] <= event["ts"]:
-                open_frames.pop()
-            if event["cat"] == "python_function":
-                open_frames.append(event)
-            elif frames := [frame["name"] for frame in reversed(open_frames) if FRAME.match(frame["name"])]:
-                event.setdefault("args", {})["Call stack"] = ";".join(frames)
+    threads: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)  # open frames
+    spans = [each for each in events if each.get("ph") == "X" and each.get("cat") in {"cpu_op", "python_function"}]
+    for event in sorted(spans, key=lambda event: (event["ts"], -event["dur"])):
+        open_frames = threads[event["pid"], event["tid"]]
+        while open_frames and open_frames[-1]["ts"] + open_frames[-1]["dur"] <= event["ts"]:
+            open_frames.pop()
+        if event["cat"] == "python_function":
+            open_frames.append(event)
+        elif frames := [frame["name"] for frame in reversed(open_frames) if FRAME.match(frame["name"])]:
+            event.setdefault("args", {})["Call stack"] = ";".join(frames)
 
 
 def _without_paths(value: Any, places: list[str]) -> Any:  # noqa: ANN401 - JSON

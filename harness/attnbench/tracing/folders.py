@@ -21,34 +21,14 @@ def trace_file(run: Path, workload_id: str, name: str) -> Path:
     return run / workload_id / name / f"{name}{SUFFIX}"
 
 
-def write(file: Path, trace: dict[str, Any]) -> int:
-    """Write a trace atomically; return its size in bytes.
+def write(file: Path, trace: dict[str, Any]) -> None:
+    """Write a trace atomically.
 
     Raises:
         OSError: it cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    packed = gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0)
-    put(file, packed)
-    return len(packed)
-
-
-def read(file: Path) -> dict[str, Any]:
-    """Read a trace as JSON.
-
-    Raises:
-        ValueError: it is damaged, or not a trace.
-    """
-    try:
-        packed = file.read_bytes()
-        found = json.loads(gzip.decompress(packed) if file.suffix == ".gz" else packed)
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{file} is damaged: {error}; trace that cell again") from None
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise ValueError(f"{file} is no trace: it has no traceEvents")  # noqa: TRY004 - a file's fault
-    if not all(isinstance(event, dict) and {"name", "ph"} <= event.keys() for event in found["traceEvents"]):
-        raise ValueError(f"{file} is damaged: it has events without a name; trace that cell again")
-    return found
+    put(file, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0))
 
 
 def trace_files(folder: Path) -> list[Path]:

@@ -1,6 +1,4 @@
-"""Implementations that promise a backend, or misbehave only under observation. A run loads them from this file."""
-
-import os
+"""Implementations that promise a backend. A run loads them from this file."""
 
 import torch
 from torch.nn import functional as F
@@ -29,26 +27,6 @@ class Held(Attention):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=everything(query, key))
 
 
-class Shy(Attention):
-    """Dies under a profiler."""
-
-    def attend(self, query, key, value, mask):
-        if torch.autograd._profiler_enabled():
-            os._exit(3)
-        return F.scaled_dot_product_attention(query, key, value)
-
-
-class Sulking(Attention):
-    """Raises under a profiler."""
-
-    def attend(self, query, key, value, mask):
-        if torch.autograd._profiler_enabled():
-            raise RuntimeError("not while you look")
-        return F.scaled_dot_product_attention(query, key, value)
-
-
 careless = Implementation(build=Careless, source="", backend="flash")
 unpromised = Implementation(build=Careless, source="")
 held = Implementation(build=Held, source="", backend="flash")
-shy = Implementation(build=Shy, source="", backend="flash")
-sulking = Implementation(build=Sulking, source="", backend="flash")

@@ -18,7 +18,7 @@ from studies.simulated import virtual
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 PROMISES = Path(__file__).parent / "promises.py"
-NAMES = ("careless", "unpromised", "held", "shy", "sulking")
+NAMES = ("careless", "unpromised", "held")
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 
 
@@ -44,10 +44,8 @@ def record(results: Results, name: str):
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
-        ("careless", Status.fallback, "asked for and math ran: Please use the following attn mask shapes: 2d"),
+        ("careless", Status.fallback, "the flash backend was asked for and math ran"),
         ("held", Status.fallback, "asked for and cannot run: Please use the following attn mask shapes: 2d"),
-        ("shy", Status.crashed, "exited with code 3"),
-        ("sulking", Status.error, "not while you look (promises.py, line"),
     ],
 )
 def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, status, said) -> None:
@@ -64,7 +62,6 @@ def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backen
     found = record(results, name)
     assert found.status is Status.ok
     assert ran(found.operators) == backend
-    assert found.operators.predicted == backend
     assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
 
 
@@ -79,7 +76,7 @@ def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
 
 def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() -> None:
     state = State()
-    kernel = Operator(name="aten::bmm", kind="matmul", num_calls=1, self_s=1.0)
+    kernel = Operator(name="aten::bmm", num_calls=1, self_s=1.0)
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
     seen = Operators(calls=(kernel,), requested="flash", observed="math", reason="the mask is 3-D")
     state.apply(CellProfiled(workload="w", implementation="i", operators=seen))

@@ -11,7 +11,6 @@ import pytest
 from attnbench.analysis.comparisons import comparisons, samples_of
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import story
 from attnbench.reports.story import facts, troubles
 from attnbench.statistics.effects import control_numbers
@@ -168,13 +167,13 @@ def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
 def test_a_sustained_visit_begins_hot_and_the_report_says_so(tmp_path):
     starts = {}
     for pace, ending in (("burst", "CUDA graphs"), ("sustained", "CUDA graphs, sustained")):
-        client, requests = SimulatedClient(WORLDS["calm"], lambda *_: 3e-3), []
-        client.ask = lambda request, ask=client.ask, seen=requests: seen.append(request) or ask(request)
+        client, seen = SimulatedClient(WORLDS["calm"], lambda *_: 3e-3), []
+        client.sample_blocks = lambda visit, take=client.sample_blocks, seen=seen: seen.append(visit) or take(visit)
         asked = msgspec.structs.replace(SHORT, pace=pace, launch="graph", budget_s=0.0)
         results = virtual.execute(asked, tmp_path / pace, client)
         assert facts(results)["samples"].endswith(f"caches warm, {ending}")
-        visits = {(each.launch, each.sustained_s) for each in requests if isinstance(each, SampleBlocks)}
-        assert visits == {("graph", SUSTAINED_S if pace == "sustained" else 0.0)}
+        asked_for = {(each.launch, each.sustained_s) for each in seen}
+        assert asked_for == {("graph", SUSTAINED_S if pace == "sustained" else 0.0)}
         starts[pace] = sorted({each.visit: each.start_s for each in reversed(samples(results))}.values())
     assert starts["sustained"][0] >= SUSTAINED_S > starts["burst"][0]
     assert min(later - earlier for earlier, later in pairwise(starts["sustained"])) >= SUSTAINED_S

@@ -1,7 +1,4 @@
-"""Every warning by name: a closed list, explained by `attnbench explain NAME`.
-
-A warning is a string, so it can be printed anywhere, with its name as an attribute; `--json` includes the name.
-"""
+"""Every warning by name: a closed list, explained by `attnbench explain NAME`. `--json` includes the name."""
 
 import enum
 
@@ -9,7 +6,6 @@ import enum
 class Warn(enum.StrEnum):
     """The names of all warnings: about a session, about the time of a cell, and about a run as a whole."""
 
-    # Of a session: its times get no verdict, or only a noisy one.
     contention = "contention"
     waiting_threads = "waiting_threads"
     discarded_blocks = "discarded_blocks"
@@ -17,7 +13,6 @@ class Warn(enum.StrEnum):
     throttled = "throttled"
     disturbed = "disturbed"
     too_noisy = "too_noisy"
-    # Of a run: something is missing, or cannot be trusted.
     unfinished = "unfinished"
     left_out = "left_out"
     salvaged = "salvaged"
@@ -25,7 +20,6 @@ class Warn(enum.StrEnum):
     no_digests = "no_digests"
     environments_differ = "environments_differ"
     untried = "untried"
-    # Of a cell: its time is suspicious, or has a cause to know.
     above_ceiling = "above_ceiling"
     checked_with_note = "checked_with_note"
     not_timed = "not_timed"

@@ -1,0 +1,62 @@
+"""Read the names of a call's operators and kernels: the backend that ran, and who made the kernels.
+
+On devices other than the host, the backend of an operator is identified by its kernels, whose names differ between
+libraries.
+
+Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml.
+"""
+
+import re
+from collections.abc import Iterable
+
+from attnbench.storage.records import Operator
+
+BACKENDS = ("flash", "math", "efficient", "cudnn", "overrideable")
+"""Backends of `scaled_dot_product_attention`, as in torch.nn.attention.SDPBackend."""
+_BACKEND = re.compile(
+    r"_scaled_dot_product_(?:fused_)?(?:attention_)?(flash|math|efficient|cudnn|overrideable)"
+    r"|\b_(flash|efficient|cudnn)_attention_forward"
+)
+KERNELS = {
+    "PyTorch's FlashAttention 2": ("flash", r"\bpytorch_flash::"),
+    "FlashAttention 4": ("flash", r"flash_attncute|FlashAttention(Forward|Backward)Sm\d"),
+    "FlashAttention 3": ("flash", r"\bflash::\w*(Sm[89]\d|FwdCombine)|\bflash::enable_sm\d"),
+    "FlashAttention 2": ("flash", r"\bflash::flash_(fwd|bwd)"),
+    "CUTLASS FMHA": ("efficient", r"\bfmha_cutlass[FB]_"),
+    "cuDNN": ("cudnn", r"\bcudnn_generated_\w*(sdpa|flash)"),
+    "FlashInfer": ("", r"\bflashinfer::"),
+    "SageAttention": ("", r"\bqk_int\w*_attn_kernel"),
+    "Triton": ("", r"^triton_"),
+}
+"""Makers of kernels: the PyTorch backend that a kernel may be registered for, and a pattern of its names.
+
+Source: aten/src/ATen/native/transformers/cuda of PyTorch (flash_attn, mem_eff_attention); csrc/flash_attn, hopper and
+flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer and csrc of the two others.
+"""
+OWN = ("PyTorch's FlashAttention 2", "CUTLASS FMHA", "cuDNN")  # bundled with PyTorch
+COMPILED = "CompiledFxGraph"  # a graph made by torch.compile
+_COMPILED = re.compile(rf"{COMPILED}|^triton_|cpp_fused|^graph(_\d+)?_kernel$", re.IGNORECASE)
+"""Operators and kernels that torch.compile generated."""
+
+
+def makers(kernels: Iterable[str]) -> list[str]:
+    """Makers of kernels: keys of KERNELS in its order, each once; empty if none is known."""
+    names = list(kernels)
+    return [maker for maker, (_, pattern) in KERNELS.items() if any(re.search(pattern, name) for name in names)]
+
+
+def compiled(calls: Iterable[Operator]) -> bool:
+    """Whether torch.compile made any of the operators."""
+    return any(_COMPILED.search(name) for one in calls for name in (one.name, *one.kernels))
+
+
+def observed(calls: Iterable[Operator]) -> str:
+    """The backend of `scaled_dot_product_attention` that ran; several joined by "+", "" for none.
+
+    If kernels of another backend ran under an operator, that backend counts.
+    """
+    backends: set[str] = set()
+    for one in calls:
+        if match := _BACKEND.search(one.name):
+            backends |= {KERNELS[maker][0] for maker in makers(one.kernels)} - {""} or {match[1] or match[2]}
+    return "+".join(sorted(backends))
