@@ -149,14 +149,15 @@ def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool
 def _identical_code() -> Iterator[Test]:
     """V1: both sides are the same code."""
     for (name, is_same), busy in itertools.product({"one file": True, "two files": False}.items(), (0, 1)):
-        settings = {"share": 0.0, "budget_s": 8.0, "num_threads": 2, "is_same_file": is_same, "num_busy": busy}
         yield Test(
             id=f"V1 {name}, {busy} busy",
             title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
             limit="settings equal in all; false verdicts in 5 % at most",
             number=75,
             seconds=11,
-            take=partial(_one, sessions.compare, **settings),
+            take=partial(
+                _one, sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
+            ),
             judge=_same,
         )
 
