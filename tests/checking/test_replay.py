@@ -11,18 +11,22 @@ from attnbench.cli import app
 from attnbench.storage.records import Grade
 from tests.checking.test_repro import RIGHT
 
+START = "    scale = query"
+
+
+def variant(name, before, after):
+    """Rename the right function, and change its text."""
+    assert before in RIGHT
+    return RIGHT.replace("def mine", f"def {name}").replace(before, after)
+
+
 CODE = {
     "mine": RIGHT,
-    "by_memory": RIGHT.replace("def mine", "def by_memory").replace(
-        "    scale = query",
-        "    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n    scale = query",
+    "by_memory": variant(
+        "by_memory", START, f"    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n{START}"
     ),
-    "unmasked": RIGHT.replace("def mine", "def unmasked")
-    .replace("mask is not None", "False")
-    .replace("bias is not None", "False"),
-    "printing": RIGHT.replace("def mine", "def printing").replace(
-        "    scale = query", "    print('no line end', end='')\n    scale = query"
-    ),
+    "unmasked": variant("unmasked", "is not None", "is False"),
+    "printing": variant("printing", START, f"    print('no line end', end='')\n{START}"),
     "forging": """import os, sys
 
 def forging(query, key, value, *, mask=None):

@@ -26,9 +26,7 @@ def tensorboard(
 
     folder = folders.find(run, results)
     stopped = server.stopping()
-    address, damaged = server.launch(folder, port)
-    for line in damaged:
-        typer.echo(f"warning: {line}", err=True)
+    address = server.launch(folder, port)
     facts = json.dumps({"folder": str(folder), "address": address})  # one line, since the command goes on
     typer.echo(facts if OUTPUT.is_json else f"{folder}: {address} (Ctrl-C ends it)")
     if open_page:

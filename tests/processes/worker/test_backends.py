@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
+from attnbench.devices.kernels import observed
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.operators import observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
+from attnbench.devices.kernels import observed
 from attnbench.devices.recording import busy_s
-from attnbench.storage.operators import observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
