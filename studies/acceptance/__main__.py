@@ -162,7 +162,7 @@ def _identical_code() -> Iterator[Test]:
         )
 
 
-def _false_verdicts_and_coverage() -> Iterator[Test]:
+def _false_shares() -> Iterator[Test]:
     """V2 and V3: shares of simulated sessions, and of real intervals."""
     low, high = COVERAGE
     yield Test(
@@ -300,14 +300,7 @@ def _next_to_others() -> Iterator[Test]:
     )
 
 
-GROUPS = (
-    _identical_code,
-    _false_verdicts_and_coverage,
-    _planted_slowdowns,
-    _tables,
-    _tools_and_times,
-    _next_to_others,
-)
+GROUPS = (_identical_code, _false_shares, _planted_slowdowns, _tables, _tools_and_times, _next_to_others)
 TESTS = {test.id: test for group in GROUPS for test in group()}
 """All tests, with the numbers of sessions that their limits need."""
 
