@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.devices import cpu
-from attnbench.metrics import kept
+from attnbench.metrics.call import growth, measure_kept
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
 
@@ -39,7 +39,7 @@ def keeping(what):
 def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
     made = case(honest, direction)
     before = {name: tensor.detach().clone() for name, tensor in made.tensors.items()}
-    assert kept.measure(made).each_bytes == 0
+    assert measure_kept(made).each_bytes == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.tensors.items())
 
 
@@ -62,9 +62,9 @@ def test_what_grows_with_each_call_is_counted_and_named_by_one_measurement(what,
 
 def test_an_output_that_keeps_its_graph_keeps_more_than_an_output():
     made = case(keeping(lambda _query, _key, output: output), "forward")
-    found = kept.measure(made)
+    found = measure_kept(made)
     assert found.each_bytes > OUTPUT
-    assert "with each call" in kept.explanation(found, made.workload)
+    assert "with each call" in growth(found, made.workload)
 
 
 def test_a_table_that_is_made_once_is_no_growth():
@@ -74,7 +74,7 @@ def test_a_table_that_is_made_once_is_no_growth():
         tables.setdefault(0, torch.zeros(64, 64))
         return honest(query, key, value)
 
-    found = kept.measure(case(tabled))
+    found = measure_kept(case(tabled))
     assert (found.each_bytes, found.once_bytes) == (0, 64 * 64 * 4)
 
 
@@ -84,4 +84,4 @@ def test_answers_kept_by_their_inputs_grow_with_each_input():
     def caching(query, key, value):
         return answers.setdefault(query.sum().item(), honest(query, key, value)).clone()
 
-    assert kept.measure(case(caching)).each_bytes == OUTPUT
+    assert measure_kept(case(caching)).each_bytes == OUTPUT

@@ -13,8 +13,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
-SUSTAINED_S = 3.0
-"""Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
+SUSTAINED_S = 3.0  # of calls before the samples of a sustained visit; longer while the device's clock is unsteady
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
