@@ -14,7 +14,7 @@ from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
-from tests.checks import references
+from tests.checks import cell_of, checked, references
 
 SIZES = {"batch_size": 2, "seq_len": 37, "num_heads": 2, "head_dim": 16, "direction": "forward_backward"}
 ROWS = torch.arange(4096)[:, None]
@@ -155,9 +155,10 @@ class Gated(nn.Module):
         return self.proj(self.gate * sdpa(query, key, value).transpose(1, 2).flatten(2))
 
 
-def test_factors_of_features_are_named():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_of_features_are_named(dtype):
     made = adapt(lambda sizes: Gated(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
-    found = check(references(workload(scope="module")), made)
+    found = check(references(workload(scope="module", dtype=dtype)), made)
     assert found.mistakes == ("features_scaled",)
     assert "buffer" in found.diagnosis
 
@@ -219,8 +220,19 @@ def test_a_published_kind_of_mistake_has_its_name(function, axes, name, words):
     assert "pruned" not in found.diagnosis
 
 
-def test_a_function_is_diagnosed_without_the_projections_of_a_module():
-    found = judged(wider_window, workload(scope="module", dtype="bfloat16", **WINDOW | FORWARD))
+WIDER = """
+import torch
+
+def wider(query, key, value, *, mask=None):
+    ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None]
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, (ahead >= -14) & (ahead <= 3))
+"""
+
+
+def test_workers_diagnose_a_function_without_the_projections_of_a_module(tmp_path):
+    (tmp_path / "wider.py").write_text(WIDER)
+    point = workload(scope="module", dtype="bfloat16", **WINDOW | FORWARD)
+    found = checked(cell_of(f"{tmp_path / 'wider.py'}:wider", point)).agreement
     assert found.mistakes == ("mask_of_its_own",)
     assert "key i-14 to key i+3" in found.diagnosis
 

@@ -47,7 +47,7 @@ CLOSER = 0.5
 """It must also be closer than the right answer, by this factor."""
 EXPLAINED = 0.9
 """A factor must explain at least this share of an error's squares."""
-OF_FEATURES = 1e-6
+OF_FEATURES = 0.01
 """The largest share of an error's squares that factors of features may leave unexplained."""
 HUGE = 1e6
 """Numbers larger than the tensor's largest by this factor are taken for old memory."""
@@ -56,7 +56,6 @@ STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.
 STALE_MISTAKE = "stale_output_buffer"
 KEPT_OPERANDS = (("key",), ("value",), ("key", "value"))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
-OF_TOKENS = ("gradient of x", "gradient of context")
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
@@ -254,7 +253,8 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 def _factor(evidence: list[Evidence]) -> Finding | None:
     """Test whether the wrong part is a constant times the right one: in all rows, from one on, in some heads, ..."""
     sentences, kinds, step = [], [], "context"
-    names = [name for name in _wrong_names(evidence) if name not in OF_TOKENS]  # those are sums over several queries
+    of_tokens = {"gradient of x", "gradient of context"}  # sums over several queries
+    names = [name for name in _wrong_names(evidence) if name not in of_tokens]
     for name in names:
         if (ratio := _ratio(evidence, name)) is None:
             return None
@@ -320,17 +320,17 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
         return None
-
-    def merged(outputs: Iterable[Tensor]) -> Tensor:
-        output = torch.cat([*outputs]).flatten(end_dim=1)  # (B*R,D)
-        solved: Tensor = torch.linalg.solve(out, (output if bias is None else output - bias).T)
-        return solved.T  # (B*R,H*V)
-
-    observed = merged(each.observed["output"] for each in these)
-    expected = merged(each.expected["output"] for each in these)
-    factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
-    rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
-    if not rest <= OF_FEATURES * error or len(observed) < LEAST_ROWS:  # NaN too
+    observed, expected = (
+        torch.cat([tensors["output"] for tensors in every]).flatten(end_dim=1) - (0.0 if bias is None else bias)
+        for every in ([each.observed for each in these], [each.expected for each in these])
+    )  # (B*R,D)
+    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
+        return None
+    heads = torch.linalg.solve(out, expected.T).T  # (B*R,H*V)
+    squares = (out.T @ out) * (heads.T @ heads)  # least squares: the observed is (factors * heads) @ out.T
+    factors = torch.linalg.pinv(squares, hermitian=True) @ (heads * (observed @ out)).sum(dim=0)
+    rest, error = (observed - (factors * heads) @ out.T).square().sum(), (observed - expected).square().sum()
+    if rest > OF_FEATURES * error:
         return None
     low, high = float(factors.min()), float(factors.max())
     if math.isclose(low, high, rel_tol=1e-3):

@@ -206,7 +206,7 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=str(mask.device),
+            device=device(self._cell.workload.device).torch_device,  # the judge's tensors may be on the host
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
@@ -364,12 +364,12 @@ class Candidates:
         mask = self._masks[key]
         mask.change = MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
-        inputs = tensors.values()
+        scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
-        with conduct.watched({}, mask, inputs=inputs) as seen, mode:
-            output = Case(workload=workload, module=module, tensors=tensors, mask=mask).output()
+        with conduct.watched({}, mask, inputs=tensors.values()) as seen, mode:
+            output = Case(workload=scoped, module=module, tensors=tensors, mask=mask).output()
         require_plain("output", output)
-        if output.device != (place := next(iter(inputs)).device):
+        if output.device != (place := next(iter(tensors.values())).device):
             raise FormError(f"the output is on {output.device}, and its inputs are on {place}")
         changed = self._changed(tensors, request.tensors, exchange)
         leaves = {name: tensors[name] for name in request.needs if name in tensors}

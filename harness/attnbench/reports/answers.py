@@ -257,11 +257,12 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
     """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
     present = [mark for mark in COLUMNS if any(shape.having(mark) for shape in members)]
+    most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}
     return [
         {
             "shape": shape.name,
             f"time of {base}": shape.time_of(base),
-            **{str(mark): shape.named(mark, FEW) for mark in present},
+            **{str(mark): shape.named(mark, most[mark]) for mark in present},
             "memory": MISSING if shape.best is None else f"{show(shape.best.peak_bytes, 'bytes')} ({shape.best.name})",
         }
         for shape in members

@@ -25,8 +25,6 @@ TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 MOST_LINES = 200
 """Most lines of summary.md; other tables are in report.html and records.csv."""
-COMPARED = ("python", "versions", "threads", "settings", "flags")
-"""Facts of an environment that two states of the code should share."""
 ON_PAGE_ALONE = ("ran", "FLOP/s")
 """Columns that only the page shows; each measured metric has one."""
 
@@ -147,8 +145,8 @@ def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
     known = [[described(each.environment) for each in records if each.environment][:1] for records in by_side(results)]
     both = [facts for members in known for facts in members if all(known)]
-    differing = [name for name in COMPARED if len({facts[name] for facts in both}) > 1]
-    parts = [f"{name} {' and '.join(facts[name] for facts in both)}" for name in differing]
+    pairs = {name: [facts[name] for facts in both] for name in ("python", "versions", "threads", "settings", "flags")}
+    parts = [f"{name} {' and '.join(values)}" for name, values in pairs.items() if len({*values}) > 1]
     text = f"The environments of base and candidate differ: {'; '.join(parts)}."
     return [Warn.environments_differ.says(text)] if parts else []
 

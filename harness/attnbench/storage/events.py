@@ -109,8 +109,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse values that are out of range or have no JSON before anything is written."""
         for name, (least, most) in LIMITS.items():
             if not least <= (value := getattr(self, name)) <= most or value == math.inf:
-                allowed = f"{least:g} or more" if most == math.inf else f"a share from {least:g} to {most:g}"
-                raise ValueError(f"{name}={value} is not allowed: give {allowed}")
+                share = f"a share up to {most:g}, as in {most / 5:g} for {20 * most:g} %"
+                raise ValueError(f"{name}={value} is not allowed: give {share if most < 1 else f'{least:g} or more'}")
 
     @property
     def specs(self) -> dict[Arm, str]:

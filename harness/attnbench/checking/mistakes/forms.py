@@ -217,7 +217,7 @@ def merges(workload: Workload) -> Iterator[Mistake]:
 
 
 def scales(workload: Workload) -> Iterator[Mistake]:
-    """Scores with another scale, or changed before they are scaled."""
+    """Scores with another scale."""
     right, width, root = workload.score_scale, workload.head_dim, math.sqrt(workload.head_dim)
     factors = [
         ("no_scale", 1.0),
@@ -236,9 +236,6 @@ def scales(workload: Workload) -> Iterator[Mistake]:
             known.append(scale)
             detail = f"for heads {scale**-2:.0f} wide, and they are {width} wide" * (name == "scaled_by_other_width")
             yield wrong(name, detail, scores=after("scores", partial(torch.mul, other=scale / right)))
-    if workload.mask_rule.changes_scores and right != 1:
-        early: Callable[..., Tensor] = lambda query, key, mask: mask.changed(product(query, key.mT)) * right  # noqa: E731
-        yield wrong("changed_before_scale", scores=early, masked_scores=lambda x, mask: hide(x, mask.seen))
 
 
 def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
@@ -263,7 +260,7 @@ def widths(workload: Workload) -> Iterator[Mistake]:
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
-        mistake = wrong("rotary_inside", f"a rotary embedding in {style}, base {base:g}", scores=change)
+        mistake = wrong("rotary_inside", f"a rotary embedding ({style}), base {base:g}", scores=change)
         yield replace(mistake, declare=f'adapt(..., rotary="{style}({base:g})")')
 
 

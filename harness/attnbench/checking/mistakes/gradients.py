@@ -50,7 +50,7 @@ def flash(  # noqa: PLR0913 - operands, and what is changed
 
 def weights(workload: Workload) -> Iterator[Mistake]:
     """Wrong row sums of weights times their gradient, and weights of other scores than those of the forward pass."""
-    factors = {"left out": 0.0, "a mean over the keys": 1 / workload.kv_len, "added": -1.0, "twice as large": 2.0}
+    factors = {"left out": 0.0, "a mean over the keys": 1 / workload.kv_len, "of the wrong sign": -1.0, "doubled": 2.0}
     for detail, factor in factors.items():
         yield only_backward("gradient_row_sums", f"it is {detail}", partial(flash, factor=factor), "weights")
     masks = [each for each in wrong_masks(workload) if each.name in COMMON]

@@ -31,8 +31,6 @@ DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 MOVES = (-1, 1, -2, 2, -3, 3)
 MOST_ROWS = 256
 """Masks that show the same keys to the first queries, up to this number, count as equal."""
-TRANSPOSED = "mask_transposed"
-"""The wrong mask that needs every row."""
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
@@ -99,7 +97,7 @@ def by_head(mask: RowMask) -> Tensor:
 CHANGED: dict[str, Seen] = {
     "mask_ignored": lambda mask: torch.ones_like(mask.seen),
     "mask_inverted": lambda mask: ~mask.seen,
-    TRANSPOSED: lambda mask: mask.seen.mT if len(mask.rows) == mask.sizes[1] == mask.sizes[2] else mask.seen,
+    "mask_transposed": lambda mask: mask.seen.mT if len(mask.rows) == mask.sizes[1] == mask.sizes[2] else mask.seen,
     "own_key_hidden": lambda mask: mask.seen & (mask.keys != mask.queries),
     "first_rows_mask_for_all": lambda mask: mask.seen[:1].expand_as(mask.seen),
     "mask_of_other_rows": lambda mask: mask.seen.roll(-1, 0),
@@ -137,4 +135,4 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
         if is_alike or (keys.any() and numbers not in known):
             known |= set() if is_alike else {numbers}
             masked = lambda scores, mask, seen=seen: hide(mask.changed(scores), seen(mask))  # noqa: E731
-            yield wrong(name, detail, "needs_all_rows" * (name == TRANSPOSED), masked_scores=masked)
+            yield wrong(name, detail, "needs_all_rows" * (name == "mask_transposed"), masked_scores=masked)
