@@ -205,7 +205,7 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=str(mask.device),
+            device=device(self._cell.workload.device).torch_device,  # the judge's tensors may be on the host
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
