@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,19 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reporter(config, Path(os.environ[FILE])))
 
 
-def reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
+def reports_of(item: pytest.Item) -> list[pytest.TestReport]:
     """Return a test's reports from the process that runs all marked tests; if it fails there, from one of its own."""
     if TOGETHER not in item.config.stash:
         item.config.stash[TOGETHER] = run_together([each for each in item.session.items if is_apart(each)])
     reports = item.config.stash[TOGETHER].get(item.nodeid, [])
-    if not _is_whole(reports) or any(report.failed for report in reports):
+    if not reports or any(report.failed for report in reports):
         ending, found = run_child([item])
-        reports = found.get(item.nodeid, [])
-        if not _is_whole(reports):
-            keywords = dict.fromkeys(item.keywords, 1)
-            place: dict[str, Any] = {"nodeid": item.nodeid, "location": item.location, "keywords": keywords}
-            reports.append(pytest.TestReport(**place, outcome="failed", longrepr=ending, when="call"))
-    yield from reports
+        keywords = dict.fromkeys(item.keywords, 1)
+        place: dict[str, Any] = {"nodeid": item.nodeid, "location": item.location, "keywords": keywords}
+        lost = pytest.TestReport(**place, outcome="failed", longrepr=ending, when="call")
+        reports = found.get(item.nodeid, [lost])
+    return reports
 
 
 def run_together(items: list[pytest.Item]) -> Reports:
@@ -98,13 +96,13 @@ def run_together(items: list[pytest.Item]) -> Reports:
     while rest:
         _, found = run_child(rest)
         reports |= found
-        ended = list(itertools.takewhile(lambda item, found=found: _is_whole(found.get(item.nodeid, [])), rest))
+        ended = list(itertools.takewhile(lambda item, found=found: item.nodeid in found, rest))
         rest = rest[len(ended) + 1 :]
     return reports
 
 
 def run_child(items: list[pytest.Item]) -> tuple[str, Reports]:
-    """Run tests in a process; return its ending with its last output, and the reports by test."""
+    """Run tests in a process; return its ending with its last output, and the reports by test that came to its end."""
     config = items[0].config
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "reports.jsonl", Path(folder) / "log"
@@ -124,7 +122,8 @@ def run_child(items: list[pytest.Item]) -> tuple[str, Reports]:
             data |= {name: tuple(value) for name, value in data.items() if name in PAIRS and isinstance(value, list)}
             report = config.hook.pytest_report_from_serializable(config=config, data=data)
             reports.setdefault(report.nodeid, []).append(report)
-    return f"its process {ending}, and it has no report:\n{printed}", reports
+    ended = {name: phases for name, phases in reports.items() if phases[-1].when == "teardown"}
+    return f"its process {ending}, and it has no report:\n{printed}", ended
 
 
 def _ending(child: "subprocess.Popen[bytes]", file: Path) -> str:
@@ -137,7 +136,3 @@ def _ending(child: "subprocess.Popen[bytes]", file: Path) -> str:
             child.kill()
             child.wait()
             return f"was killed after {LIMIT_S:g} s"
-
-
-def _is_whole(reports: list[pytest.TestReport]) -> bool:
-    return any(report.when == "teardown" for report in reports)
