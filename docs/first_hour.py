@@ -28,8 +28,8 @@ MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 """Lines break where a terminal of that width would break them."""
-FIRST, LAST = 5, 5
-"""Lines shown from the beginning and the end of a long output."""
+FIRST, LAST = 13, 12
+"""Lines shown from the beginning and the end of a long output: a closing screen is shown whole."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class Question:
 QUESTIONS = (
     Question(
         "Which attention for my shapes?",
-        "attnbench run --set batch_size=4 --set num_heads=12 --set seq_len=1024 --set mask=causal --set dtype=bfloat16 "
-        "--set direction=forward_backward --budget 60",
+        "attnbench fastest --set batch_size=4 --set seq_len=512 --set mask=causal --set dtype=bfloat16",
         exit_codes=(0, 1, 3),
         is_sweep=True,
     ),

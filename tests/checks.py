@@ -1,13 +1,16 @@
 """A judge and a runner in one process, so that a test can look into both; the oracle's answers are shared."""
 
 from functools import lru_cache
+from typing import Any
 
 from attnbench import plugins
 from attnbench.checking.agreement import References, ask_oracle
 from attnbench.contract import Implementation
 from attnbench.contract.loading import named
-from attnbench.processes.messages import Check, Heartbeat, Reply
+from attnbench.processes.messages import Cell, Failed, Heartbeat, Limits
 from attnbench.processes.worker.answers import Worker
+from attnbench.storage.events import CellChecked
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 
@@ -17,10 +20,26 @@ def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> Ref
     return ask_oracle(point, seed, is_brief=is_brief)
 
 
-def checked(request: Check, runner: Worker | None = None, judge: Worker | None = None) -> Reply:
-    """Judge a cell of an implementation in `runner`, by default a fresh one; `judge` asks a runner of its own."""
-    judge = judge or Worker(Heartbeat(), (runner or Worker(Heartbeat())).answer)
-    return judge.answer(request)
+LIMITS = Limits(call_s=5.0, memory_bytes=2**30)
+
+
+def cell_of(spec: str, workload: Workload, name: str = "f") -> Cell:
+    """The cell of an implementation's source."""
+    return Cell(workload=workload, arm=Arm(implementation=name), spec=spec)
+
+
+def judge_of(runner: Worker) -> Worker:
+    """A judge that asks this runner."""
+    return Worker(Heartbeat(), lambda function, _, **arguments: runner.answer(function, **arguments))
+
+
+def checked(
+    cell: Cell, runner: Worker | None = None, judge: Worker | None = None, **options: Any
+) -> CellChecked | Failed:
+    """Judge a cell in `runner`, by default a fresh one; `judge` asks a runner of its own."""
+    judge = judge or judge_of(runner or Worker(Heartbeat()))
+    reply: CellChecked | Failed = judge.answer("check", cell=cell, limits=LIMITS, seed=0, **options)
+    return reply
 
 
 def bundled() -> dict[str, Implementation]:

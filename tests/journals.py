@@ -41,7 +41,6 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.workloads.counts import dense_flops
-from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
@@ -118,7 +117,6 @@ def write(
     commit: str = "1a2b3c4",
     environment: Environment = ENVIRONMENT,
     levels: dict[str, float] | None = None,
-    mixes: tuple[Mix, ...] = (),
     time_of: Callable[[Workload, str], float] | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Results:
@@ -138,7 +136,6 @@ def write(
         call_limit_s=5.0,
         timeout_s=30.0,
         memory_limit_bytes=0,
-        mixes=mixes,
         smallest_effect=smallest_effect,
     )
     with Journal(folder) as journal:

@@ -72,7 +72,7 @@ def test_a_new_axis_a_metric_and_a_report_show_everywhere(copy: Path) -> None:
     (run,) = (copy / "results" / "runs").iterdir()
     summary, page = (run / "summary.md").read_text(encoding="utf-8"), (run / "report.html").read_text(encoding="utf-8")
     for text in (terminal, summary):
-        for group in ("B=1 H=8 K=8, 1 thread\n", "B=1 H=8 K=8, 1 thread, spread=4\n"):
+        for group in ("B=1 H=8 K=8, num_threads=1\n", "B=1 H=8 K=8, num_threads=1, spread=4\n"):
             table = text.partition(group)[2].lstrip().partition("\n\n")[0]
             assert "autograd memory" in table
             assert sum("fused" in line or "sdpa" in line for line in table.splitlines()) == 4

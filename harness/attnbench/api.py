@@ -144,7 +144,7 @@ class Outcome:
         """Verdicts, answer, and the times and verdicts of the shapes, as on the closing screen."""
         shapes, base = answers.shapes(self.results), titles.base(self.results.plan)
         head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
-        rows = [line.text for line in screen.table(shapes, base, screen.WIDTH, screen.HEIGHT)]
+        rows = [line.text for line in screen.table(shapes, base)]
         return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])
 
     def _repr_html_(self) -> str:

@@ -1,7 +1,8 @@
 """The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that has the names.
 
 A file holds groups by kind. A group has names with their meanings, and shares why it matters, an example, and what to
-do. `also` has other spellings of a name; a `*` stands for an operand.
+do. `also` has other spellings of a name, and `declare` the line for an adapter if the author means it; a `*` stands for
+an operand.
 """
 
 import functools
@@ -40,6 +41,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     example: str
     do: str
     also: tuple[str, ...] = ()
+    declare: str = ""
 
 
 @functools.cache
@@ -51,11 +53,10 @@ def explanations() -> tuple[Explanation, ...]:
         for kind, groups in content.items():
             for group in groups:
                 shared = {name: group[name] for name in ("why", "example", "do")}
-                also = group.get("also", {})
-                found += [
-                    Explanation(name=name, kind=kind, means=means, also=tuple(also.get(name, ())), **shared)
-                    for name, means in group["means"].items()
-                ]
+                also, declare = (group.get(key, {}) for key in ("also", "declare"))
+                for name, means in group["means"].items():
+                    more = {"also": tuple(also.get(name, ())), "declare": declare.get(name, "")}
+                    found.append(Explanation(name=name, kind=kind, means=means, **more, **shared))
     return tuple(sorted(found, key=lambda each: list(KINDS).index(each.kind)))
 
 

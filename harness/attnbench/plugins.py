@@ -11,10 +11,10 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnbench.units import meant
@@ -139,7 +139,11 @@ def check_specs(specs: Iterable[str]) -> None:
             raise ValueError(f"{spec}: {unknown('option', option, OPTIONS)}")
         path, attribute = split(base)
         if path is not None:
-            _check_file(path, attribute)
+            tree, symbols = _read(path)
+            defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            if attribute not in defined and not any(node.names[0].name == "*" for node in imports):
+                raise ValueError(unknown("name", attribute, defined, f" in {path}"))
         elif attribute.endswith(".py"):
             raise ValueError(f"{base} names a file alone: name what to take from it, as in {base}:NAME")
         elif attribute not in known:
@@ -281,14 +285,6 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
 
 
-def _check_file(path: Path, attribute: str) -> None:
-    tree, symbols = _read(path)
-    defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    if attribute not in defined and not any(node.names[0].name == "*" for node in imports):
-        raise ValueError(unknown("name", attribute, defined, f" in {path}"))
-
-
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     """Error message for an unknown name, with a suggestion and all known names."""
     names = list(known)
@@ -302,13 +298,6 @@ def digest(spec: str) -> str:
         module = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
         path = Path(module.origin) if module is not None and module.origin is not None else None
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-
-
-class _FromSource(SourceFileLoader):
-    """Compiles a file at each load: its stored bytecode is stale after an edit of the same size in the same second."""
-
-    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the loader is of one module
-        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _import_namesake(path: Path) -> None:
@@ -330,20 +319,19 @@ def _import_namesake(path: Path) -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file as a new module; as a script, it can import the files next to it."""
+    """Run a file as a new module; as a script, it can import the files next to it. No bytecode is stored or read."""
     digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
     names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())
     name = next(name for name in names if name not in sys.modules)
-    found = importlib.util.spec_from_loader(name, _FromSource(name, str(path)))
-    assert found is not None
-    module = importlib.util.module_from_spec(found)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     if path.stem in imported(f"{path}:{path.stem}") and path.stem not in sys.modules:
         _import_namesake(path)
     if str(path.parent.resolve()) not in sys.path:
         sys.path.append(str(path.parent.resolve()))
     sys.modules[name] = module  # as for any module: torch.compile, dataclasses and pickle need it there
     try:
-        _FromSource(name, str(path)).exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102 - the user's own code
     except BaseException:
         del sys.modules[name]
         raise

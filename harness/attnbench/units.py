@@ -1,9 +1,11 @@
-"""Format values: numbers in the scale of their unit, and text for a line, a Markdown cell or a spreadsheet; groups."""
+"""Format values: numbers in the scale of their unit, text for a line, a table or a spreadsheet; and groups."""
 
 import html
+import itertools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -19,6 +21,8 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 }
 MISSING = "-"
 FORMULA_STARTS = ("=", "+", "-", "@")
+NARROWEST, UNBROKEN = 12, 40
+"""Least width in characters of a column, and of the first column, in a narrowed table."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
@@ -118,6 +122,31 @@ def guarded(text: str) -> str:
     """
     line = plain(text)
     return f"'{line}" if line.startswith(FORMULA_STARTS) else line
+
+
+def text_lines(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0, right: Collection[int] = ()
+) -> list[str]:
+    """A table as lines of text, its headings first; columns in `right` are aligned to the right.
+
+    If it is wider than `width`, the widest columns are wrapped, the first column last.
+    """
+    sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
+        wide = [place for place, size in enumerate(sizes) if size > (NARROWEST if place else UNBROKEN)]
+        if not wide:
+            break
+        sizes[max(wide, key=lambda place: sizes[place])] -= 1
+    lines = []
+    for row in (headings, *rows):
+        parts = [textwrap.wrap(text, size) or [""] for text, size in zip(row, sizes, strict=True)]
+        for texts in itertools.zip_longest(*parts, fillvalue=""):
+            padded = [
+                text.rjust(size) if place in right else text.ljust(size)
+                for place, (text, size) in enumerate(zip(texts, sizes, strict=True))
+            ]
+            lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

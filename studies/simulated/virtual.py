@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -17,18 +17,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
 from attnbench.processes import execution
-from attnbench.processes.messages import (
-    Check,
-    MeasureCeilings,
-    Observe,
-    Prepare,
-    Prepared,
-    Profile,
-    Reply,
-    SampleBlocks,
-    Started,
-    Work,
-)
+from attnbench.processes.messages import Cell, Failed, SampleBlocks, Started, T
 from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import (
@@ -140,45 +129,45 @@ class SimulatedClient(WorkerClient):
         self._epoch = layout
         return Started(environment=ENVIRONMENT)
 
-    def ask(self, request: Work) -> Reply:
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
         """Answer a request."""
         assert self._epoch is not None
-        match request:
-            case Check():
-                self.clock.spend(CHECK_S)
-                return CellChecked(**request.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
-            case Prepare():
-                call_s = self.seconds(request.workload, name_of(request.spec))
-                return Prepared(has_dropout=False, executed_flops=None, call_s=call_s)
-            case Profile():
-                return CellProfiled(**request.names, operators=OPERATORS)
-            case Observe():
-                sample = Sample(value=0.0 if request.metric in KEPT else 2.0**20)
-                measurement = Measurement(metric=request.metric, unit="bytes", samples=(sample,))
-                return CellMeasured(**request.names, measurement=measurement)
-            case MeasureCeilings():
-                return self._measure_ceilings(request)
-            case SampleBlocks():
-                return self._sample_blocks(request)
-            case _:
-                raise NotImplementedError("nothing is computed here that could be traced or compared")
+        reply = getattr(self, function)(**arguments)
+        assert isinstance(reply, result | Failed)
+        return reply
 
-    def _measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
-        device, dtype, num_threads = request.workload.place
+    def check(self, cell: Cell, **_: object) -> CellChecked | Failed:
+        """Agree."""
+        self.clock.spend(CHECK_S)
+        return CellChecked(**cell.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+
+    def profile(self, cell: Cell) -> CellProfiled | Failed:
+        """Return one operator."""
+        return CellProfiled(**cell.names, operators=OPERATORS)
+
+    def observe(self, cell: Cell, metric: str) -> CellMeasured | Failed:
+        """Return a number of bytes."""
+        sample = Sample(value=0.0 if metric in KEPT else 2.0**20)
+        return CellMeasured(**cell.names, measurement=Measurement(metric=metric, unit="bytes", samples=(sample,)))
+
+    def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured | Failed:
+        """Measure rates that no simulated work needs."""
+        device, dtype, num_threads = workload.place
         spend = self.clock.spend
         made = [
             Load(kind=kind, dtype=dtype, size=1, amount=int(amount), call=lambda s=amount / rate: spend(s))  # type: ignore[misc] # mypy knows no type of a default
             for kind, rate in ((MATMUL, MATMUL_RATE), (COPY, COPY_RATE))
             for amount in (1e-3 * rate, 1e-2 * rate)
         ]
-        samples = take(made, self.clock, request.limit_s, self.machine.turn)
+        samples = take(made, self.clock, limit_s, self.machine.turn)
         return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
-    def _sample_blocks(self, request: SampleBlocks) -> VisitFinished:
+    def sample_blocks(self, visit: SampleBlocks) -> VisitFinished | Failed:
+        """Sample on the simulated machine."""
         start_s = self.clock.now()
-        calls = [self._timed((request.workload.id, arm), request.workload, spec) for arm, spec in request.arms]
-        taken = blocks.visit(calls, self.clock, request, self._conditions(len(calls), is_cold=request.cache == "cold"))
-        return request.finished(taken, self.clock.now() - start_s)
+        calls = [self._timed((visit.workload.id, arm), visit.workload, spec) for arm, spec in visit.arms]
+        taken = blocks.visit(calls, self.clock, visit, self._conditions(len(calls), is_cold=visit.cache == "cold"))
+        return visit.finished(taken, self.clock.now() - start_s)
 
     def _conditions(self, num_slots: int, *, is_cold: bool) -> blocks.Conditions:
         def flush() -> None:

@@ -78,7 +78,7 @@ def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: b
     unclear = ""
     if code == 128 + asked:
         is_begun = bool(lines(place))
-        ways = ("go on with: attnbench run --resume", "write its reports with: attnbench report")
+        ways = ("continue with: attnbench run --resume", "write its reports with: attnbench report")
         if is_begun and sum(map(printed.count, ways)) != 1:
             unclear = f"no line says how to go on: {note(printed)}"
         if place.left():

@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.analysis.breakdown import ran, where
-from attnbench.storage.operators import observed
+from attnbench.devices.kernels import observed
 from attnbench.storage.records import Operator, Operators
 
 

@@ -17,14 +17,13 @@ import pytest
 from typer.testing import CliRunner
 
 import attnbench
-from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.statistics.verdict import Reason
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 MERGED = {"reference": "same"}  # a ruling that is no longer of a kind of its own
 CELL = ("workload", "implementation", "side")
+KEPT = (*CELL, "status", "latency_s", "error_ratio", "peak_memory_bytes")
 NOT_COMPARED = {"latency", "error_ratio"}  # errors on other inputs are no longer compared
 EXIT_CODES = {"pass": 0, "improvement": 0, "finding": 1, "inconclusive": 3, "invalid": 4}
 
@@ -40,24 +39,8 @@ def unpacked(name: str, folder: Path) -> Path:
 
 
 def cells(run: Path) -> list[dict]:
-    compared = {(found.workload.id, found.implementation, found.side): found for found in comparisons(read(run))}
-    rows = []
-    for row in attnbench.table(run).fillna({"side": ""}).to_dict("records"):
-        key = (row["workload"], row["implementation"], row["side"])
-        found = compared.get(key)
-        rows.append(
-            dict(zip(("workload", "implementation", "side"), key, strict=True))
-            | {
-                "status": row["status"],
-                "verdict": None if found is None else str(found.verdict),
-                "latency_s": row["latency_s"],
-                "ratio": None if found is None else found.ratio,
-                "reason": "" if found is None else found.reason,
-                "error_ratio": row["error_ratio"],
-                "peak_memory_bytes": row.get("peak_memory_bytes"),
-            }
-        )
-    return rows
+    frame = attnbench.table(run).fillna({"side": ""}).reindex(columns=[*KEPT, "verdict", "ratio", "reason"])
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def assert_same(found: list[dict], expected: list[dict], keys: tuple[str, ...]) -> None:
@@ -92,8 +75,7 @@ def test_cells_have_the_times_that_they_had(name, tmp_path):
         assert abs(math.log(row["ratio"] / before["ratio"])) < 0.3  # of three processes; it was a winsorized mean
         assert row["verdict"] in {before["verdict"], "undecided"}
         assert (row["reason"] in set(Reason)) is (row["verdict"] == "undecided")
-    kept = (*CELL, "status", "latency_s", "error_ratio", "peak_memory_bytes")
-    ours, theirs = ([{key: row[key] for key in kept} for row in rows] for rows in (found, expected))
+    ours, theirs = ([{key: row[key] for key in KEPT} for row in rows] for rows in (found, expected))
     assert_same(ours, theirs, CELL)
 
 

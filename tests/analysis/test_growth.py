@@ -1,26 +1,17 @@
 """Growth of curves with known laws, of a made-up run, and by the command."""
 
 import math
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from attnbench.analysis.growth import growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.processes.messages import Observe, SampleBlocks
-from attnbench.processes.worker_client import ProcessClient, Template
-from attnbench.reports import growth as growth_report
 from attnbench.statistics.growth import fit
-from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
-from attnbench.storage.records import Arm
-from attnbench.workloads.workload import Workload
-from tests import forks, journals
+from tests import journals
+from tests.test_cli import command
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
 
@@ -102,7 +93,7 @@ def test_the_length_that_varies_is_followed_and_the_other_is_named(tmp_path):
 
 
 def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
-    said = growth_report.sentence(fused)
+    said = fused.sentence
     assert said.startswith("fused: 256 MiB are reached at T=2032; there memory grows with T^1.98, fitted over T=")
 
 
@@ -114,58 +105,19 @@ def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
 
 def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     flat = tuple((length, 1000.0) for length, _ in fused.points)
-    assert "never reached" in growth_report.sentence(replace(fused, points=flat, fit=fit(flat)))
+    assert "never reached" in replace(fused, points=flat, fit=fit(flat)).sentence
     few = replace(fused, points=fused.points[:2], fit=None)
-    assert "needs three lengths or more; 2 could be measured" in growth_report.sentence(few)
+    assert "needs three lengths or more; 2 could be measured" in few.sentence
     assert few.reach is None
 
 
-@pytest.mark.long
-def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_path):
-    workload = Workload(seq_len=1024, direction="inference", num_threads=1)
-    peaks, faults = {}, {}
-    for allocator, settings in ALLOCATORS.items():
-        with ProcessClient(Template(tmp_path / "log", settings), 60.0) as client:
-            client.start()
-            peak = client.ask(
-                Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")
-            )
-            arms = ((Arm(implementation="fused"), "fused"),)
-            seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, number=0, num_blocks=3, seed=0))
-        assert isinstance(peak, CellMeasured)
-        assert isinstance(seen, VisitFinished)
-        peaks[allocator] = peak.measurement.samples[0].value
-        faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms[0].samples)
-    assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
-    assert faults["retain"] < 8  # of about 16 000 pages, or 32 huge ones if the system has them
-    assert faults["system"] > 4 * faults["retain"] + 16
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("elsewhere")
+def test_the_command_says_where_the_limit_is(tmp_path):
     axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
-    return folder, command("fused", *axes, "--memory-limit", "0.5", cwd=folder)
-
-
-def command(*arguments: str, cwd: Path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
-    return subprocess.run(
-        [forks.python(), "-m", "attnbench", "growth", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_says_where_the_limit_is(written):
-    folder, done = written
+    done = command("growth", "fused", *axes, "--memory-limit", "0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached};" in done.stdout
     assert "inference" in done.stdout
-    (run,) = (folder / "results" / "runs").iterdir()
+    (run,) = (tmp_path / "results" / "runs").iterdir()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}

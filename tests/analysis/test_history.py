@@ -13,9 +13,10 @@ from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
 from attnbench.statistics.levels import changes
-from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
+from attnbench.storage.events import RunStarted
 from attnbench.storage.journal import JOURNAL, PACKED
-from attnbench.storage.records import BASE, CANDIDATE, Arm
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
 from tests import journals
 from tests.analysis.gate import scripts
 
@@ -163,43 +164,18 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
     assert note.startswith("runs left out: 1 ")
 
 
-HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40
+OLD, NEW = "b" * 40, "c" * 40
 
 
 def session(folder, *, candidate=""):
     """Write a run that compared two versions of the code; the candidate is a commit, or a folder."""
-    journals.write(folder, POINTS[:1], ("sdpa", "fused"), num_visits=2, commit=HEAD)
-    both = Sides(
-        base=Side(given="rev:main", commit=OLD, implementations={"fused": "old/fused.py:f"}),
-        candidate=Side(given="rev:HEAD", commit=candidate, implementations={"fused": "new/fused.py:f"}),
+    asked = virtual.with_sides(virtual.plan(1, ("fused",), budget_s=0.0))
+    base = msgspec.structs.replace(asked.sides.base, commit=OLD)
+    both = msgspec.structs.replace(
+        asked.sides, base=base, candidate=msgspec.structs.replace(asked.sides.candidate, commit=candidate)
     )
-
-    def sided(event):
-        """Turn `sdpa` into the base's version of `fused`."""
-        if isinstance(event, RunStarted):
-            plan = msgspec.structs.replace(event.plan, implementations=(), baseline="", sides=both)
-            return msgspec.structs.replace(event, plan=plan)
-        if isinstance(event, CellEvent):
-            side = BASE if event.implementation == "sdpa" else CANDIDATE
-            return msgspec.structs.replace(event, implementation="fused", side=side)
-        if isinstance(event, VisitFinished):
-            arms = {
-                Arm(implementation="sdpa"): Arm(implementation="fused", side=BASE),
-                Arm(implementation="sdpa").as_control(): Arm(implementation="fused", side=BASE).as_control(),
-                Arm(implementation="fused"): Arm(implementation="fused", side=CANDIDATE),
-            }
-            taken = (msgspec.structs.replace(each, arm=arms.get(each.arm, each.arm)) for each in event.arms)
-            return msgspec.structs.replace(event, arms=tuple(taken))
-        return event
-
-    scripts.rewrite(folder, sided)
-
-
-def test_where_only_sessions_of_two_sides_are_stored_the_other_metrics_are_named(tmp_path):
-    session(tmp_path / "runs" / "one", candidate=NEW)
-    with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
-        follow([tmp_path])
-    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
+    client = virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3)
+    virtual.execute(msgspec.structs.replace(asked, sides=both), folder, client)
 
 
 @pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])

@@ -58,13 +58,33 @@ def judgement(
     return Judgement(implementation="mine", records=tuple(records), planned=planned)
 
 
-def test_all_right_covers_every_feature() -> None:
-    judged = judgement(*[Status.ok] * len(PLANNED))
-    assert (judged.verdict, judged.word, judged.is_enough) == (CheckVerdict.right, "right", True)
-    assert f"{len(PLANNED)} of {len(PLANNED)}" in judged.sentence
-    assert judged.never_tried == ()
-    assert endings.of_check([judged]).ending is not Ending.finding
-    assert endings.of_check([judged]).ending is Ending.passed
+OK, UNSUPPORTED = Status.ok, Status.unsupported
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict", "ending", "words"),
+    [
+        ([OK] * 12, CheckVerdict.right, Ending.passed, "right on 12 of 12 cells"),
+        ([OK] * 4 + [UNSUPPORTED] * 8, CheckVerdict.right, Ending.passed, "right on 4 of 12 cells"),
+        ([OK] * 3 + [UNSUPPORTED] * 9, CheckVerdict.right, Ending.inconclusive, "a verdict needs 4 cells"),
+        ([OK] * 11 + [Status.timeout], CheckVerdict.right, Ending.inconclusive, "timeout"),
+        ([OK] * 5 + [Status.disagrees, Status.crashed], CheckVerdict.wrong, Ending.finding, "WRONG on 1 of 6 cells"),
+        ([Status.error], CheckVerdict.not_judged, Ending.inconclusive, "not judged"),
+        ([UNSUPPORTED], CheckVerdict.not_judged, Ending.inconclusive, "unsupported here"),
+    ],
+)
+def test_verdict_ending_and_words_follow_from_the_cells(statuses, verdict, ending, words) -> None:
+    judged = judgement(*statuses)
+    assert judged.verdict is verdict
+    assert endings.of_check([judged]).ending is ending
+    assert words in judged.sentence
+    assert (judged.word == "right where tried") is (verdict is CheckVerdict.right and ending is Ending.inconclusive)
+
+
+def test_what_is_not_installed_leaves_the_verdict_on_the_others() -> None:
+    missing, right = judgement(UNSUPPORTED), judgement(*[OK] * 12)
+    assert endings.of_check([missing, right]).ending is Ending.passed
+    assert endings.of_check([]).ending is Ending.inconclusive
 
 
 def test_what_no_cell_has_shown_is_named() -> None:
@@ -73,40 +93,6 @@ def test_what_no_cell_has_shown_is_named() -> None:
     assert judged.never_tried == ("scores with a bias", "grouped heads")
     assert judged.is_enough
     assert "grouped heads" in judged.sentence
-
-
-@pytest.mark.parametrize(("num_right", "is_enough"), [(3, False), (4, True)])
-def test_below_a_third_of_the_cells_a_verdict_is_reserved(num_right: int, *, is_enough: bool) -> None:
-    judged = judgement(*[Status.ok] * num_right, *[Status.unsupported] * (len(PLANNED) - num_right))
-    assert judged.verdict is CheckVerdict.right
-    assert judged.word == ("right" if is_enough else "right where tried")
-    assert ("a verdict needs 4 cells" in judged.sentence) is not is_enough
-    assert (endings.of_check([judged]).ending is Ending.passed) is is_enough
-
-
-def test_one_wrong_cell_decides_whatever_the_others_say() -> None:
-    judged = judgement(*[Status.ok] * 5, Status.disagrees, Status.crashed)
-    assert judged.verdict is CheckVerdict.wrong
-    assert endings.of_check([judged]).ending is Ending.finding
-
-
-def test_cells_that_fail_leave_the_verdict_inconclusive() -> None:
-    judged = judgement(*[Status.ok] * 11, Status.timeout)
-    assert judged.verdict is CheckVerdict.right
-    assert "timeout" in judged.sentence
-    assert endings.of_check([judged]).ending is not Ending.finding
-    assert endings.of_check([judged]).ending is Ending.inconclusive
-
-
-def test_nothing_compared_is_no_verdict() -> None:
-    failed, missing = judgement(Status.error), judgement(Status.unsupported)
-    assert failed.verdict is missing.verdict is CheckVerdict.not_judged
-    assert endings.of_check([failed]).ending is Ending.inconclusive
-    assert endings.of_check([missing]).ending is Ending.inconclusive
-    assert (
-        endings.of_check([missing, judgement(*[Status.ok] * 12)]).ending is Ending.passed
-    )  # one is not installed, the other is
-    assert endings.of_check([]).ending is Ending.inconclusive
 
 
 def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:

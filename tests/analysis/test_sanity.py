@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.analysis.sanity import READING, SLACK, judged
+from attnbench.analysis.sanity import READING, SLACK, SystemLoad, judged, system_load
 from attnbench.analysis.table import table
-from attnbench.processes import execution
-from attnbench.storage.records import Measurement, Record, Sample, Status
+from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.records import Counters, Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 from tests import journals, tables
-from tests.processes.test_run import LIARS, plan
-
-pytestmark = pytest.mark.usefixtures("forked_workers")
 
 MATMUL, COPY = 1e11, 1e10
 LONG = Workload(seq_len=1024, direction="forward")
@@ -119,20 +116,53 @@ def test_a_journal_without_ceilings_is_read_as_before(tmp_path):
     assert len(gallery.records) > 50
 
 
-@pytest.fixture(scope="module")
-def lied(tmp_path_factory):
-    """Run honest implementations, and a liar that no check detects."""
-    point = Workload(seq_len=256, direction="inference", num_threads=1)
-    named = (f"{LIARS}:idle", "fused", "sdpa")
-    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",))
-    folder = tmp_path_factory.mktemp("run")
-    execution.execute(asked, folder, lambda _: None)
-    return read(folder)
+FIRST = {"began_s": 7.0, "total_s": 1000.0, "idle_s": 400.0, "stolen_s": 10.0, "own_s": 5.0, "free_bytes": 900}
 
 
-@pytest.mark.long
-def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
-    statuses = {record.implementation: record.status for record in lied.records}
-    assert statuses == {"idle": Status.invalid, "fused": Status.ok, "sdpa": Status.ok}
-    assert lied.warnings == {}
-    assert all(record.agreement.agrees for record in lied.records)  # the liar, too
+def at(**later):
+    """Return the first counters, this much later."""
+    return Counters(**{name: value + later.get(name, 0) for name, value in FIRST.items()})
+
+
+def started(before, counters):
+    return WorkerStarted(time="", environment=journals.ENVIRONMENT, before=before, counters=counters)
+
+
+def ended(counters):
+    return RunFinished(time="", elapsed_s=1.0, counters=counters)
+
+
+LATER = at(total_s=100, idle_s=40, stolen_s=5, own_s=35, free_bytes=-300)
+
+
+def test_what_neither_idled_nor_was_ours_nor_stolen_was_others():
+    found = system_load([started(at(), at()), ended(LATER)], ())
+    assert found == SystemLoad(stolen=0.05, others=pytest.approx(0.2), free_bytes=900)
+
+
+def test_the_time_between_two_workers_is_left_out():
+    """After a kill, the worker's orphans count neither as the run's work nor as other work."""
+    second = at(total_s=200, idle_s=40, stolen_s=5, own_s=15, free_bytes=-100)
+    end = at(total_s=300, idle_s=140, stolen_s=5, own_s=15)
+    found = system_load([started(at(), at()), started(LATER, second), ended(end)], ())
+    assert found == SystemLoad(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [started(at(), at()), ended(None)],
+        [started(at(), at()), ended(at())],
+    ],
+)
+def test_without_two_moments_of_a_worker_nothing_is_said(found):
+    assert system_load(found, ()) is None
+
+
+def test_where_some_workers_timed_something_only_they_count():
+    checks = [started(at(), at()), ended(at(total_s=100))]
+    times = [started(at(total_s=200), at(total_s=200)), ended(at(total_s=300, idle_s=90))]
+    assert system_load([*checks, *times], ()).others == pytest.approx(0.55)
+    assert system_load([*checks, *times], {2}).others == pytest.approx(0.1)
+    assert system_load([*checks, *times], {0, 2}).others == pytest.approx(0.55)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Browser, find
+from tests.browser.chromium import Browser
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -29,9 +29,6 @@ BADGE = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' width='90' h
 @pytest.fixture
 def page(tmp_path):
     markdown = pytest.importorskip("markdown")
-    program = find()
-    if program is None:
-        pytest.skip("no Chromium here: install one (apt install chromium), or name it in ATTNBENCH_CHROMIUM")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     html = markdown.markdown(text, extensions=["fenced_code", "tables"])
@@ -40,7 +37,7 @@ def page(tmp_path):
         html = html.replace(f'src="{each}"', f'src="{there}"')
     file = tmp_path / "readme.html"
     file.write_text(f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{html}", encoding="utf-8")
-    with Browser(program, tmp_path / "profile") as browser:
+    with Browser() as browser:
         browser.resize(WIDTH, HEIGHT)
         browser.open(f"file://{file}")
         browser.wait("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")

@@ -1,4 +1,4 @@
-"""Small errors are named: a scale, a temperature, or the rounding of a step; others stay unknown."""
+"""Small errors are named: a scale or a temperature; others stay unknown. Long workloads are diagnosed as well."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnbench.checking import steps
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.diagnosis import Evidence, cut, gather, match
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import reference_for_probe
@@ -19,7 +19,6 @@ PLAIN = Workload(batch_size=2, seq_len=37, num_heads=2, head_dim=16, direction="
 CAUSAL = Workload(seq_len=37, num_heads=3, head_dim=16, mask="causal", direction="forward_backward")
 MODULE = Workload(seq_len=37, num_heads=2, head_dim=16, scope="module", direction="forward_backward")
 WORKLOADS = [PLAIN, CAUSAL, MODULE]
-ROUNDINGS = {mistake.name for point in WORKLOADS for mistake in catalogue(point) if mistake.is_rounding}
 
 
 def changed(**changes):
@@ -34,10 +33,6 @@ def diagnosed(point, **changes):
     return found
 
 
-def coarse(tensor):
-    return tensor.bfloat16().to(tensor.dtype)
-
-
 def quantised(tensor, dims):
     """Round to 8 bits; gradients pass unchanged."""
     step = tensor.detach().abs().amax(dims, keepdim=True) / 127
@@ -49,35 +44,15 @@ def noise(weights, value, mask):
     return made + 0.002 * torch.randn(made.shape, generator=torch.Generator().manual_seed(7)).to(made.dtype)
 
 
-def wave(weights, value, mask):
-    made = product(weights, value)
-    return made + 0.05 * torch.sin(1000 * made)
-
-
 def no_small(weights, value, mask):
     return product(weights * (weights > 0.005), value)
 
 
-def far_off(weights, value, mask):
-    """Enlarge the error of a rounding thirtyfold."""
-    context = product(weights, value)
-    return context + 30 * (coarse(context) - context)
-
-
-NO_ROUNDING = {
+UNKNOWN = {
     "noise": {"context": noise},
     "keys of 8 bits": {"scores": lambda query, key, mask: steps.scores(query, quantised(key, (0, 1, 2, 3)), mask)},
-    "8 bits per key": {"scores": lambda query, key, mask: steps.scores(query, quantised(key, (-1,)), mask)},
     "8 bits per feature": {"scores": lambda query, key, mask: steps.scores(query, quantised(key, (-2,)), mask)},
     "small weights left out": {"context": no_small},
-    "far larger than a rounding": {"context": far_off},
-}
-ROUNDED = {
-    "queries and keys": {"scores": lambda query, key, mask: steps.scores(coarse(query), coarse(key), mask)},
-    "scores": {"scores": lambda query, key, mask: coarse(steps.scores(query, key, mask))},
-    "weights": {"context": lambda weights, value, mask: product(coarse(weights), value)},
-    "values": {"context": lambda weights, value, mask: product(weights, coarse(value))},
-    "results": {"context": lambda weights, value, mask: coarse(product(weights, value))},
 }
 
 
@@ -88,15 +63,6 @@ def test_a_scale_of_the_output_is_named_with_its_number(point, factor):
     found = diagnosed(point, context=lambda weights, value, mask: factor * product(weights, value))
     assert found.mistakes == ("output_factor",)
     assert f"{factor:g} times what it should be" in found.diagnosis
-
-
-@pytest.mark.parametrize("seq_len", [1, 2, 3])
-def test_noise_on_a_few_values_is_not_called_a_rounding(seq_len):
-    point = Workload(seq_len=seq_len, kv_len=4, num_heads=1, head_dim=8, direction="inference")
-    for seed in range(3):
-        found = check(ask_oracle(point, seed), changed(context=noise))
-        assert not found.agrees
-        assert not ROUNDINGS & set(found.mistakes)
 
 
 @pytest.mark.one_in(2)
@@ -111,24 +77,12 @@ def test_a_temperature_of_the_softmax_is_named_with_its_number(point, factor):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
-@pytest.mark.parametrize("changes", NO_ROUNDING.values(), ids=NO_ROUNDING)
-def test_an_error_that_no_rounding_makes_is_not_called_one(point, changes):
+@pytest.mark.parametrize("changes", UNKNOWN.values(), ids=UNKNOWN)
+def test_an_error_that_no_mistake_makes_is_not_called_one(point, changes):
     found = diagnosed(point, **changes)
     assert found.mistakes == ()
     assert "No known mistake explains it" in found.diagnosis
-    assert "bfloat16" not in found.diagnosis
     assert "dropout" not in found.diagnosis
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("point", WORKLOADS, ids=lambda point: point.id)
-@pytest.mark.parametrize(("rounded", "changes"), ROUNDED.items(), ids=ROUNDED)
-def test_a_rounding_to_bfloat16_inside_is_named_with_its_place(point, rounded, changes):
-    found = diagnosed(point, **changes)
-    assert found.mistakes
-    assert set(found.mistakes) <= ROUNDINGS
-    assert found.step == next(iter(changes))
-    assert rounded in found.diagnosis
 
 
 def test_random_noise_is_called_random_and_not_dropout():
@@ -176,3 +130,14 @@ def test_where_rows_are_chosen_the_worst_and_some_others_are():
     assert len(rows) < 300
     assert all(before < after for before, after in pairwise(rows))
     assert match([evidence], catalogue(evidence.reference.workload)) == []
+
+
+def test_a_tile_that_is_lost_only_at_a_long_length_is_named_in_training_too():
+    def far_tile_lost(query, key, mask):
+        scores = steps.scores(query, key, mask)
+        return scores.masked_fill((mask.keys >= 64) & (mask.keys < 128), -torch.inf) if len(mask.keys) > 100 else scores
+
+    point = Workload(seq_len=300, num_heads=2, head_dim=8, direction="forward_backward")
+    found = diagnosed(point, scores=far_tile_lost)
+    assert "tile_dropped" in found.mistakes
+    assert "64 keys 64 to 127" in found.diagnosis

@@ -11,18 +11,22 @@ from attnbench.cli import app
 from attnbench.storage.records import Grade
 from tests.checking.test_repro import RIGHT
 
+START = "    scale = query"
+
+
+def variant(name, before, after):
+    """Rename the right function, and change its text."""
+    assert before in RIGHT
+    return RIGHT.replace("def mine", f"def {name}").replace(before, after)
+
+
 CODE = {
     "mine": RIGHT,
-    "by_memory": RIGHT.replace("def mine", "def by_memory").replace(
-        "    scale = query",
-        "    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n    scale = query",
+    "by_memory": variant(
+        "by_memory", START, f"    key = key.as_strided(key.shape, torch.empty(key.shape).stride())\n{START}"
     ),
-    "unmasked": RIGHT.replace("def mine", "def unmasked")
-    .replace("mask is not None", "False")
-    .replace("bias is not None", "False"),
-    "printing": RIGHT.replace("def mine", "def printing").replace(
-        "    scale = query", "    print('no line end', end='')\n    scale = query"
-    ),
+    "unmasked": variant("unmasked", "is not None", "is False"),
+    "printing": variant("printing", START, f"    print('no line end', end='')\n{START}"),
     "forging": """import os, sys
 
 def forging(query, key, value, *, mask=None):
@@ -102,10 +106,11 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
 @pytest.mark.parametrize(
     ("saved", "says"),
     [
-        ({"query": torch.ones(1, 1, 2, 4)}, "holds query: give query, key, value, mask"),
-        (dict.fromkeys(("query", "key", "value"), torch.ones(2, 2)), r"has query \(2, 2\)"),
-        ({**ONES, "window": 3}, "holds key, query, value, window"),
-        ({**ONES, "value": 3}, r"value \(\)"),
+        ({"query": torch.ones(1, 1, 2, 4)}, "no inputs of attention: give query"),
+        (dict.fromkeys(ONES, torch.ones(2, 2)), "no inputs of attention: give query"),
+        ({**ONES, "key": torch.ones(1, 1, 3, 4)}, "no inputs of attention: give query"),
+        ({**ONES, "window": 3}, "no inputs of attention: give query"),
+        ({**ONES, "value": 3}, "no inputs of attention: give query"),
         ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "no inputs of attention"),
         ({**ONES, "gradient": torch.ones(2, 2)}, "no inputs of attention"),
         ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "not finite"),

@@ -78,24 +78,27 @@ def codes(torch_alone, scripts) -> list[str]:
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
 
 
-def script_of(folder, name: str):
-    before, after, axes = MISTAKES[name]
-    folder = folder / name.replace(" ", "_")
+def script_of(folder, text: str, axes: dict) -> tuple[Path, Grade]:
+    """Write the script of the first tensor that is not right; also return the grade."""
     folder.mkdir()
-    assert before in RIGHT
-    (folder / "mine.py").write_text(RIGHT.replace(before, after))
-    spec = f"{folder / 'mine.py'}:mine"
-    point = Workload(
-        **({"seq_len": 37, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "direction": "forward_backward"} | axes)
-    )
-    found = compare(ask_oracle(point, 0, is_brief=True), implementation(spec))
-    probe, error = next((probe, each) for probe, each in found.tensors() if not each.agrees)
+    (folder / "mine.py").write_text(text)
+    spec, sizes = f"{folder / 'mine.py'}:mine", {"seq_len": 37, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    point = Workload(**sizes | {"direction": "forward_backward"} | axes)
+    agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec))
+    record = Record(
+        run="", time="", commit="", workload=point, implementation="mine", environment=None, status=Status.ok,
+        agreement=agreement,
+    )  # fmt: skip
+    probe, error = _worst(record)
     request = Request(spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(folder / "out"))
-    return write(request)
+    return write(request), agreement.grade
 
 
 def test_ten_mistakes_fail_with_torch_alone_and_pass_when_mended(tmp_path, torch_alone):
-    scripts = [script_of(tmp_path, name) for name in MISTAKES]
+    scripts = []
+    for name, (before, after, axes) in MISTAKES.items():
+        assert before in RIGHT
+        scripts.append(script_of(tmp_path / name.replace(" ", "_"), RIGHT.replace(before, after), axes)[0])
     assert dict(zip(MISTAKES, codes(torch_alone, scripts), strict=True)) == dict.fromkeys(MISTAKES, "1")
     for script in scripts:
         (script.parent / "candidate.py").write_text(RIGHT)
@@ -123,18 +126,8 @@ def mine(query, key, value, *, mask=None, scale=None):
 
 
 def test_an_imprecise_answer_has_a_script_too(tmp_path, torch_alone):
-    (tmp_path / "mine.py").write_text(NOISY)
-    spec, point = f"{tmp_path / 'mine.py'}:mine", Workload(seq_len=37, head_dim=16, direction="inference")
-    agreement = compare(ask_oracle(point, 0, is_brief=True), implementation(spec))
-    assert agreement.grade is Grade.imprecise
-    record = Record(
-        run="", time="", commit="", workload=point, implementation="mine", environment=None, status=Status.ok,
-        agreement=agreement,
-    )  # fmt: skip
-    probe, error = _worst(record)
-    request = Request(
-        spec=spec, workload=point, probe=probe, seed=0, error=error, words="", folder=str(tmp_path / "out")
-    )
-    script = write(request)
+    axes = {"num_heads": 2, "direction": "inference"}
+    script, grade = script_of(tmp_path / "noisy", NOISY, axes)
+    assert grade is Grade.imprecise
     assert codes(torch_alone, [script]) == ["1"]
     assert "imprecise" in script.read_text()

@@ -5,7 +5,6 @@ import torch
 
 from attnbench.checking import witness
 from attnbench.checking.case import QKV, build, draw_normal, place
-from attnbench.checking.mistakes.gradients import with_gradient
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from tests.pairwise import pairwise
@@ -96,7 +95,9 @@ def test_a_wrong_gradient_is_seen(direction, name, is_thorough):
     place = QKV.index(name)
 
     def spoil(honest, *given):
-        return honest(*given[:place], with_gradient(given[place], lambda grad: 0.9 * grad), *given[place + 1 :])
+        copy = given[place].view_as(given[place])
+        copy.register_hook(lambda grad: 0.9 * grad)
+        return honest(*given[:place], copy, *given[place + 1 :])
 
     workload = Workload(**SHAPE, scope="attention", direction=direction)
     said = judged(workload, "sdpa", 1, change=attending(spoil), is_thorough=is_thorough)

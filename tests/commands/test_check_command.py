@@ -13,8 +13,9 @@ from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution
-from attnbench.processes.messages import Check, Reply, Work
+from attnbench.processes.messages import Cell
 from attnbench.processes.planning import build_plan
+from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
@@ -179,12 +180,11 @@ class Wrong(virtual.SimulatedClient):
         super().__init__(World(name="calm"), lambda *_: 1e-3)
         self.asked: list[tuple[str, int]] = []
 
-    def ask(self, request: Work) -> Reply:
-        found = super().ask(request)
-        if not isinstance(request, Check):  # kept memory is read at the end
-            return found
-        self.asked.append((request.arm.implementation, request.workload.kv_len))
-        if request.arm.implementation == "bad" and request.workload.kv_len > 8:
+    def check(self, cell: Cell, **_: object) -> CellChecked:
+        found = super().check(cell)
+        assert isinstance(found, CellChecked)
+        self.asked.append((cell.arm.implementation, cell.workload.kv_len))
+        if cell.arm.implementation == "bad" and cell.workload.kv_len > 8:
             return msgspec.structs.replace(found, status=Status.disagrees, message="it is off by one. See there.")
         return found
 

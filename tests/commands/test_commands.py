@@ -2,19 +2,16 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import attnbench
 from attnbench import plugins
 from attnbench.cli import app
-from attnbench.commands import EXIT_CODES, OUTPUT, Command, ExitCode
-from attnbench.commands.frame import framed, present
+from attnbench.commands import EXIT_CODES, ExitCode
 from attnbench.commands.options import SelectionOptions, TimingOptions
 from attnbench.processes.planning import build_plan
 
@@ -28,53 +25,11 @@ def test_every_file_that_holds_a_command_is_one_in_its_own_place():
     assert not {"options", "running", "terminal", "frame"} & set(COMMANDS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """Sizes.
-
-    Options:
-        width (--wide W): How wide it is,
-            from left to right.
-        height: How high.
-    """
-
-    width: int
-    height: int = 2
-
-
-def test_signature_and_docstring_are_the_options_and_the_result_is_the_exit_code():
-    seen = []
-
-    def draw(title: str, *, size: Size = Size(width=7), is_bold: bool = False) -> ExitCode:
-        """Draw it.
-
-        Options:
-            title: On top.
-            is_bold: Thick.
-
-        Examples:
-            draw a --wide 3
-        """
-        seen.append((title, size, is_bold))
-        present(lambda: {"title": title}, lambda: typer.echo("a picture"))
-        return ExitCode.finding
-
-    program = typer.Typer()
-    function, examples = framed(Command(draw, order=1))
-    program.command()(function)
-    assert examples == ["draw a --wide 3"]
-    help_text = CliRunner().invoke(program, ["--help"]).output
-    for words in ("Draw it.", "--wide", "[x>=0]", "[default: 7]", "--bold", "Thick."):
+def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused():
+    help_text = CliRunner().invoke(app, ["run", "--help"], terminal_width=200).output
+    for words in ("What", "How", "Output", "[default: sdpa]", "attnbench run --resume RUN"):
         assert words in help_text
-    for arguments, printed in (
-        (["a", "-q"], "a picture\n"),
-        (["a", "--wide", "3", "--bold", "--json"], '{\n  "title": "a"\n}\n'),
-    ):
-        done = CliRunner().invoke(program, arguments)
-        assert (done.exit_code, done.output) == (1, printed)
-        assert OUTPUT.is_quiet is ("-q" in arguments)
-    assert seen == [("a", Size(width=7), False), ("a", Size(width=3), True)]
-    assert CliRunner().invoke(program, ["a", "--wide", "-1"]).exit_code == 2
+    assert CliRunner().invoke(app, ["run", "--budget", "-1"]).exit_code == 2
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])

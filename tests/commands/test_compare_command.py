@@ -3,28 +3,27 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import read
-from attnbench.analysis.sides import by_side, losses
 from attnbench.cli import app
-from attnbench.commands import frame
+from attnbench.commands import compare, running
 from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.reports import endings, story
-from attnbench.statistics.intervals import median
-from attnbench.storage.journal import JOURNAL, find_run, find_runs
+from attnbench.storage.events import VisitFinished
+from attnbench.storage.journal import find_run
 from attnbench.storage.records import PROBE
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
+from tests.test_cli import command
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -43,16 +42,6 @@ num_threads = 1
 """
 FAST = ["--sweep", "tiny.toml"]
 HELPED = "from helper import mine as helped\n\nmine = helped\n"
-ASKING = """import os
-
-from untracked import mine as plain
-
-
-def mine(query, key, value, *, mask=None):
-    for _ in range({"old": 1, "new": 40}[os.environ["WHOSE"]]):
-        context = plain(query, key, value, mask=mask)
-    return context
-"""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +56,7 @@ def repo(tmp_path_factory):
     return folder
 
 
-def compare(repo, *arguments):
+def compared(repo, *arguments):
     before = Path.cwd()
     os.chdir(repo)
     try:
@@ -85,7 +74,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
         return story.REPORT["markdown"].write(results, folder) == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
-    found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
+    found = compared(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
     reported = json.loads(found.stdout)
     assert found.exit_code in {1, 3}  # its speed does not matter here
@@ -128,7 +117,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
     with sides.checked_out(planned, folder), client_for(planned, folder) as client:
         ready = client.start(0)
-        taken = client.ask(asked)
+        taken = client.ask("sample_blocks", VisitFinished, visit=asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
     assert ready.environment.settings.items() >= SHORT_SPIN.items()
     samples = {each.arm: each.samples for each in taken.arms}
@@ -138,73 +127,50 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
 
 
 @pytest.mark.long
-def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
-    pythons = {}
-    for whose in ("old", "new"):
-        pythons[whose] = tmp_path / whose / "python"
-        pythons[whose].parent.mkdir()
-        pythons[whose].write_text(f'#!/bin/sh\nWHOSE={whose} exec {shlex.quote(sys.executable)} "$@"\n')
-        pythons[whose].chmod(0o755)
-    for name, text in (("asking", ASKING), ("untracked", PLAIN)):
-        (repo / f"{name}.py").write_text(text)
-    folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
-    assert planned.sides.is_apart
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None)
-    results = read(folder)
-    assert {record.status for record in results.records} == {"ok"}
-    base, candidate = by_side(results)
-    times = [median(s.value for s in one.measurement("latency").samples) for (one,) in (base, candidate)]
-    assert times[1] > 3 * times[0]
-
-
-def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
-    folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None)
-    results = read(folder)
-    with pytest.raises(typer.Exit) as left:
-        frame.finish(endings.of_sides(results))
-    assert left.value.exit_code == 1
-    lost, wrong = losses(results)
-    assert lost == "lost: spare: cannot read spare.py: No such file or directory"
-    assert wrong.startswith("disagrees: mine on attention-inference")
-    assert "(the base: ok)" in wrong
-    assert all(not record.measurement("latency") for record in results.records)
-
-
-@pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
     with sides.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     both = [planned.sides.base.given, planned.sides.candidate.given]
     for words in ([], both[::-1]):
-        found = compare(repo, *words, "--resume", folder.name)
+        found = compared(repo, *words, "--resume", folder.name)
         assert shlex.join(["attnbench", "compare", *both, "--resume", folder.name]) in str(found.exception)
-    assert compare(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
+    assert compared(repo, *both, "--resume", folder.name).exit_code in {0, 1, 3}
 
 
-def test_a_killed_comparison_leaves_no_worktree_and_is_resumed(repo, monkeypatch):
-    program = [PYTHON, "-P", "-m", "attnbench", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
-    known = set(find_runs(repo / "results"))
-    process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
-    folder = None
-    while folder is None and process.poll() is None:
-        time.sleep(0.02)
-        begun = (run for run in find_runs(repo / "results") if (run / JOURNAL).stat().st_size)
-        folder = next(iter(set(begun) - known), None)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    left = folder / "sides"
-    assert (left / "base" / "mine.py").read_text() == PLAIN
-    assert git(repo, "worktree", "list").count("\n") == 1
-    monkeypatch.chdir(repo)
-    planned = read(folder).plan
-    with sides.checked_out(planned, folder):
-        execution.execute(planned, folder, lambda _: None, stages=("check",))
-    results = read(folder)
-    assert not left.exists()
-    assert results.elapsed_s is not None
-    assert {record.status for record in results.records} == {"ok"}
+AXES = ("seq_len=16", "mask=none", "scope=attention", "direction=inference", "dtype=float32")
+OPTIONS = ["-i", "mine.py:mine", *(f"--set={axis}" for axis in AXES), "--budget", "0", "--bisect"]
+
+
+@pytest.mark.parametrize(("text", "code"), [(WRONG, 1), ("def other(query, key, value): ...\n", 125)])
+def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_path, text, code):
+    folder = repository(tmp_path / "history")
+    commit(folder, "good", mine=PLAIN)
+    (folder / "mine.py").write_text(text)
+    done = command("compare", "rev:good", "rev:WORKTREE", *OPTIONS, cwd=folder)
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [("passed", 0), ("finding", 1), ("inconclusive", 125), ("invalid", 125)])
+def test_what_is_inconclusive_or_invalid_is_passed_over(monkeypatch, ending, code):
+    answered = SimpleNamespace(records=[SimpleNamespace(status="ok", arm=SimpleNamespace(side="candidate"))])
+    monkeypatch.setattr(compare, "_measured", lambda *_: answered)
+    monkeypatch.setattr(endings, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
+    monkeypatch.setattr(running, "print_report", lambda *_: None)
+    assert CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"]).exit_code == code
+
+
+def test_a_mistake_in_the_sides_is_passed_over():
+    assert CliRunner().invoke(app, ["compare", "rev:good", "--bisect"]).exit_code == 125
+
+
+@pytest.mark.long
+def test_a_planted_history_of_16_commits_ends_at_the_right_one():
+    """With real times: the tenth commit computes the scores four times."""
+    program = Path(__file__).parents[2] / "examples" / "planted_history.py"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(Version 10), git's exit code 0" in done.stdout

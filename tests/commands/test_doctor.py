@@ -41,33 +41,25 @@ def advice(monkeypatch, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "words"),
+    ("changes", "patch", "name", "words"),
     [
-        ({}, "", ""),
-        ({"clocks": {"governor": "powersave"}}, "frequency governor", "set the governor to performance"),
-        ({"num_threads": 8}, "threads", "unset OMP_NUM_THREADS, or set it to 4"),
-        ({"settings": {"OMP_WAIT_POLICY": "ACTIVE"}}, "thread and malloc settings", "unset OMP_WAIT_POLICY"),
-        ({"settings": {"GOMP_SPINCOUNT": "infinity"}}, "thread and malloc settings", "unset GOMP_SPINCOUNT"),
-        ({"settings": {"KMP_BLOCKTIME": "infinite"}}, "thread and malloc settings", "unset KMP_BLOCKTIME"),
-        ({"settings": {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}}, "", ""),
+        ({}, {}, "", ""),
+        ({"clocks": {"governor": "powersave"}}, {}, "frequency governor", "set the governor to performance"),
+        ({"num_threads": 8}, {}, "threads", "unset OMP_NUM_THREADS, or set it to 4"),
+        ({"settings": {"OMP_WAIT_POLICY": "ACTIVE"}}, {}, "thread and malloc settings", "unset OMP_WAIT_POLICY"),
+        ({"settings": {"GOMP_SPINCOUNT": "infinity"}}, {}, "thread and malloc settings", "unset GOMP_SPINCOUNT"),
+        ({"settings": {"KMP_BLOCKTIME": "infinite"}}, {}, "thread and malloc settings", "unset KMP_BLOCKTIME"),
+        ({"settings": {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}}, {}, "", ""),
+        ({}, {"cpu_percent": 60.0}, "load", "other work is running"),
+        ({}, {"cpu_times_percent": SimpleNamespace(steal=7.0)}, "stolen by the host", "the host takes time away"),
     ],
 )
-def test_each_fault_of_an_environment_has_its_advice_and_no_other(monkeypatch, changes, name, words):
+def test_each_fault_has_its_advice_and_no_other(monkeypatch, changes, patch, name, words):
+    for function, value in patch.items():
+        monkeypatch.setattr(psutil, function, lambda value=value, **_: value)
     found = advice(monkeypatch, **changes)
     assert list(found) == [name] * bool(name)
     assert words in found.get(name, "")
-
-
-@pytest.mark.parametrize(
-    ("target", "attribute", "value", "name"),
-    [
-        (lambda: psutil, "cpu_percent", lambda **_: 60.0, "load"),
-        (lambda: psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=7.0), "stolen by the host"),
-    ],
-)
-def test_each_fault_of_a_machine_has_its_advice_and_no_other(monkeypatch, target, attribute, value, name):
-    monkeypatch.setattr(target(), attribute, value)
-    assert list(advice(monkeypatch)) == [name]
 
 
 def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):

@@ -47,7 +47,7 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
     (folder,) = find_runs(Path("results"))
     again = invoke("fastest", "--resume", folder.name, "-i", "mine.py:wrong", "-i", "mine.py:broken")
     assert again.exit_code == 1, again.output
-    assert "Take PyTorch's own choice, sdpa: it is the only one that is left." in again.stdout
+    assert "Take PyTorch's own choice, sdpa: it is the only one left." in again.stdout
     assert "excluded, error: broken (RuntimeError: boom" in again.stdout
     assert "called slower" not in again.stdout
 
@@ -109,5 +109,5 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
     assert "Policy: sdpa at 1 of 1 shape. The table is new/policy.json." in text
 
     refused = invoke("run", "--resume", folder.name)
-    assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)
+    assert f"continue with attnbench fastest --resume {folder.name}" in str(refused.exception)
     assert list(find_runs(tmp_path / "results")) == [folder]

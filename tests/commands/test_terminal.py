@@ -1,21 +1,29 @@
 """A terminal of 80 columns: whole words, warnings before results, a legend below each question mark."""
 
 import dataclasses
+import fcntl
 import gzip
 import io
+import os
 import re
+import struct
+import subprocess
+import termios
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from rich.text import Text
 
+from attnbench import plugins
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.commands import terminal
+from attnbench.commands import OUTPUT, ExitCode, running, terminal
+from attnbench.commands import list as listing
 from attnbench.reports import answers, story
-from tests import journals
+from tests import forks, journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 512))
 
@@ -85,3 +93,66 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
     assert len(re.findall(r" candidate \d\.\d\dx$", text, re.MULTILINE)) == 2
     assert story.findings(results) == []
     assert "Take " not in text  # the answer is the command's last line
+
+
+PROGRESS = """
+from attnbench.commands.running import watching
+from attnbench.processes.execution import Progress
+
+with watching() as watch:
+    counts = {"ok": 103, "unsupported": 7, "timeout": 2}
+    cell = "sdpa_flash on attention-inference-cpu-float32-b1-t2048-h8-k64-causal"
+    for stage in ("check", "time"):
+        watch(Progress(stage=stage, cell=cell, done=4, total=10, counts=counts, left_s=200.0))
+"""
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_share_and_the_time_left():
+    screen, end = os.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    subprocess.run([forks.python(), "-c", PROGRESS], stderr=end, env=environment, check=True)
+    os.close(end)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(screen, 2**16).decode())
+    os.close(screen)
+    lines = re.split(r"[\r\n]+", shown)
+    assert max(map(len, lines)) <= 80
+    for stage in ("checking", "timing"):
+        assert any(re.match(rf"{stage} 40 %, about 3:20 left, 103 ok 2 timeout", line) for line in lines), lines
+
+
+def test_a_table_of_many_lengths_fits_80_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
+    lengths = (128, 256, 512, 1024, 2048, 4096, 8192)
+    terminal.print_results(journals.write(tmp_path, journals.workloads(seq_len=lengths), ("sdpa", "fused", "bmm")))
+    printed = capsys.readouterr().out.splitlines()
+    table = printed[: next(place for place, line in enumerate(printed) if line.startswith("Time of a call"))]
+    assert max(map(len, table)) <= 80
+    assert all(sum(line.startswith(f"{length} ") for line in table) == 3 for length in lengths)
+
+
+def test_an_interruption_prints_how_to_continue(capsys):
+    with pytest.raises(typer.Exit) as ends, running.interruptible("go on with: attnbench run --resume x"):
+        raise KeyboardInterrupt
+    assert ends.value.exit_code == ExitCode.interrupted
+    assert capsys.readouterr().err == "go on with: attnbench run --resume x\n"
+
+
+def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    entries = listing.implementations(plugins.implementation_names())
+    assert {entry["implementation"] for entry in entries} >= set(plugins.stems(plugins.PACKAGE))
+    for entry in entries:
+        answers = {entry[column] for column in listing.QUESTIONS}
+        assert answers <= {"yes", "no"}
+        assert bool(entry["why"]) is ("no" in answers)
+    listing.print_support(entries)
+    table, _, absent = capsys.readouterr().out.partition("Not here:")
+    assert re.search("^sdpa +cap$", table, re.MULTILINE)
+    assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
+    monkeypatch.setattr(OUTPUT, "is_verbose", True)
+    listing.print_support(entries)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(entry["why"].split()) in printed for entry in entries)

@@ -18,7 +18,7 @@ from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
 from attnbench.cli import app
 from attnbench.contract import Attention, Implementation
-from attnbench.inspection import oracle_diff, text, walkthrough
+from attnbench.inspection import oracle_diff, text
 from attnbench.inspection.oracle_diff import look
 from studies.detection.planted import at_rows
 
@@ -35,7 +35,7 @@ def found_in(name, *sentences, settings=()):
 
 
 def walk_of(settings=(), seed=0):
-    return walkthrough.walk(WORDS, walkthrough.workload(len(WORDS), settings, seed))
+    return oracle_diff.walk_through(WORDS, oracle_diff.workload_of(len(WORDS), settings, seed))
 
 
 def shown(found, width=100):
@@ -73,11 +73,11 @@ def test_each_step_is_the_oracles(settings):
 
 
 def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
-    point = walkthrough.workload(5, (), seed=0)
-    first, second = (walkthrough.inputs(reported.split(), point).tensors["x"][0] for reported in (TIME, FRUIT))
+    point = oracle_diff.workload_of(5, (), seed=0)
+    first, second = (oracle_diff.inputs_of(reported.split(), point).tensors["x"][0] for reported in (TIME, FRUIT))
     assert torch.equal(first[1], second[1])  # flies
     assert not torch.equal(first[0], second[0])
-    other = walkthrough.inputs(TIME.split(), walkthrough.workload(5, (), seed=1))
+    other = oracle_diff.inputs_of(TIME.split(), oracle_diff.workload_of(5, (), seed=1))
     assert not torch.equal(first, other.tensors["x"][0])
 
 
@@ -230,7 +230,7 @@ SEEN_AT = {
 def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     walk, seen = walk_of(settings), set()
     for each in catalogue(walk.workload):
-        if each.is_rounding or each.is_gradient:
+        if each.is_gradient:
             continue
         found = oracle_diff.compare(planted(each.changes), walk)
         last = found.comparisons[-1]

@@ -3,20 +3,19 @@
 import itertools
 import math
 import random
-from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import SLOWER, changes_along, recommend
+from attnbench.analysis.recommendation import changes_along, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
-from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
+from attnbench.processes.messages import Failed, SampleBlocks
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
-from attnbench.storage.events import Plan, VisitFinished
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Status
 from attnbench.timing.schedule import ANSWERED, SPENT
@@ -60,67 +59,8 @@ def test_the_fastest_is_recommended_with_its_lead(world: str, tmp_path: Path) ->
     assert lead is not None
     assert lead.ratio == pytest.approx(1.3 / 0.7, rel=0.03)
     assert found.is_clear
-    assert list(found.seconds) == ["fused", "bmm", "sdpa", "einsum"]
-
-
-def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) -> None:
-    results, _ = run(chosen(), tmp_path)
-    (found,) = recommend(results)
-    assert list(found.excluded) == ["sdpa_math"]
-    assert "5.7x slower than fused: not tried" in found.excluded["sdpa_math"].detail
-    assert found.excluded["sdpa_math"].kind == SLOWER
-    record = next(each for each in results.records if each.implementation == "sdpa_math")
-    assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
-
-
-def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
-    plan = msgspec.structs.replace(chosen(names=("bmm", "einsum", "fused", "sdpa", "sdpa_math")), shortlist=2)
-    limited, _ = run(plan, tmp_path / "limited")
-    assert set(recommend(limited)[0].excluded) == {"einsum", "sdpa_math"}  # the baseline comes on top
-
-    class Short(virtual.SimulatedClient):
-        def ask(self, request: Work) -> Reply:
-            reply = super().ask(request)
-            return msgspec.structs.replace(reply, call_s=None) if isinstance(reply, Prepared) else reply
-
-    results = virtual.execute(plan, tmp_path / "short", Short(WORLDS["calm"], seconds))
-    (found,) = recommend(results)
-    assert found.excluded == {}
-    assert found.choice == "fused"
-
-
-def test_one_late_prediction_excludes_nothing(tmp_path: Path) -> None:
-    late_s = itertools.chain([1.0], itertools.repeat(0.0))
-
-    class Late(virtual.SimulatedClient):
-        def ask(self, request: Work) -> Reply:
-            reply = super().ask(request)
-            is_late = isinstance(reply, Prepared) and request.arm.implementation == "fused"
-            return msgspec.structs.replace(reply, call_s=reply.call_s + next(late_s)) if is_late else reply
-
-    results = virtual.execute(chosen(), tmp_path / "run", Late(WORLDS["calm"], seconds))
-    assert recommend(results)[0].choice == "fused"
-
-
-def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
-    plan = msgspec.structs.replace(chosen(), baseline="sdpa_math")
-    results, _ = run(plan, tmp_path)
-    (found,) = recommend(results)
-    assert "sdpa_math" in found.seconds
-
-
-def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
-    def close(workload: Workload, name: str) -> float:
-        return 0.706e-3 if name == "bmm" else seconds(workload, name)
-
-    results = virtual.execute(chosen(), tmp_path / "run", virtual.SimulatedClient(WORLDS["bimodal"], close))
-    taken = Counter(
-        arm.arm.implementation
-        for event in events(results.folder / JOURNAL)
-        if isinstance(event, VisitFinished)
-        for arm in event.arms
-    )
-    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == CHOOSING_PROCESSES
+    assert list(found.seconds) == ["fused", "bmm", "sdpa", "einsum", "sdpa_math"]
+    assert not found.excluded
 
 
 @pytest.mark.parametrize(
@@ -180,27 +120,12 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         assert low <= at <= high
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
-def test_planted_crossovers_lie_inside_their_intervals(world: str, tmp_path: Path) -> None:
-    holds = []
-    for number in range(5):
-        at, truth = planted(number, 7)
-        client = virtual.SimulatedClient(WORLDS[world], truth, seed=number, layout=0.002)
-        found = intervals(virtual.execute(searching(7 + number), tmp_path / str(number), client))
-        holds += [low <= at <= high for low, high in found if len(found) == 1]
-    assert len(holds) >= 4
-    assert all(holds)
-
-
 class Failing(virtual.SimulatedClient):
     """Fails every sample by its first arm."""
 
-    def ask(self, request: Work) -> Reply:
-        if isinstance(request, SampleBlocks):
-            arm = next(arm for arm, _ in request.arms if arm != PROBE)
-            return Failed(status=Status.crashed, message="gone", arm=arm)
-        return super().ask(request)
+    def sample_blocks(self, visit: SampleBlocks) -> Failed:
+        arm = next(arm for arm, _ in visit.arms if arm != PROBE)
+        return Failed(status=Status.crashed, message="gone", arm=arm)
 
 
 def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Other work on the machine: no output gives a verdict on a time that it may have changed."""
 
-import json
 import random
 import re
 from dataclasses import replace
@@ -13,13 +12,12 @@ import typer
 from attnbench.analysis.comparisons import comparisons, contention, doubts, judgements, whole
 from attnbench.analysis.conclusion import Conclusion, Mark
 from attnbench.analysis.gate import outputs
-from attnbench.analysis.gate.decision import judge, judge_sides
-from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
+from attnbench.analysis.gate.decision import judge_sides
+from attnbench.analysis.gate.rulings import Kind, Thresholds
 from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.api import outcome
 from attnbench.commands import ExitCode, frame
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
@@ -118,17 +116,6 @@ def test_one_doubtful_cell_of_several_leaves_the_others_their_verdicts(tmp_path)
     assert (decision.suite.kind, exit_code(endings.of_sides(results))) == (Kind.undecided, 1)
 
 
-@pytest.mark.parametrize("disturbed", ["base", "candidate"])
-def test_a_gate_on_two_runs_is_not_valid_if_either_was_disturbed(tmp_path, disturbed):
-    runs = {
-        name: sweep(tmp_path / name, MOST if name == disturbed else 0.0, virtual.plan(2, NAMES, budget_s=9.0))
-        for name in ("base", "candidate")
-    }
-    decision = judge(runs["base"], runs["candidate"])
-    assert decision.outcome is Outcome.invalid
-    assert decision.invalid[0].startswith(f"{disturbed}: ")
-
-
 @pytest.mark.parametrize("share", [FEW, MOST])
 def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     settings = ("seq_len=256", "mask=none")
@@ -161,13 +148,6 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     (crossing,) = recommended.crossings(results)
     assert bool(crossing.changes) is (share == FEW)
     assert crossing.answer.startswith("From " if share == FEW else "It is undecided which ")
-
-
-def test_the_python_interface_gives_no_verdict_and_its_reason(tmp_path):
-    found = outcome(sweep(tmp_path, MOST))
-    assert set(found.verdicts.values()) == {"undecided"}
-    assert "waited for a processor" in found.answer[0]
-    assert "waited for a processor" in json.dumps(found.answer)
 
 
 BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)

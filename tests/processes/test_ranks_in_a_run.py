@@ -1,115 +1,55 @@
-"""Ranks in a whole sweep: one that dies or hangs costs its own cell, and every report has their metrics."""
+"""Ranks in a whole run: one that dies or hangs costs its own cell, and none is left over."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.analysis.table import table
+from attnbench.processes.execution import execute
+from attnbench.processes.planning import build_plan
 from attnbench.storage.records import Status
-from attnbench.workloads.workload import Workload
-from tests.rank_bytes import bytes_sent
-
-pytestmark = pytest.mark.long  # whole runs, each in processes of its own
 
 LIARS = Path(__file__).parents[1] / "rank_liars.py"
 TIMEOUT_S = 20
-SWEEP = """
-summary = "one process and two ranks"
-metrics = ["latency", "bytes_sent", "slowest_rank", "straggling"]
-budget_s = 0.0
-call_limit_s = 30.0
-
-[[grid]]
-world_size = [1, 2]
-seq_len = 16
-num_heads = 4
-num_kv_heads = 2
-head_dim = 8
-mask = "{mask}"
-direction = {directions}
-"""
-
-
-def sweep(folder, implementations, mask, directions, **environment):
-    """Run the command line; return its table, its folder and its output."""
-    file = folder / "ranks.toml"
-    file.write_text(SWEEP.format(mask=mask, directions=str(directions).replace("'", '"')), encoding="utf-8")
-    asked = ["run", *implementations, "--sweep", file, "--results", folder, "--timeout", str(TIMEOUT_S)]
-    done = subprocess.run(
-        [sys.executable, "-m", "attnbench", *map(str, asked)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    (run,) = (folder / "runs").iterdir()
-    return table(read(run)), run, done
+SHAPE = ("seq_len=16", "num_heads=4", "num_kv_heads=2", "head_dim=8", "mask=none", "direction=inference")
+EXPECTED = {
+    "dying": (Status.crashed, "rank 1 of 2 is gone: its process was killed, or has crashed"),
+    "hanging": (Status.timeout, f"rank 1 of 2 has not answered for {TIMEOUT_S // 2} s (call)"),
+}
 
 
 def is_alive(process):
     return psutil.pid_exists(process) and psutil.Process(process).status() != "zombie"
 
 
-@pytest.fixture(scope="module")
-def liars(tmp_path_factory):
-    folder, seen = tmp_path_factory.mktemp("liars"), tmp_path_factory.mktemp("seen")
-    names = [f"{LIARS}:{name}" for name in ("dying", "hanging", "healthy")]
-    cells, _, done = sweep(folder, [*names, "ring"], "none", ["inference"], RANK_LIARS_SEEN=str(seen))
-    return cells.set_index(["implementation", "world_size"]), done, {int(each.name) for each in seen.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "said"),
-    [
-        ("dying", Status.crashed, "rank 1 of 2 is gone: its process was killed, or has crashed"),
-        ("hanging", Status.timeout, f"rank 1 of 2 has not answered for {TIMEOUT_S // 2} s (call)"),
-    ],
-)
-def test_a_rank_that_is_killed_or_hangs_costs_its_own_cell(liars, name, status, said):
-    cells, done, _ = liars
-    cell = cells.loc[name, 2]
-    assert (cell["status"], cell["message"]) == (status, said)
-    assert pd.isna(cell["latency_s"])
-    assert done.returncode == 1, "it is a finding"
-    assert said in " ".join(f"{done.stdout} {done.stderr}".split())
-
-
-@pytest.mark.parametrize(
-    "cell", [("healthy", 1), ("healthy", 2), ("ring", 1), ("ring", 2), ("dying", 1), ("hanging", 1)]
-)
-def test_all_others_are_measured(liars, cell):
-    found = liars[0].loc[cell]
-    assert found["status"] == Status.ok, found["message"]
-    assert found["latency_s"] > 0
-
-
-def test_no_process_of_a_rank_is_left_over(liars):
-    _, _, seen = liars
+@pytest.mark.long
+def test_a_rank_that_is_killed_or_hangs_costs_its_own_cell_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "seen").mkdir()
+    monkeypatch.setenv("RANK_LIARS_SEEN", str(tmp_path / "seen"))
+    files = tuple(f"{LIARS}:{name}" for name in ("dying", "hanging", "healthy"))
+    asked = build_plan(
+        sweep="quick",
+        settings=(*SHAPE, "world_size=1,2", "scope=attention", "dtype=float32", "batch_size=1"),
+        is_exact=True,
+        implementations=(*files, "ring"),
+        baseline="ring",
+        metrics=("latency",),
+        budget_s=0.0,
+        call_limit_s=30.0,
+        timeout_s=float(TIMEOUT_S),
+    )
+    execute(asked, tmp_path / "run", lambda _: None)
+    cells = {(each.implementation, each.workload.world_size): each for each in read(tmp_path / "run").records}
+    assert len(cells) == 4 * 2
+    for (name, world_size), record in cells.items():
+        expected = EXPECTED.get(name, (Status.ok, "")) if world_size > 1 else (Status.ok, "")
+        assert (record.status, record.message) == expected, name
+        assert (record.measurement("latency") is not None) is (record.status is Status.ok)
+    seen = {int(each.name) for each in (tmp_path / "seen").iterdir()}
     assert len(seen) >= 3 * 3, "two ranks of three implementations, and what they were forked from"
     deadline = time.monotonic() + 10.0
-    while (left := sorted(filter(is_alive, seen))) and time.monotonic() < deadline:
+    while any(map(is_alive, seen)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert left == []
-
-
-def test_reports_show_what_ranks_say(tmp_path):
-    cells, run, done = sweep(tmp_path, ["ring"], "causal", ["inference"])
-    assert done.returncode in {0, 3}, done.stdout + done.stderr
-    (ring,) = (row for _, row in cells[cells["implementation"] == "ring"].iterrows() if row["world_size"] == 2)
-    workload = Workload(
-        seq_len=16, num_heads=4, num_kv_heads=2, head_dim=8, mask="causal", direction="inference", world_size=2
-    )
-    assert ring["bytes_sent_bytes"] == bytes_sent("ring", workload) > 0
-    summary, page = ((run / name).read_text(encoding="utf-8") for name in ("summary.md", "report.html"))
-    assert f"{ring['bytes_sent_bytes'] / 1024:.2f} KiB" in summary
-    for heading in ("bytes sent", "slowest rank", "straggling"):
-        assert heading in summary
-        assert f'"heading":"{heading}"' in page
+    assert not any(map(is_alive, seen))

@@ -7,23 +7,19 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons, judgements, whole
-from attnbench.analysis.results import read
-from attnbench.analysis.sides import by_side, losses
-from attnbench.analysis.table import table
+from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.commands import frame
 from attnbench.processes.messages import Failed
-from attnbench.reports import endings, pytest_benchmark
+from attnbench.reports import endings
 from attnbench.reports.story import summary, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
-from attnbench.storage.journal import JOURNAL, Journal
+from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
-from tests import tables
-from tests.journals import EVIL
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -88,17 +84,6 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
     assert all((each.measurement("latency_control") is not None) is is_apart for each in new)
 
 
-def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
-    results = session(tmp_path, num_cells=2, budget_s=0.0)
-    shown = ["x", "x (base)"]
-    assert sorted({row.texts["implementation"] for row in tables.every(results)}) == shown
-    names = [each["name"] for each in pytest_benchmark.document(results)["benchmarks"]]
-    assert sorted(names) == sorted(f"{name}[{workload.id}]" for name in shown for workload in results.plan.workloads)
-    cells = table(results)[["workload", "implementation", "side"]]
-    assert len(cells.drop_duplicates()) == 4
-    assert set(cells["side"]) == {BASE, CANDIDATE}
-
-
 def events(results, kind):
     return [event for event in journal.events(results.folder / JOURNAL) if isinstance(event, kind)]
 
@@ -114,9 +99,11 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
 class Asked(SimulatedPair):
     """Records which visits were to be verified."""
 
-    def _sample_blocks(self, request):
-        self.verified = [*getattr(self, "verified", []), (request.number, request.verifies)]
-        return super()._sample_blocks(request)
+    def ask(self, function, result, /, **arguments):
+        if function == "sample_blocks":
+            visit = arguments["visit"]
+            self.verified = [*getattr(self, "verified", []), (visit.number, visit.verifies)]
+        return super().ask(function, result, **arguments)
 
 
 def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_path):
@@ -128,55 +115,14 @@ def test_answers_are_verified_in_the_first_process_and_then_now_and_then(tmp_pat
     assert [visit for visit, verifies in client.verified if verifies and visit < 8] == [0, 4]
 
 
-def test_a_budget_too_small_for_a_verdict_is_inconclusive(tmp_path):
-    assert exit_code(session(tmp_path, 0.02, budget_s=0.0, world="busy", num_cells=1)) == 3
-
-
-def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_path):
-    results = session(tmp_path, 0.1)
-    discarded = {
-        row.workload.id: frozenset((0, 0, block) for block in range(results.num_blocks)) for row in results.records
-    }
-    disturbed = dataclasses.replace(results, discarded=discarded)
-    assert exit_code(disturbed) == 4
-    sides = msgspec.structs.replace(results.plan.sides, lost={"y": "cannot read y.py"})
-    plan = msgspec.structs.replace(results.plan, sides=sides)
-    started = msgspec.structs.replace(results.started, plan=plan)
-    assert exit_code(dataclasses.replace(disturbed, started=started)) == 1
-
-
-@pytest.mark.parametrize(
-    ("base", "candidate", "lost"),
-    [
-        (Status.ok, Status.unsupported, True),
-        (Status.ok, Status.disagrees, True),
-        (Status.crashed, Status.crashed, True),  # as wrong as before is still wrong
-        (Status.crashed, Status.ok, False),
-        (Status.unsupported, Status.unsupported, False),
-    ],
-)
-def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost):
-    results = session(tmp_path, budget_s=0.0, num_cells=1)
-    with Journal(results.folder) as more:
-        for side, status in ((BASE, base), (CANDIDATE, candidate)):
-            where = {"workload": results.plan.workloads[0].id, "implementation": "x", "side": side}
-            if status is not Status.ok:
-                more.append(CellFailed(**where, status=status, message=f"the reason is {EVIL}"))
-    again = read(results.folder)
-    assert bool(losses(again)) is lost
-    assert exit_code(again) == (1 if lost else 3)
-    assert "<script>" not in summary(again)
-    assert ("the reason is" in "".join(losses(again))) is lost
-
-
 def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):
     base = Arm(implementation="x", side=BASE)
 
     class Failing(SimulatedClient):
-        def _sample_blocks(self, request):
-            if request.number == 1 and any(arm == base for arm, _ in request.arms):
+        def sample_blocks(self, visit):
+            if visit.number == 1 and any(arm == base for arm, _ in visit.arms):
                 return Failed(arm=base.as_control(), status=Status.error, message="no more")
-            return super()._sample_blocks(request)
+            return super().sample_blocks(visit)
 
     asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))
     results = virtual.execute(asked, tmp_path / "run", Failing(WORLDS["calm"], lambda *_: 2e-3))
@@ -207,3 +153,17 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
     assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
+
+
+def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):
+    results = session(tmp_path, budget_s=0.0)
+    assert untried(results) == []
+    words = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 includes it"
+    changes = {"status": Status.timeout, "message": words, "is_predicted": True}
+    for side in (BASE, CANDIDATE):
+        left_out = next(record for record in results.records if record.side == side)
+        others = tuple(record for record in results.records if record is not left_out)
+        found = dataclasses.replace(results, records=(*others, msgspec.structs.replace(left_out, **changes)))
+        assert losses(found) == []
+        (line,) = untried(found)
+        assert "includes it" in line

@@ -136,8 +136,7 @@ def test_outside_a_repository_revisions_are_refused_and_folders_are_not(repo, tm
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(ValueError, match="lies in no git repository"):
         planned("rev:one", "rev:two", "mine.py:mine")
-    found = planned("theirs", "theirs", "mine.py:mine")
-    assert specs(found) == (2 * ("theirs/mine.py:mine",))
+    assert specs(planned("theirs", "theirs", "mine.py:mine")) == (2 * ("theirs/mine.py:mine",))
 
 
 def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp_path, monkeypatch):
@@ -223,10 +222,12 @@ def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
 
 
 def test_apart_freed_memory_stays_with_its_process_unless_one_asks_otherwise(repo):
-    assert planned("rev:one", "rev:two", "mine.py:mine").allocator == "system"
-    assert planned("rev:one", "rev:two", "helped.py:helped").allocator == "retain"
-    assert planned("rev:one", "rev:two", "helped.py:helped", allocator="system").allocator == "system"
-    assert planned("rev:one", "rev:two", "mine.py:mine", allocator="retain").allocator == "retain"
+    for file, allocator, expected in (
+        ("mine.py:mine", None, "system"),
+        ("helped.py:helped", None, "retain"),
+        ("helped.py:helped", "system", "system"),
+    ):
+        assert planned("rev:one", "rev:two", file, allocator=allocator).allocator == expected
 
 
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
@@ -249,54 +250,42 @@ def test_the_folder_of_an_environment_is_a_side(tmp_path):
         sides._side("env:none", tmp_path)
 
 
-@pytest.fixture
-def workers(tmp_path):
-    """Start the two workers of a plan with one file on each side; each side has the named files, all empty."""
-
-    def made(implementation, *files):
-        both = []
-        for whose in (BASE, CANDIDATE):
-            for file in (implementation, *files):
-                (tmp_path / whose / file).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / whose / file).touch()
-            specs = {"x": f"{tmp_path / whose / implementation}:f"}
-            both.append(Side(given=whose, root=str(tmp_path / whose), implementations=specs))
-        plan = msgspec.structs.replace(
-            virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
-            sides=Sides(base=both[0], candidate=both[1], is_apart=True),
-        )
-        return client_for(plan, tmp_path / "run")
-
-    return made
-
-
-def module_of(client, name):
-    """Return the file of a side that a process would import for a module; None for no file, or Python's own."""
+def modules(tmp_path, side, implementation, files, names):
+    """Return the file that a process of a side would import for each module; None for no file, or Python's own."""
+    both = {}
+    for name in (BASE, CANDIDATE):
+        for file in (implementation, *files):
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).touch()
+        specs = {"x": f"{tmp_path / name / implementation}:f"}
+        both[name] = Side(given=name, root=str(tmp_path / name), implementations=specs)
+    plan = virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True)
+    apart = Sides(base=both[BASE], candidate=both[CANDIDATE], is_apart=True)
     python = [sysconfig.get_path("stdlib"), f"{sysconfig.get_path('platstdlib')}/lib-dynload"]
-    spec = PathFinder.find_spec(name, [*python, *map(str, client.template.folders)])
-    if spec is not None and spec.origin is not None and spec.origin.startswith(tuple(python)):
-        return None
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+    with client_for(msgspec.structs.replace(plan, sides=apart), tmp_path / "run") as client:
+        folders = [*python, *map(str, client.clients[side].template.folders)]
+    specs = [PathFinder.find_spec(name, folders) for name in names]
+    origins = ["" if spec is None or spec.origin is None else spec.origin for spec in specs]
+    return [None if not each or each.startswith(tuple(python)) else Path(each).resolve() for each in origins]
 
 
-@pytest.mark.parametrize("own", ["foo", "src/foo", "python/foo", "packages/foo/foo", "packages/foo/src/foo"])
-def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
-    inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
-    with workers(f"{own}/attn.py", *inside) as client:
-        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
-            assert module_of(one, "foo") == tmp_path / whose / own / "__init__.py"
-            assert [module_of(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
+PACKAGE = ("__init__", "ops", "types", "triton", "torch")
+CHANCE = ("helper.py", "kernels/next_to_it.py", "types.py", "kernels/random.py", "kernels/json/__init__.py")
 
 
-def test_what_lies_beside_an_implementation_by_chance_does_not_hide_python(tmp_path, workers):
-    chance = ["types.py", "kernels/random.py", "kernels/json/__init__.py"]
-    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as client:
-        for whose, one in zip(("base", "candidate"), client.clients.values(), strict=True):
-            assert module_of(one, "helper") == tmp_path / whose / "helper.py"
-            assert module_of(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
-            assert [module_of(one, name) for name in ("types", "random", "json")] == [None] * 3
-
-
-def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
-    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as client:
-        assert module_of(client.clients[CANDIDATE], "foo") == tmp_path / "candidate" / "foo" / "__init__.py"
+@pytest.mark.parametrize("side", [BASE, CANDIDATE])
+@pytest.mark.parametrize(
+    ("implementation", "files", "found", "hidden"),
+    [
+        *(
+            (f"{own}/attn.py", [f"{own}/{name}.py" for name in PACKAGE], {"foo": f"{own}/__init__.py"}, PACKAGE[1:])
+            for own in ("foo", "src/foo", "packages/foo/foo", "packages/foo/src/foo")
+        ),
+        ("kernels/attn.py", CHANCE, {"helper": CHANCE[0], "next_to_it": CHANCE[1]}, ("types", "random", "json")),
+        ("bench/attn.py", ("bench/foo.py", "foo/__init__.py"), {"foo": "foo/__init__.py"}, ()),
+    ],
+    ids=["flat", "src", "packages", "packages and src", "what lies there by chance", "a package above"],
+)
+def test_each_process_finds_its_own_side_and_hides_no_package(tmp_path, side, implementation, files, found, hidden):
+    places = modules(tmp_path, side, implementation, files, [*found, *hidden])
+    assert places == [*(tmp_path / side / file for file in found.values()), *(None for _ in hidden)]

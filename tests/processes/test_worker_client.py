@@ -1,10 +1,8 @@
 """The start of a worker: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
-import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -15,27 +13,16 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, PRELOADED, Failed, Heartbeat, Observe, Start
-from attnbench.processes.worker.__main__ import end
-from attnbench.processes.worker.answers import Worker
+from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, line, request
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
-from tests import forks
+from tests.checks import cell_of
 
+START = line(request("start", {"layout": 0}))
 PYTHON = sys.executable
 """The real interpreter, even if a fixture replaces it."""
-
-
-def test_a_layout_has_first_blocks_of_its_own(tmp_path):
-    found = []
-    for layout in (0, 1, 2, 1):
-        worker = Worker(Heartbeat())
-        worker.answer(Start(layout=layout))
-        found.append([len(pad) for pad in worker.pads])
-    assert len(set(map(tuple, found))) == 3
-    assert found[1] == found[3]
 
 
 @pytest.fixture
@@ -53,7 +40,7 @@ def forked(tmp_path, forked_workers):
 def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(forked):
     """A socket closed with unread bytes is reset, instead of reaching its end."""
     _, worker, mine = forked
-    mine.sendall(msgspec.json.encode(Start()) + b"\n")
+    mine.sendall(START)
     assert select.select([mine], [], [], 60)[0]
     mine.close()
     assert has_ended(worker)
@@ -106,16 +93,10 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
 
 def test_a_line_that_was_cut_off_is_no_request(forked, tmp_path):
     _, worker, mine = forked
-    mine.sendall(msgspec.json.encode(Start())[:5])
+    mine.sendall(START[:5])
     mine.close()
     assert has_ended(worker)
     assert "Error" not in (tmp_path / "log").read_text()
-
-
-def test_a_worker_that_has_no_group_of_its_own_yet_is_ended():
-    worker = subprocess.Popen(["sleep", "5"])
-    assert end(worker.pid) == -signal.SIGKILL
-    worker.returncode = -signal.SIGKILL  # `end` has waited for it
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -131,7 +112,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 FORGES = """
-line = b' {{"type": "failed", "status": "{}", "message": "forged"}}\\n'
+line = b'{{"failed": {{"status": "{}", "message": "forged"}}}}\\n'
 for n in range(3, 64):
   with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
 """
@@ -162,11 +143,10 @@ def template_of(client):
 def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, deed):
     code, words = DEEDS[deed]
     (tmp_path / "bad.py").write_text(f"{IMPORTS}{code}\ndef bad(query, key, value): return query\n")
-    arm = Arm(implementation="bad")
-    request = Observe(workload=Workload(seq_len=4), arm=arm, spec=f"{tmp_path / 'bad.py'}:bad", metric="peak_memory")
+    cell = cell_of(f"{tmp_path / 'bad.py'}:bad", Workload(seq_len=4))
     with ProcessClient(Template(tmp_path / "log"), 3.0 if deed == "hangs" else 60.0) as client:
         client.start()
-        failed = client.ask(request)
+        failed = client.ask("observe", CellMeasured, cell=cell, metric="peak_memory")
         assert isinstance(failed, Failed)
         assert failed.status is (Status.timeout if deed == "hangs" else Status.crashed)
         assert words in failed.message
@@ -174,19 +154,20 @@ def test_however_a_worker_ends_it_is_said_and_nothing_of_it_remains(tmp_path, de
         template = template_of(client)
         assert template.children(recursive=True) == []
         client.start()
-        good = client.ask(msgspec.structs.replace(request, spec="fused", arm=Arm(implementation="fused")))
-        assert isinstance(good, CellMeasured)
+        cell = cell_of("fused", Workload(seq_len=4))
+        assert isinstance(client.ask("observe", CellMeasured, cell=cell, metric="peak_memory"), CellMeasured)
     assert not template.is_running()
 
 
 def test_a_request_is_not_sent_after_its_answer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ProcessClient._send(ours, Start(layout=0))
-        assert theirs.recv(1024).endswith(b"\n")
+        message = request("start", {"layout": 0})
+        ProcessClient._send(ours, message)
+        assert theirs.recv(1024) == START
         theirs.sendall(b"an answer")
         with pytest.raises(msgspec.DecodeError, match="forged"):
-            ProcessClient._send(ours, Start(layout=0))
+            ProcessClient._send(ours, message)
 
 
 def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(tmp_path):
@@ -208,21 +189,3 @@ def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tm
         psutil.wait_procs([psutil.Process(process.pid)], timeout=10)
         monkeypatch.setattr(process, "poll", lambda: None)
         assert client.start(1).environment.python
-
-
-def test_a_template_imports_what_its_environment_names_and_passes_over_what_is_not_there(tmp_path):
-    code = (
-        "import sys; from attnbench.processes.worker import __main__ as template; "
-        "template.serve = lambda *_: print('colorsys' in sys.modules); template.main()"
-    )
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        done = subprocess.run(
-            [forks.python(), "-c", code, str(theirs.fileno())],
-            env={**os.environ, PRELOADED: "no.such_package,colorsys"},
-            pass_fds=[theirs.fileno()],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    assert done.stdout.strip() == "True"

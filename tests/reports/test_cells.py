@@ -53,10 +53,10 @@ def test_unusual_axes_are_reported() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
     axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
     reported = titles.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
-    sizes = "B=1 H=8 G=2 K=64 V=32"
-    how = "transposed in memory, high precision of float32 products"
-    head = "attention only, inference, float32, sliding window(8)"
-    assert reported == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
+    head = "attention only, inference, float32, sliding window(8), B=1 H=8 G=2 K=64 V=32, on cuda:1"
+    assert reported.startswith(f"{head}, ")
+    others = {"dropout=0.1", "num_threads=1", "seed=3", "layout=transposed", "float32_matmul_precision=high"}
+    assert set(reported.removeprefix(f"{head}, ").split(", ")) == others  # as --set takes them
 
 
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
@@ -97,9 +97,3 @@ def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path
 def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
     found = journals.write(tmp_path, POINTS[:2], ("torch_mha",))
     assert {row.texts["notes"] for row in tables.every(found)} == {plain(journals.REASON)}
-
-
-def test_undecided_says_why(tmp_path: Path) -> None:
-    short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    texts = {row.texts["verdict"].partition(";")[0] for row in tables.every(short)}
-    assert texts == {"baseline", "undecided (too few processes"}

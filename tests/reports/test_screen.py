@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, story
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
+from tests import journals
 from tests.reports import snapshots
 from tests.reports.snapshots import SWEEPS
 
@@ -49,6 +51,7 @@ QUESTIONS = {
     "Where is the report, and how do I open it?": r"^Report: \S+report\.html\nOpen: attnbench report --open",
     "Which file has the picture?": r"picture\.png",
     "Which file has every number?": r"records\.csv",
+    "How do I see more?": r"^\d+ more rows \(-v\)",
 }
 """Questions of a new user, and the line of the first screen that answers each of them."""
 
@@ -68,6 +71,21 @@ def test_every_notable_shape_is_in_a_row_and_the_others_are_counted(sweeps):
     assert len(rows) + int(number) == len(answers.shapes(found))
     num_faster = sum(bool(shape.faster) for shape in answers.shapes(found))
     assert sum(bool(re.search(r"\d\.\d\dx", row)) for row in rows) == num_faster
+
+
+def test_a_shape_on_which_something_is_wrong_is_not_the_first_to_go(sweeps):
+    """Of too many shapes, those without a wrong answer were shown before."""
+    wrong = [shape for shape in answers.shapes(sweeps("usual")) if shape.having(Mark.wrong)]
+    rows = [line for line in lines(sweeps("usual")) if re.search(r" ms | us ", line) and "module_list" in line]
+    assert len(rows) == len(wrong) == 3
+
+
+def test_a_few_undecided_comparisons_are_named(tmp_path):
+    points = journals.workloads(seq_len=(512, 1024))
+    found = journals.write(tmp_path / "few", points, ("sdpa", "fused"), num_epochs=3)
+    assert "Undecided: 2 of 2 (fused at T=512; fused at T=1024)." in lines(found)
+    many = journals.write(tmp_path / "many", points, ("sdpa", "fused", "bmm"), num_epochs=3)
+    assert "Undecided: 4 of 4." in lines(many)
 
 
 def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):

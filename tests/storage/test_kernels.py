@@ -12,8 +12,8 @@ import pytest
 from torch._C._autograd import DeviceType
 
 from attnbench.analysis.breakdown import ran, where
+from attnbench.devices.kernels import observed
 from attnbench.devices.recording import Recording, busy_s
-from attnbench.storage.operators import observed
 from attnbench.storage.records import Operators
 
 PROFILES = json.loads((Path(__file__).parents[1] / "data/profiles/kernels.json").read_text(encoding="utf-8"))

@@ -66,6 +66,10 @@ def traced(tmp_path_factory, forked_workers):
     return SimpleNamespace(results=results, files=files), home
 
 
+def unpacked(file):
+    return json.loads(gzip.decompress(file.read_bytes()))
+
+
 def parsed(file, folder):
     """Parse the trace as the plug-in does."""
     return RunProfileData.parse("worker", "1", str(file), str(folder))
@@ -110,7 +114,7 @@ def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_pa
         assert len(profile.stack_lists_group_by_name) > 3
         if workload_id == TRAINING.id:
             assert {"aten::addmm", "AddmmBackward0"} <= {op.name for op in profile.op_list_groupby_name}
-            names = {event["name"] for event in folders.read(file)["traceEvents"]}
+            names = {event["name"] for event in unpacked(file)["traceEvents"]}
             assert {"nn.Module: Forward_0", "nn.Module: Backward_0"} <= names
 
 
@@ -143,7 +147,7 @@ def test_a_step_calls_the_phases_of_its_direction(direction, phases):
 def test_a_trace_is_a_chrome_trace_as_perfetto_reads_it(traced):
     found, _ = traced
     for file in found.files.values():
-        trace = folders.read(file)
+        trace = unpacked(file)
         assert isinstance(trace["traceEvents"], list)
         for event in trace["traceEvents"]:
             assert event["ph"] in {"X", "i", "s", "f", "M"}

@@ -1,4 +1,4 @@
-"""The viewer makes no requests to the internet, and reports in one line each view that it cannot show."""
+"""The viewer makes no requests to the internet, and ends with all of its processes."""
 
 import os
 import re
@@ -22,9 +22,7 @@ LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:ht
 
 
 def cell(run, workload, name):
-    file = folders.trace_file(run, workload, name)
-    folders.write(file, TRACE)
-    return file
+    folders.write(folders.trace_file(run, workload, name), TRACE)
 
 
 def test_their_pages_load_from_elsewhere_and_ours_do_not_and_have_all_charts():
@@ -77,31 +75,7 @@ def test_a_folder_without_traces_is_reported(tmp_path, monkeypatch, name):
         folders.find(name, tmp_path / "results")
 
 
-DAMAGE = {
-    "cut short": lambda file: file.write_bytes(file.read_bytes()[:-20]),
-    "empty": lambda file: file.write_bytes(b""),
-    "half an event": lambda file: folders.write(file, {"traceEvents": [{"ph": "X"}]}),
-    "no trace": lambda file: folders.write(file, {"events": []}),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_trace_is_named_and_the_others_are_shown(tmp_path, damage):
-    good, bad = cell(tmp_path, "workload", "fused"), cell(tmp_path, "workload", "sdpa")
-    DAMAGE[damage](bad)
-    assert plugin.readable([good, bad])[0] == [good]
-    (reported,) = plugin.readable([good, bad])[1]
-    assert str(bad) in reported
-    looking = plugin.OfflinePlugin.__new__(plugin.OfflinePlugin)  # without its threads
-    looking.logdir = str(tmp_path)
-    assert list(looking._get_run_dirs()) == [str(good.parent)]
-
-
-def test_no_readable_trace_at_all_and_a_port_in_use_are_users_mistakes(tmp_path):
-    file = cell(tmp_path, "workload", "fused")
-    file.write_bytes(b"")
-    with pytest.raises(ValueError, match=re.escape(f"{file} is damaged")):
-        server.launch(tmp_path, 0)
+def test_a_port_in_use_is_a_users_mistake(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} cannot be used .*: choose another with --port"):
@@ -129,7 +103,6 @@ def killed_at_the_end(process):
 def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
     run = tmp_path / "results" / "traces" / "20260101T000000Z-a-0000"
     cell(run, "workload", "fused")
-    cell(run, "workload", "sdpa").write_bytes(b"")
     with attnbench("--port", "0", cwd=tmp_path) as board, killed_at_the_end(board):
         assert board.stdout is not None
         line = board.stdout.readline()
@@ -142,6 +115,5 @@ def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
         _, reported = board.communicate(timeout=60)
     assert board.returncode == 0
     assert psutil.wait_procs(processes, timeout=20)[1] == []  # none outlives it
-    assert "sdpa.pt.trace.json.gz is damaged" in reported
     assert reported.rstrip().endswith("ended")
     assert "Traceback" not in reported

@@ -1,6 +1,6 @@
 """Break the time of a call down by operator."""
 
-from attnbench.storage.operators import COMPILED, OWN, compiled, makers
+from attnbench.devices.kernels import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
 
 SMALL_SHARE = 0.05  # operators with less of the time are not mentioned

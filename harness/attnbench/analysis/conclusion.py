@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.judgements import CheckVerdict, verdict_of
+from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import plain, span
 
@@ -94,6 +95,16 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
     if record.status is Status.unsupported or record.is_predicted:
         return None
     return mark(verdict_of(record), speed, is_doubtful=is_doubtful, has_failed=record.is_finding)
+
+
+def marks(results: Results) -> dict[str, Mark]:
+    """The worst mark of each implementation, times excluded."""
+    by_name: dict[str, list[Mark]] = {}
+    for record in results.records:
+        if (kind := mark_of(record)) is not None:
+            by_name.setdefault(plain(record.implementation), []).append(kind)
+    order = list(Mark)
+    return {name: min(members, key=order.index) for name, members in by_name.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

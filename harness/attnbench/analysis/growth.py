@@ -4,14 +4,15 @@ Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from attnbench.analysis.recommendation import peak_bytes
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
-from attnbench.statistics.growth import Fit, fit
+from attnbench.statistics.growth import FEWEST_LENGTHS, Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
-from attnbench.units import grouped
+from attnbench.units import grouped, plain, show
 from attnbench.workloads.workload import Workload
 
 
@@ -38,6 +39,40 @@ class Growth:
         if self.fit is None:
             return None
         return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach)
+
+    @property
+    def sentence(self) -> str:
+        """The growth in a line, and where the limit is reached."""
+        fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
+        name, limit = plain(self.implementation), show(self.limit_bytes, "bytes")
+        if fit is None:
+            few = len(self.points) < FEWEST_LENGTHS
+            why = "growth needs three lengths or more" if few else "its memory fits no curve"
+            return f"{name}: {why}; {len(self.points)} could be measured"
+        fitted = f"fitted over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
+        text = f"memory grows with {letter}^{self.exponent:.2f}"
+        if self.limit_bytes <= 0:
+            return f"{name}: {text}, {fitted}"
+        if self.reach is None:
+            return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
+        length = round(self.reach, min(0, 4 - len(str(int(self.reach)))))
+        return f"{name}: {limit} are reached at {letter}={length:.0f}; there {text}, {fitted}"
+
+    def facts(self) -> dict[str, Any]:
+        """The growth, as in JSON."""
+        return {
+            "workload": self.workload.id,
+            "direction": self.workload.direction,
+            "axis": self.axis,
+            "implementation": self.implementation,
+            "lengths": [length for length, _ in self.points],
+            "peak_bytes": [value for _, value in self.points],
+            "fitted_lengths": self.fit and list(self.fit.lengths),
+            "exponent": self.exponent,
+            "curve_bytes": self.fit and list(self.fit.parts),
+            "limit_bytes": self.limit_bytes or None,
+            "reached_at": self.reach,
+        }
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:

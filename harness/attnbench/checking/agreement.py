@@ -85,7 +85,7 @@ def check(references: References, implementation: Implementation) -> Agreement:
 
 def diagnose(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong implementation with its diagnosis; its exceptions propagate."""
-    return explain(implementation, references.by_probe, wrong, references.seed, references.on_step)
+    return explain(implementation, references.by_probe, wrong, references.seed)
 
 
 def compare(

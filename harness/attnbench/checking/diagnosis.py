@@ -9,7 +9,6 @@ others are right. If nothing explains the answers, the weights are recovered fro
 import contextlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,16 +34,6 @@ from attnbench.contract import Implementation
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement
 from attnbench.workloads.workload import Workload
 
-LINES = {
-    "bottom_right_for_top_left": 'adapt(..., masks=("none", "causal_bottom_right"))',
-    "causal_unasked": 'adapt(..., masks=("causal",))',
-    "heads_for_positions": 'adapt(..., layout="bthk")',
-    "mask_added_as_number": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.added(q.dtype)))",
-    "mask_inverted": "adapt(..., call=lambda f, q, k, v, mask: f(q, k, v, mask.hidden))",
-    "no_scale": "adapt(..., scale=1.0)",
-}
-"""The line that declares to an adapter what a check takes for a mistake, and its author may mean."""
-_ROTARY = re.compile(r"\(rotary embedding, (?:in )?(halves|interleaved), .* base (\S+)\)")
 SHORT_LEN = 67
 MOST_HEADS = 4
 MOST_ROWS = 2
@@ -58,18 +47,14 @@ CLOSER = 0.5
 """It must also be closer than the right answer, by this factor."""
 EXPLAINED = 0.9
 """A factor must explain at least this share of an error's squares."""
-ROUNDING_EXPLAINED = 0.5
-"""A rounding must explain at least this share of an error's squares: noise has next to none."""
-LEAST_VALUES = 64
-"""With fewer values a rounding explains this share of any noise by chance."""
-OF_FEATURES = 1e-6
+OF_FEATURES = 0.01
 """The largest share of an error's squares that factors of features may leave unexplained."""
 HUGE = 1e6
 """Numbers larger than the tensor's largest by this factor are taken for old memory."""
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
-KEPT_OPERANDS = (("key",), ("value",), ("key", "value"), ("query",))
+KEPT_OPERANDS = (("key",), ("value",), ("key", "value"))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
@@ -82,11 +67,12 @@ WEIGHT_ROUNDINGS = 16
 MOST_OFF = 0.01
 """... but none that is further off than this."""
 AXES = {
-    4: ("batch row", "head", "row", "column"),
-    3: ("batch row", "row", "column"),
-    2: ("row", "column"),
     1: ("number",),
+    2: ("row", "column"),
+    3: ("batch row", "row", "column"),
+    4: ("batch row", "head", "row", "column"),
 }
+"""The axes of a tensor by their number."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +127,18 @@ class Evidence:
         """The largest distance of the candidate from the mistake's answers, in tolerances, which differ by row.
 
         The answers are exact or, if that is nearer, computed in the candidate's dtype, which also widens the tolerance.
-        With `region` (B, H, R), only those rows of the output are compared. `is_quick` takes exact answers only, and
-        gives infinity if the right answers are nearly as near: the mistake changes nothing here.
+        `names` are the output alone, with only the rows of `region` (B, H, R), or gradients. `is_quick` takes exact
+        answers only, and gives infinity if the right answers are nearly as near: the mistake changes nothing here.
         """
-        asked = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=names != ["output"])
-        exact_ones, worst, error = asked(self.dtype), 0.0, 0.0
-        own_ones = exact_ones if is_quick else asked(self.own_dtype)
+        self.reference.on_step()
+        is_output, place, worst, error = names == ["output"], ... if region is None else region, 0.0, 0.0
+        answers = partial(self.reference.answers_of, mistake, has_gradients=not is_output)
+        answers = partial(answers, rows=self.rows if is_output else self.reference.rows)
+        exact_ones = answers(self.dtype)
+        own_ones = exact_ones if is_quick else answers(self.own_dtype)
         for name in names:
-            shares = [of[name] / self.limits[name] for of in (self.observed, self.expected, exact_ones, own_ones)]
-            observed, expected, exact, own = shares if region is None else [each[region] for each in shares]
+            every = (self.observed, self.expected, exact_ones, own_ones)
+            observed, expected, exact, own = ((each[name] / self.limits[name])[place] for each in every)
             one = torch.finfo(self.own_dtype).eps / 2 * roundings(self.reference.workload, name, 0.0)
             limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
             worst = max(worst, min(_apart(observed, exact), _apart(observed, own)) / limit)
@@ -157,16 +146,10 @@ class Evidence:
         return worst if worst <= CLOSER * error or not is_quick else math.inf
 
 
-def explain(
-    implementation: Implementation,
-    references: dict[str, Reference],
-    wrong: Agreement,
-    seed: int,
-    on_step: Callable[[], object] = lambda: None,
-) -> Agreement:
+def explain(implementation: Implementation, references: dict[str, Reference], wrong: Agreement, seed: int) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
-    To compute float64 inputs in float32 is a convention, and no mistake. `on_step` is called before each part.
+    To compute float64 inputs in float32 is a convention, and no mistake.
     """
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
@@ -176,7 +159,7 @@ def explain(
         evidence = gather(implementation, references, seed)
         if (explained := _closed_form(evidence)) is None:
             cut(evidence)
-            explained = _known(evidence, on_step) or _unwritten(evidence) or _stale(evidence)
+            explained = _known(evidence) or _unwritten(evidence) or _stale(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
         if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
@@ -193,9 +176,10 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
             evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
         return evidence
 
-    for simple in simpler(next(iter(references.values())).workload):
+    first = next(iter(references.values()))
+    for simple in simpler(first.workload):
         with contextlib.suppress(Exception):  # the candidate may not support it
-            evidence = gathered(reference_for_probe(simple, probe, seed) for probe in references)
+            evidence = gathered(reference_for_probe(simple, probe, seed, first.on_step) for probe in references)
             if any(each.is_wrong(name) for each in evidence for name in each.names):
                 return evidence
     every = gathered(references.values())
@@ -208,9 +192,9 @@ def cut(evidence: list[Evidence]) -> None:
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
-        apart = [differences(each.observed["output"], each.expected["output"])[0] for each in evidence]
-        by_row = torch.stack(apart).movedim(-2, 0).flatten(1).amax(dim=1)  # (R,)
-        places = torch.cat([by_row.topk(most // 2).indices, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
+        apart = torch.stack([differences(each.observed["output"], each.expected["output"])[0] for each in evidence])
+        worst = apart.movedim(-2, 0).flatten(1).amax(dim=1).topk(most // 2).indices
+        places = torch.cat([worst, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
         for each in evidence:
             each.rows = each.rows[places]
             for tensors in (each.observed, each.expected, each.beyond, each.limits):
@@ -260,36 +244,18 @@ def _narrow(evidence: list[Evidence]) -> Finding | None:
     return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
 
 
-def _unwritten(evidence: list[Evidence]) -> Finding | None:
-    """Test whether rows hold old memory, not finite or huge, while all other rows are right."""
-    is_output = any(each.is_wrong("output") for each in evidence)
-    names = [name for name in evidence[0].observed if (name == "output") is is_output]
-    for name in (name for name in names if evidence[0].observed[name].dim() > 2):  # noqa: PLR2004
-        these = [each for each in evidence if name in each.names]
-        most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
-        length = these[0].observed[name].shape[-2]
-        old, wrong = (
-            _region(torch.stack(places).any(dim=0))[-2]
-            for places in (
-                [~(each.observed[name].abs() <= most) for each in these],
-                [each.beyond[name] for each in these],
-            )
-        )
-        if 0 < len(old) < length and torch.equal(old, wrong):
-            where = _where([old], (length,), these[0].rows if is_output else None, ("row",))
-            step = STEPS.get(name.removeprefix("gradient of "), "scores")
-            words = f"the {name} was never written{where}: there it holds what memory held"
-            return finding(words, [f"{name.replace(' ', '_')}_unwritten"], step, is_backward=not is_output)
-    return None
+def _wrong_names(evidence: list[Evidence]) -> list[str]:
+    """The output if it is wrong, or else the wrong gradients."""
+    wrong = [name for name in evidence[0].names if any(name in each.names and each.is_wrong(name) for each in evidence)]
+    return ["output"] if "output" in wrong else wrong
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
     """Test whether the wrong part is a constant times the right one: in all rows, from one on, in some heads, ..."""
-    names = ["output"]
-    if not any(each.is_wrong("output") for each in evidence):  # gradients of tokens are sums over several queries
-        names = [name for name in evidence[0].names if name not in {"output", "gradient of x", "gradient of context"}]
     sentences, kinds, step = [], [], "context"
-    for name in (name for name in names if any(each.is_wrong(name) for each in evidence if name in each.names)):
+    of_tokens = {"gradient of x", "gradient of context"}  # sums over several queries
+    names = [name for name in _wrong_names(evidence) if name not in of_tokens]
+    for name in names:
         if (ratio := _ratio(evidence, name)) is None:
             return None
         factor, where = ratio
@@ -308,16 +274,13 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
-    is_wrong = torch.stack([each.beyond[name] for each in these]).any(dim=0)
-    region = _region(is_wrong)
-    pairs = []
-    for each in these:
-        observed, expected = each.observed[name], each.expected[name]
-        for dim, places in enumerate(region):
-            observed, expected = observed.index_select(dim, places), expected.index_select(dim, places)
-        allowed = each.reference.tolerance(name) or SMALLEST
-        pairs.append((observed / allowed, expected / allowed))
-    observed, expected = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+    region = _region(torch.stack([each.beyond[name] for each in these]).any(dim=0))
+    inside = torch.meshgrid(*region, indexing="ij")
+    allowed = [each.reference.tolerance(name) or SMALLEST for each in these]
+    observed, expected = (
+        torch.stack([tensors[name][inside] / limit for tensors, limit in zip(every, allowed, strict=True)])
+        for every in ([each.observed for each in these], [each.expected for each in these])
+    )
     factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
     rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
     is_like = not factor or rest <= (1 - EXPLAINED) * observed.square().sum()
@@ -326,7 +289,23 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         return None
     if not any(each.observed[name].any() for each in these):
         return 0.0, ""
-    return factor, _where(region, tuple(is_wrong.shape), these[0].rows if name == "output" else None)
+    return factor, _where(region, these[0], name)
+
+
+def _unwritten(evidence: list[Evidence]) -> Finding | None:
+    """Test whether rows hold old memory, not finite or huge, while all other rows are right."""
+    for name in _wrong_names(evidence):
+        these = [each for each in evidence if name in each.names]
+        most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
+        is_old = torch.stack([~(each.observed[name].abs() <= most) for each in these]).any(dim=0)
+        is_wrong = torch.stack([each.beyond[name] for each in these]).any(dim=0)
+        rows = [is_rows.movedim(-2, 0).flatten(1).any(dim=1) for is_rows in (is_old, is_wrong) if is_rows.dim() > 2]  # noqa: PLR2004
+        if rows and rows[0].any() and not rows[0].all() and torch.equal(*rows):
+            where = _where([rows[0].nonzero().flatten()], these[0], name, ("row",))
+            step = STEPS.get(name.removeprefix("gradient of "), "scores")
+            words = f"the {name} was never written{where}: there it holds what memory held"
+            return finding(words, [f"{name.replace(' ', '_')}_unwritten"], step, is_backward=name != "output")
+    return None
 
 
 def _region(marked: Tensor) -> list[Tensor]:
@@ -341,17 +320,17 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
         return None
-
-    def merged(outputs: Iterable[Tensor]) -> Tensor:
-        output = torch.cat([*outputs]).flatten(end_dim=1)  # (B*R,D)
-        solved: Tensor = torch.linalg.solve(out, (output if bias is None else output - bias).T)
-        return solved.T  # (B*R,H*V)
-
-    observed = merged(each.observed["output"] for each in these)
-    expected = merged(each.expected["output"] for each in these)
-    factors = (observed * expected).sum(dim=0) / expected.square().sum(dim=0).clamp(min=SMALLEST)
-    rest, error = ((observed - times * expected).square().sum() for times in (factors, 1.0))
-    if not rest <= OF_FEATURES * error or len(observed) < LEAST_ROWS:  # NaN too
+    observed, expected = (
+        torch.cat([tensors["output"] for tensors in every]).flatten(end_dim=1) - (0.0 if bias is None else bias)
+        for every in ([each.observed for each in these], [each.expected for each in these])
+    )  # (B*R,D)
+    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
+        return None
+    heads = torch.linalg.solve(out, expected.T).T  # (B*R,H*V)
+    squares = (out.T @ out) * (heads.T @ heads)  # least squares: the observed is (factors * heads) @ out.T
+    factors = torch.linalg.pinv(squares, hermitian=True) @ (heads * (observed @ out)).sum(dim=0)
+    rest, error = (observed - (factors * heads) @ out.T).square().sum(), (observed - expected).square().sum()
+    if rest > OF_FEATURES * error:
         return None
     low, high = float(factors.min()), float(factors.max())
     if math.isclose(low, high, rel_tol=1e-3):
@@ -362,71 +341,44 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
     return finding(words, ["features_scaled"], "context")
 
 
-def _where(region: list[Tensor], shape: tuple[int, ...], rows: Tensor | None, axes: tuple[str, ...] = ()) -> str:
-    """A region of a tensor, given by indices, in words: "" for all of it."""
-    words = []
-    for axis, chosen, size in zip(axes or AXES[len(shape)], region, shape, strict=True):
-        places = chosen if rows is None or axis != "row" else rows[chosen]
-        first, last = int(places[0]), int(places[-1])
-        if len(chosen) == size:
-            continue
-        if len(chosen) == 1:
-            words.append(f"in {axis} {first}")
-        elif int(chosen[-1]) == size - 1 and len(chosen) == size - int(chosen[0]):
-            words.append(f"from {axis} {first} on")
-        elif int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen):
-            words.append(f"in {axis}s {first} to {last}")
-        else:
+def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...] = ()) -> str:
+    """A region of a tensor, given by indices along some axes, in words: "" for all of it."""
+    shape, words = seen.observed[name].shape, ""
+    every = AXES[len(shape)]
+    for axis, chosen in zip(axes or every, region, strict=True):
+        size, count, first = shape[every.index(axis)], len(chosen), int(chosen[0])
+        places = seen.rows[chosen] if name == "output" and axis == "row" else chosen
+        if count == 1 < size:
+            words += f" in {axis} {places[0]}"
+        elif count == size - first < size:
+            words += f" from {axis} {places[0]} on"
+        elif int(chosen[-1]) - first + 1 == count < size:
+            words += f" in {axis}s {places[0]} to {places[-1]}"
+        elif count < size:
             some = ", ".join(map(str, places[:4].tolist()))
-            words.append(f"in {len(chosen)} of {size} {axis}s ({some}{', ...' if len(chosen) > 4 else ''})")  # noqa: PLR2004
-    return "".join(f" {each}" for each in words)
+            words += f" in {count} of {size} {axis}s ({some}{', ...' * (count > 4)})"  # noqa: PLR2004
+    return words
 
 
-def _known(evidence: list[Evidence], on_step: Callable[[], object]) -> Finding | None:
-    """The sentence about the mistakes that explain everything, or only the wrong rows if the others are right."""
-    mistakes = [*catalogue(evidence[0].reference.workload)]
-    if matches := match(evidence, mistakes, on_step) or _by_rounding(evidence, mistakes):
-        return _sentence(matches)
-    if (partly := _wrong_rows(evidence)) is None:
-        return None
-    where = _where(_region(partly), tuple(partly.shape), evidence[0].rows, AXES[partly.dim() + 1][:-1])
-    return _sentence(match(evidence, mistakes, on_step, partly), f",{where}," if where else "")
-
-
-def declaration(name: str, words: str) -> str:
-    """A sentence with the line to write if the mistake `name`, described by `words`, is intended; or ""."""
-    rotary = _ROTARY.search(words)
-    base = float(f"{float(rotary[2]):.3g}") if rotary else 0.0  # the fit is off by less
-    line = f'adapt(..., rotary="{rotary[1]}({base:g})")' if rotary else LINES.get(name)
-    return f" If this is meant, write {line}." if line else ""
-
-
-def _sentence(matches: list[Mistake], where: str = "") -> Finding | None:
-    """A sentence that names the first mistake, and the others as equally likely; None if there are none."""
+def _known(evidence: list[Evidence]) -> Finding | None:
+    """The mistakes that explain everything, or only the wrong rows if the others are right; all are equally likely."""
+    mistakes, where = [*catalogue(evidence[0].reference.workload)], ""
+    matches = match(evidence, mistakes)
+    rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)  # (B,H,R) or (B,R)
+    if not matches and rows.any() and not rows.all() and evidence[0].observed["output"].isfinite().all():
+        matches = match(evidence, mistakes, rows)
+        where = _where(_region(rows), evidence[0], "output", AXES[rows.dim() + 1][:-1])
     if not matches:
         return None
     first, *others = matches
-    more = declaration(first.name, first.words)
+    more = f" If this is meant, write {first.declare}." * bool(first.declare)
     if also := dict.fromkeys(each.words for each in others if each.name != first.name):
         more += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
-    names = (each.name for each in matches)
-    return finding(f"{where} {first.words}".lstrip(), names, first.step, more, is_backward=first.is_gradient)
+    words = f",{where}, {first.words}" if where else first.words
+    return finding(words, (each.name for each in matches), first.step, more, is_backward=first.is_gradient)
 
 
-def _wrong_rows(evidence: list[Evidence]) -> Tensor | None:
-    """The rows of the output that are wrong on some probe, (B, H, R) or (B, R), if not all are."""
-    if not evidence[0].observed["output"].isfinite().all():
-        return None
-    rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)
-    return rows if rows.any() and not rows.all() else None
-
-
-def match(
-    evidence: list[Evidence],
-    mistakes: Iterable[Mistake],
-    on_step: Callable[[], object] = lambda: None,
-    region: Tensor | None = None,
-) -> list[Mistake]:
+def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
     """The mistakes that explain everything, best first; those that are nearly as good as the best are as likely.
 
     With `region` (B, H, R), only those rows of the output are compared.
@@ -438,54 +390,36 @@ def match(
         gradients = [name for name in each.names if name != "output"]
         if gradients and not (is_output_wrong and each.convention):
             parts.append((each, gradients))
-    first = next(part for part in parts if any(map(part[0].is_wrong, part[1])))
-    glances: list[tuple[float, int, Mistake]] = []
-    for place, mistake in enumerate(mistakes):
-        is_possible = not mistake.is_rounding and (has_all_rows or not mistake.needs_all_rows)
-        if is_possible and mistake.is_gradient is not is_output_wrong:
-            on_step()
-            glances.append((first[0].distance(mistake, first[1], region, is_quick=True), place, mistake))
-    worst: dict[Mistake, float] = {}
-    for far, _, mistake in sorted(glances)[:SHORTLIST]:
-        worst[mistake] = 0.0 if far < math.inf else far
-        for each, names in parts:
-            if worst[mistake] <= MATCH:
-                on_step()
-                worst[mistake] = max(worst[mistake], each.distance(mistake, names, region))
-    explaining = sorted((each for each in worst if worst[each] <= MATCH), key=worst.__getitem__)
-    return [each for each in explaining if worst[each] <= max(1.0, 2 * worst[explaining[0]])]
-
-
-def _by_rounding(evidence: list[Evidence], mistakes: Iterable[Mistake]) -> list[Mistake]:
-    """The rounding whose errors are large and small in the same places as the candidate's; none if there is none."""
-    each = next((each for each in evidence if each.is_wrong("output")), None)
-    if each is None or each.observed["output"].numel() < LEAST_VALUES or each.dtype != torch.float64:
-        return []
-    error, shares = each.observed["output"] - each.expected["output"], [(0.0, 0, 0.0)]
-    known = [mistake for mistake in mistakes if mistake.is_rounding]
-    for place, mistake in enumerate(known):
-        rounded = each.reference.answers_of(mistake, each.own_dtype, rows=each.rows, has_gradients=False)["output"]
-        rounded = rounded - each.expected["output"]
-        along, size = float((rounded * error).sum()), float(rounded.square().sum()) or SMALLEST
-        shares.append((along**2 / (size * float(error.square().sum())), place, along / size))
-    share, place, factor = max(shares)
-    return [known[place]] if share >= ROUNDING_EXPLAINED and CLOSER <= factor <= 1 / CLOSER else []
+    first, names = next(part for part in parts if any(map(part[0].is_wrong, part[1])))
+    possible = [
+        each
+        for each in mistakes
+        if each.is_gradient is not is_output_wrong and (has_all_rows or not each.needs_all_rows)
+    ]
+    near = {each: first.distance(each, names, region, is_quick=True) for each in possible}
+    far: dict[Mistake, float] = {}
+    for mistake in sorted(near, key=near.__getitem__)[:SHORTLIST]:
+        far[mistake] = 0.0 if near[mistake] < math.inf else math.inf
+        for each, compared in parts:
+            if far[mistake] <= MATCH:
+                far[mistake] = max(far[mistake], each.distance(mistake, compared, region))
+    best = min(far.values(), default=math.inf)
+    limit = min(MATCH, max(1.0, 2 * best))
+    return sorted((each for each in far if far[each] <= limit), key=far.__getitem__)
 
 
 def _stale(evidence: list[Evidence]) -> Finding | None:
     """Test whether an answer is right for operands of another probe, as if they were kept from an earlier call."""
-    right = Mistake(name="none", step="scores", words="", changes={})
     for each, other in itertools.permutations(evidence, 2):
-        mine, others = each.reference.drawn, other.reference.drawn
-        allowed, expected = each.reference.tolerance("output"), each.expected["output"]
-        for names in KEPT_OPERANDS if each.is_wrong("output") else ():
-            if set(names) <= set(mine.tensors):
-                tensors = mine.tensors | {name: others.tensors[name] for name in names}
-                stale = right.answer(each.reference.workload, each.rows)(replace(mine, tensors=tensors))
-                is_other = largest(stale, expected) > 2 * MATCH * allowed
-                if is_other and largest(each.observed["output"], stale) <= allowed:
-                    words = f"It looks as if the {' and the '.join(names)} of an earlier call is used again."
-                    return Finding(words, (STALE_MISTAKE,), "output")
+        is_possible = each.is_wrong("output") and each.reference.workload.scope == "attention"
+        for names in KEPT_OPERANDS if is_possible else ():
+            kept = {name: other.reference.drawn.tensors[name].to(each.dtype) for name in names}
+            heads = lambda query, key, value, mask, kept=kept: steps.heads(  # noqa: E731
+                query, **{"key": key, "value": value, "mask": mask} | kept
+            )
+            if each.distance(steps.wrong(STALE_MISTAKE, heads=heads), ["output"], is_quick=True) <= 1:
+                words = f"It looks as if the {' and the '.join(names)} of an earlier call is used again."
+                return Finding(words, (STALE_MISTAKE,), "output")
     return None
 
 
@@ -558,34 +492,29 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     results = steps.attend(*oracle.heads(workload, reference.drawn, rows), mask)
     right, like = results["weights"], reference.drawn.tensors["value"].to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
-    is_lost = (actual == 0) & (right > SMALL_WEIGHT)
-    if is_random and is_lost.any():
-        factor = float((actual / right)[(right > SMALL_WEIGHT) & ~is_lost].median())
-        name, how = ("in_evaluation", f"multiplied by {factor:.2f}")
-        if abs(factor - 1) < CLOSE / 2:
-            name, how = ("without_rescaling", "as they were, without rescaling")
-        share = float(is_lost.double().sum() / (right > SMALL_WEIGHT).sum())
+    is_lost, is_clear = actual == 0, right > SMALL_WEIGHT
+    if is_random and (is_lost & is_clear).any():
+        factor = float((actual / right)[is_clear & ~is_lost].median())
+        is_rescaled = abs(factor - 1) >= CLOSE / 2
+        share = float((is_lost & is_clear).sum() / is_clear.sum())
+        how = f"multiplied by {factor:.2f}" if is_rescaled else "as they were, without rescaling"
         words = f"dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}"
-        return finding(words, [f"dropout_{name}"], "weights")
+        return finding(words, [f"dropout_{'in_evaluation' if is_rescaled else 'without_rescaling'}"], "weights")
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
     apart, place = differences(actual, right)
     if float(apart.max()) <= allowed:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     if workload.sinks == "none" and (known := _by_weights(actual, results, mask, allowed)):
         return known
-    batch, head, row, column = place
-    actual_words, right_words = _distinct(float(actual[place]), float(right[place]))
-    facts = [
-        f"query {row} gives key {column} {actual_words} where {right_words} is right (batch row {batch}, head {head})"
-    ]
-    sums = actual.sum(dim=-1)
-    low, high = float(sums.min()), float(sums.max())
+    (batch, head, row, column), sums = place, actual.sum(dim=-1)
+    low, high, leaked = float(sums.min()), float(sums.max()), float(actual.where(~mask.seen, 0.0).abs().max())
+    facts = "query {} gives key {} {} where {} is right (batch row {}, head {})".format(
+        row, column, *_distinct(float(actual[place]), float(right[place])), batch, head
+    )
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
-        facts.append(f"a query's weights add up to {low:.3g} to {high:.3g}, not 1")
-    leaked = float(actual.where(~mask.seen, 0.0).abs().max())
-    if leaked > SMALL_WEIGHT:
-        facts.append(f"hidden keys get up to {leaked:.3g}")
-    return Finding(f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights")
+        facts += f"; a query's weights add up to {low:.3g} to {high:.3g}, not 1"
+    facts += f"; hidden keys get up to {leaked:.3g}" * (leaked > SMALL_WEIGHT)
+    return Finding(f"{UNKNOWN} Its weights, seen from outside: {facts}.", (), "weights")
 
 
 def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask, allowed: float) -> Finding | None:
@@ -611,26 +540,19 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
 
 def _visible(seen: Tensor) -> str:
     """The keys that queries see (T, S), in words: a range relative to the query, if they are one."""
-    length = seen.shape[1]
-    places = torch.arange(length)
-    first, last = (places.where(seen, empty) for empty in (length, -1))
-    first, last, query = first.amin(dim=1), last.amax(dim=1), torch.arange(len(seen))
-    before, after = {*(query - first)[first > 0].tolist()}, {*(last - query)[last < length - 1].tolist()}
-    is_range = torch.equal(seen, (places >= first[:, None]) & (places <= last[:, None]))
-    if not is_range or len(before) > 1 or len(after) > 1:
+    ahead = torch.arange(seen.shape[1]) - torch.arange(len(seen))[:, None]
+    low, high = int(ahead[seen].min()), int(ahead[seen].max())
+    if not torch.equal(seen, (low <= ahead) & (ahead <= high)):
         return "queries see other keys than those of the mask"
-    start = f"key i{-before.pop():+d}" if before else "key 0"
-    end = f"key i{after.pop():+d}" if after else "the last key"
+    start = f"key i{low:+d}" if low > 1 - len(seen) else "key 0"
+    end = f"key i{high:+d}" if high < seen.shape[1] - 1 else "the last key"
     return f"query i sees {start} to {end}".replace("i+0", "i")
 
 
 def _distinct(actual: float, right: float) -> tuple[str, str]:
     """Two numbers with just enough digits to show that they differ, at least three."""
-    for digits in range(3, 18):
-        words = f"{actual:.{digits}g}", f"{right:.{digits}g}"
-        if words[0] != words[1]:
-            return words
-    return words
+    pairs = [(f"{actual:.{digits}g}", f"{right:.{digits}g}") for digits in range(3, 18)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def describe(agreement: Agreement) -> str:

@@ -39,41 +39,34 @@ def load(file: Path) -> dict[str, Any]:
         ValueError: it is not such a dictionary; the message lists the entries.
     """
     try:
-        saved: Any = torch.load(file, weights_only=True)
+        saved: dict[str, Any] = torch.load(file, weights_only=True)
+        names, (query, key, value) = set(saved), (saved[name].shape for name in QKV)
+        is_fine = {len(query), len(key), len(value)} == {4} and query[0] == key[0] and query[3] == key[3]
+        is_fine = is_fine and key[:3] == value[:3] and query[1] % key[1] == 0
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"--replay {file} cannot be loaded: {error}") from None
-    names = set(saved) if isinstance(saved, dict) else set()
-    if not set(QKV) <= names <= set(ENTRIES):
-        raise ValueError(f"--replay {file} holds {', '.join(sorted(map(str, names)))}: give {', '.join(ENTRIES)}")
-    shapes = {name: tuple(getattr(saved[name], "shape", ())) for name in QKV}
-    is_fine = all(len(shape) == 4 for shape in shapes.values())  # noqa: PLR2004
-    if is_fine:
-        (batch, heads, _, width), key, value = shapes.values()
-        is_fine = key[:3] == value[:3] and (batch, width) == (key[0], key[3]) and heads % key[1] == 0
-    if not is_fine:
-        text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"--replay {file} has {text}: give (B, H, T, K), (B, G, S, K) and (B, G, S, V)")
-    captured: dict[str, Any] = saved
-    return captured
+    except (AttributeError, KeyError, TypeError):
+        is_fine = False
+    if not is_fine or not names <= set(ENTRIES):
+        raise ValueError(
+            f"--replay {file} holds no inputs of attention: give query (B, H, T, K), key (B, G, S, K), value "
+            f"(B, G, S, V) and any of {', '.join(ENTRIES[3:])}"
+        )
+    return saved
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
     """The captured call as axes of a workload; its mask is not one of them."""
-    (batch, heads, length, width), (_, groups, keys, wide) = saved["query"].shape, saved["value"].shape
-    return {
+    query, value = saved["query"], saved["value"]
+    axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
+    axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
+    return axes | {
         "scope": "attention",
-        "batch_size": batch,
-        "num_heads": heads,
-        "num_kv_heads": groups,
-        "seq_len": length,
-        "kv_len": keys,
-        "head_dim": width,
-        "value_dim": wide,
-        "dtype": str(saved["query"].dtype).removeprefix("torch."),
-        "device": saved["query"].device.type,
+        "embed_dim": query.shape[1] * query.shape[3],
+        "dtype": str(query.dtype).removeprefix("torch."),
+        "device": query.device.type,
         "direction": "inference" if saved.get("gradient") is None else "forward_backward",
         "mask": "causal" if saved.get("is_causal") else "none",
-        "embed_dim": heads * width,
     }
 
 
@@ -96,19 +89,18 @@ def reference(saved: dict[str, Any]) -> Reference:
     """
     workload, gradient, mask = Workload(**settings(saved)), saved.get("gradient"), saved.get("mask")
     shape = (*saved["query"].shape[:3], saved["key"].shape[2])
-    added = torch.zeros((), dtype=torch.float64) if mask is None else mask.detach().double()
-    if mask is not None and mask.dtype == torch.bool:
-        added = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_fill(~mask, -math.inf)
+    added = torch.zeros((), dtype=torch.float64) if mask is None else mask.detach().cpu()
+    added = torch.where(added, 0.0, -math.inf) if added.dtype == torch.bool else added
     try:
-        added = added.expand(shape)
+        added = added.double().expand(shape)
     except RuntimeError as error:
         raise ValueError(f"--replay has no inputs of attention: {error}") from None
     if gradient is not None and gradient.shape != (*shape[:3], workload.value_dim):
         raise ValueError(f"--replay has no inputs of attention: its gradient has shape {tuple(gradient.shape)}")
 
     def captured(mask: RowMask) -> CapturedMask:
-        given = {field.name: getattr(mask, field.name) for field in fields(RowMask)} | {"scale": saved.get("scale")}
-        return CapturedMask(**given, added=added)
+        known = {field.name: getattr(mask, field.name) for field in fields(RowMask)}
+        return CapturedMask(**known | {"scale": saved.get("scale")}, added=added)
 
     return Reference(
         workload,
@@ -131,18 +123,15 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(signature, Signature):
         raise ValueError("--replay calls a function of query, key and value, and not a module")  # noqa: TRY004
     names, gradient = signature.names, saved.get("gradient")
-    leaves = tuple(saved[name].detach().requires_grad_(gradient is not None) for name in QKV)
+    query, key, value = leaves = [saved[name].detach().requires_grad_(gradient is not None) for name in QKV]
     passed: dict[str, Any] = {}
     for entry in ("mask", "scale", "is_causal"):
-        entry_value = saved.get(entry)
-        if entry_value is None or entry_value is False:
+        if saved.get(entry) is None or saved[entry] is False:
             continue
         is_added = entry == "mask" and saved["mask"].dtype != torch.bool and "bias" in names
-        name = names.get("bias" if is_added else entry, "")
-        if not name:
+        if (keyword := "bias" if is_added else entry) not in names:
             raise ValueError(f"the function has no parameter {entry}, which was captured")
-        passed[name] = entry_value
-    query, key, value = leaves
+        passed[names[keyword]] = saved[entry]
     if "num_kv_heads" in names:
         passed[names["num_kv_heads"]] = True if names["num_kv_heads"] == "enable_gqa" else key.shape[1]
     else:
@@ -155,8 +144,8 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     output = output.transpose(1, 2) if is_tokens_first else output
     answers = {"output": output}
     if gradient is not None:
-        made = torch.autograd.grad(output, leaves, gradient.to(output), allow_unused=True, materialize_grads=True)
-        answers |= {f"gradient of {name}": each for name, each in zip(QKV, made, strict=True)}
+        pulled = torch.autograd.grad(output, leaves, gradient.to(output), allow_unused=True, materialize_grads=True)
+        answers |= {f"gradient of {name}": each for name, each in zip(QKV, pulled, strict=True)}
     return {name: each.detach().double().cpu() for name, each in answers.items()}
 
 

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import math
 import shutil
 import sys
 import textwrap
@@ -20,10 +21,10 @@ from attnbench.checking.oracle import row_mask
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract.functions import ByFunction
 from attnbench.contract.loading import implementation
-from attnbench.contract.outside import Bound
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import Workload
 
+TENSORS = ("output", *(f"gradient of {name}" for name in QKV))
 NOT_A_FUNCTION = "a script calls a function of query, key and value, and not a module"
 TEXT = Template('''"""$title
 
@@ -42,8 +43,6 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from candidate import $name as candidate
 
 saved = torch.load(os.path.join(sys.path[0], "repro.pt"), weights_only=True)
-TENSOR, ROWS, BIAS, VISIBLE = saved["tensor"], saved["rows"], saved["bias"], saved["visible"]
-ALLOWED, ALLOWED_RMS = saved["allowed"], saved["allowed_rms"]  # several times the errors of honest forms in this dtype
 heads_first = (lambda tensor: tensor.transpose(1, 2)) if saved["is_tokens_first"] else (lambda tensor: tensor)
 
 
@@ -56,35 +55,36 @@ def textbook(query, key, value):
     """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V); a query that sees no key gets 0."""
     query, key, value = map(heads_first, (query, key, value))
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
-    scores = saved["scale"] * query @ key.mT
-    scores = (scores if BIAS is None else scores + BIAS).masked_fill(~VISIBLE, -math.inf)
-    empty = ~VISIBLE.any(-1, keepdim=True)
+    scores = saved["scale"] * query @ key.mT + saved["added"]  # -inf hides a key
+    empty = (saved["added"] == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ value
 
 
-def answers(attention, inputs, gradient):
-    """The output and, with a gradient, those of query, key and value."""
-    inputs = [each.requires_grad_(gradient is not None) for each in inputs]
+def answer(attention, inputs):
+    """The output, or the gradient of one of the inputs."""
+    inputs = [each.requires_grad_(saved["gradient"] is not None) for each in inputs]
     output = attention(*inputs)
-    found = () if gradient is None else torch.autograd.grad(
-        output, inputs, gradient.to(output.dtype), allow_unused=True, materialize_grads=True
-    )
-    names = ("output", "gradient of query", "gradient of key", "gradient of value")
-    return dict(zip(names, (output.detach(), *found)))[TENSOR].double()
+    if saved["place"] == 0:
+        return output.detach().double()
+    gradient = saved["gradient"].to(output.dtype)
+    gradients = torch.autograd.grad(output, inputs, gradient, allow_unused=True, materialize_grads=True)
+    return gradients[saved["place"] - 1].double()
 
 
 inputs = saved["inputs"]  # query, key and value, with their strides
 for each in inputs:
     print(tuple(each.shape), each.dtype, each.device, "strides", each.stride())
-seen = answers(called, [each.clone() if 0 in each.stride() else each for each in inputs], saved["gradient"])
-right = answers(textbook, [each.detach().double() for each in inputs], saved["gradient"])
+seen = answer(called, [each.clone() if 0 in each.stride() else each for each in inputs])
+right = answer(textbook, [each.detach().double() for each in inputs])
 apart = (seen - right).abs().nan_to_num(math.inf)
 place = torch.unravel_index(apart.argmax(), apart.shape)
-rms = float(apart.narrow(-2, ROWS[0], ROWS[1] - ROWS[0]).square().mean().sqrt())
-print(TENSOR, "at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
-print("largest error", float(apart.max()), "allowed", ALLOWED)
-print("RMS error of rows", ROWS, rms, "allowed", ALLOWED_RMS)
-sys.exit(int(not (float(apart.max()) <= ALLOWED and rms <= ALLOWED_RMS)))
+first, end = saved["rows"]
+rms = float(apart[..., first:end, :].square().mean().sqrt())
+print("$tensor at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
+# The limits are several times the errors of honest forms in this dtype.
+print("largest error", float(apart.max()), "allowed", saved["allowed"])
+print("RMS error of rows", first, "to", end - 1, rms, "allowed", saved["allowed_rms"])
+sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allowed_rms"])))
 ''')
 
 
@@ -106,16 +106,14 @@ def reason_against(workload: Workload, error: TensorError) -> str:
         return f"{NOT_A_FUNCTION}: add --set scope=attention"
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
         return "the formula of the script has no sinks, no rotation and no softcap"
-    if error.tensor not in {"output", *(f"gradient of {name}" for name in QKV)} or not error.rows:
-        return f"the script does not compare the {error.tensor}"
-    return ""
+    return "" if error.tensor in TENSORS and error.rows else f"the script does not compare the {error.tensor}"
 
 
 def write(request: Request) -> Path:
     """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show the wrong answer.
+        ValueError: no script can show the wrong answer, or the function cannot be imported by its name from one file.
     """
     workload, error = request.workload, request.error
     if reason := reason_against(workload, error):
@@ -126,50 +124,37 @@ def write(request: Request) -> Path:
         raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
     case.hand_over_operands()
     query, key, value = (case.tensors[name] for name in QKV)
-    bound = case.module.bind(query, key, value, case.mask)
-    file, name = _source(bound)
-    rows = row_mask(workload, torch.arange(workload.seq_len))
-    changes = None
-    if rows.rule.changes_scores:
-        zeros = torch.zeros(workload.batch_size, workload.num_heads, workload.seq_len, workload.kv_len)
-        changes = rows.changed(zeros.double())
-    folder = Path(request.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    call = case.module.bind(query, key, value, case.mask).call
+    function = call.func if isinstance(call, partial) else call
+    name, file = getattr(function, "__name__", ""), inspect.getsourcefile(inspect.unwrap(function))
+    if file is None or getattr(function, "__qualname__", "") != name:
+        raise ValueError("the function cannot be imported by its name from one file")
     prepared = case.module.prepare(query, key, value, case.mask)
+    rows = row_mask(workload, torch.arange(workload.seq_len))
+    zeros = torch.zeros(workload.batch_size, workload.num_heads, workload.seq_len, workload.kv_len).double()
     saved = {
         "inputs": [each.detach() for each in prepared.tensors],
         "passed": {key: each.detach() if isinstance(each, Tensor) else each for key, each in prepared.passed.items()},
         "empty": prepared.empty,
         "is_tokens_first": prepared.is_tokens_first,
-        "visible": rows.seen,
-        "bias": changes,
+        "added": rows.changed(zeros).masked_fill(~rows.seen, -math.inf),
         "scale": rows.scale_for(workload.head_dim),
         "gradient": reference.grad_output,
-        "tensor": error.tensor,
+        "place": TENSORS.index(error.tensor),
         "rows": error.rows,
         "allowed": error.allowed,
         "allowed_rms": error.allowed_rms,
     }
+    folder = Path(request.folder)
+    folder.mkdir(parents=True, exist_ok=True)
     torch.save(saved, folder / "repro.pt")
     shutil.copyfile(file, folder / "candidate.py")
     title = f"{name} of {Path(file).name} is {error.grade} on {workload.id}."
     words = textwrap.fill(request.words.replace('"', "'"), 116)
     script = folder / "repro.py"
-    script.write_text(TEXT.substitute(title=title, words=words, name=name), encoding="utf-8")
+    text = TEXT.substitute(title=title, words=words, name=name, tensor=error.tensor)
+    script.write_text(text, encoding="utf-8")
     return script
-
-
-def _source(bound: Bound) -> tuple[str, str]:
-    """The file of the function that is called, and its name there.
-
-    Raises:
-        ValueError: it cannot be imported by its name from one file.
-    """
-    function = bound.call.func if isinstance(bound.call, partial) else bound.call
-    name, file = getattr(function, "__name__", ""), inspect.getsourcefile(inspect.unwrap(function))
-    if file is None or getattr(function, "__qualname__", "") != name:
-        raise ValueError("the function cannot be imported by its name from one file")
-    return file, name
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Attention in the textbook form, step by step; each step can be displayed, or replaced to create a `Mistake`.
 
-The steps in order, with their results: `projection` query, key and value; `heads` a key/value head for every query
-head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
+The steps in order, with their results: `projection` query, key and value; `heads` the same, with a key/value head for
+every query head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
 Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,9 +32,9 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor]:
-    """Key (B, G, S, K) -> (B, H, S, K), and the same for value: query head h reads key/value head h // (H / G)."""
-    return repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor, Tensor]:
+    """The query, key (B, G, S, K) -> (B, H, S, K), and the same for value: query head h reads head h // (H / G)."""
+    return query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
 
 
 def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
@@ -92,12 +91,12 @@ DEFAULTS: Changes = {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None
 ) -> dict[str, Tensor]:
-    """Each step's result by its name, from `scores` to `context`; `key` and `value` are those of `heads`.
+    """Each step's result by its name, from `scores` to `context`; `query`, `key` and `value` are those of `heads`.
 
     Query (B, H, R, K), key (B, G, S, K), value (B, G, S, V).
     """
     step = {**DEFAULTS, **(changes or {})}
-    key, value = step["heads"](query, key, value, mask)
+    query, key, value = step["heads"](query, key, value, mask)
     results = {"query": query, "key": key, "value": value}
     if WHOLE in step:
         return results | {"context": step[WHOLE](query, key, value, mask)}
@@ -130,8 +129,8 @@ class Mistake:
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
-    is_rounding: bool = False  # recognised by the places of its large errors, not by their exact values
     is_gradient: bool = False  # the output is right
+    declare: str = ""  # the line that declares to an adapter what its author may mean
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
@@ -148,22 +147,17 @@ class Mistake:
         return ask
 
 
-def wrong(name: str, words: str = "", flags: str = "", **changes: Callable[..., Any]) -> Mistake:
+def wrong(name: str, detail: str = "", flags: str = "", **changes: Callable[..., Any]) -> Mistake:
     """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows".
 
-    Without `words`, they are those of `attnbench explain`.
+    Its words are the meaning of its name in `attnbench explain` and the detail, or the detail of a name without one.
     """
+    means, declare = next(((each.means, each.declare) for each in explanations() if each.name == name), ("", ""))
+    words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
     named: dict[str, Any] = dict.fromkeys(flags.split(), True)
-    return Mistake(name=name, step=first, words=words or meaning(name), changes=steps, **named)
-
-
-@functools.cache
-def meaning(name: str) -> str:
-    """The meaning of a mistake's name, to go on a sentence; "" without an explanation."""
-    means = next((each.means for each in explanations() if each.name == name), "")
-    return means[:1].lower() + means[1:].removesuffix(".")
+    return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, **named)
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
@@ -176,24 +170,15 @@ def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda *operands: change(DEFAULTS[step](*operands))
 
 
-def with_change(change: Callable[[Tensor, RowMask, Mask], Tensor | None]) -> Callable[[Tensor, RowMask], Tensor]:
-    """The step `masked scores` with `change(scores, mask, part)` for each part that changes scores; None: as usual."""
+def with_bias(change: Callable[[Tensor, Mask], Tensor]) -> Callable[[Tensor, RowMask], Tensor]:
+    """The step `masked scores`, with `change(bias, part)` in place of each bias (B, H, R, S)."""
 
     def masked(scores: Tensor, mask: RowMask) -> Tensor:
         for part in mask.rule.changes:
-            other = change(scores, mask, part)
-            scores = mask.change(scores, part) if other is None else other
+            if part.is_additive:
+                scores = scores + change(mask.bias(part).expand(scores.shape), part).to(scores.dtype)
+            else:
+                scores = mask.change(scores, part)
         return hide(scores, mask.seen)
 
     return masked
-
-
-def with_bias(bias: Callable[[Tensor, RowMask, Mask], Tensor]) -> Callable[[Tensor, RowMask], Tensor]:
-    """The step `masked scores` with `bias(right, mask, part)` in place of each bias (B, H, R, S)."""
-
-    def biased(scores: Tensor, mask: RowMask, part: Mask) -> Tensor | None:
-        if not part.is_additive:
-            return None
-        return scores + bias(mask.bias(part).expand(scores.shape), mask, part).to(scores.dtype)
-
-    return with_change(biased)

@@ -126,8 +126,8 @@ def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
         if not OUTPUT.is_quiet:
             for spec, reason in not_judged.items():
                 say(f"{spec}: not judged: {reason}", "bold yellow")
-            say("\nIt holds for this machine, these shapes and threads, and for no others.", "dim")
-            say(f"The same inputs again: --seed {planned.seed}", "dim")
+            say("\nThis holds for this machine, these shapes and these threads only.", "dim")
+            say(f"Repeat with the same inputs: --seed {planned.seed}", "dim")
 
     present(lambda: certificates, show)
     if any(each.broken or each.failed for each in certificates):

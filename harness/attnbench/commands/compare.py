@@ -32,7 +32,7 @@ def compare(
 
     Options:
         base: rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, a python, or FILE.py:NAME.
-        candidate: Likewise.
+        candidate: Written like BASE.
         is_bisecting (--bisect): Exit as `git bisect run` wants it: 0 good, 1 bad, 125 if it cannot be judged.
 
     Examples:

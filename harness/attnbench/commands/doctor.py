@@ -159,8 +159,8 @@ def doctor(*, address: str = "") -> ExitCode:
 
     def show_hosts() -> None:
         rows = [(host, each.name, each.value) for host, findings in hosts.items() for each in findings]
-        print_table(("host", "what", "seen"), rows)
-        for line in lines or ["Nothing speaks against measuring."]:
+        print_table(("host", "property", "value"), rows)
+        for line in lines or ["This machine is fit to measure."]:
             say(line)
 
     present(lambda: facts, show_hosts)

@@ -48,8 +48,8 @@ def fastest(
     --policy, a sweep's answers are learned as a policy: a table of winners.
 
     Options:
-        memory (SIZE): Only what needs no more beyond its inputs, as in 512MiB or 8GiB.
-        is_deterministic: Only what gives the same answer to the same input.
+        memory (SIZE): Exclude implementations that need more beyond their inputs, as in 512MiB or 8GiB.
+        is_deterministic: Exclude implementations whose answer to the same input varies.
         along (AXIS): Find where each two of the named change places: along length (query and key), seq_len, kv_len,
             num_heads, batch_size or head_dim.
         low (--from N): Where --along begins. 0: by the axis.
@@ -160,7 +160,7 @@ def _answer(results: Results, text: str) -> None:
 
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
-        say(f"{' '.join(story.machine(results))} All of it: attnbench report {results.folder}", "dim")
+        say(f"{'. '.join(story.machine(results))} Full report: attnbench report {results.folder}", "dim")
 
 
 def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def gate(
 
     Options:
         runs ([BASE] [CANDIDATE]): Runs or journals. Two: BASE and CANDIDATE. One: against the stored baseline of its
-            machine, or its own base if it compared two sides. None: the newest run, likewise.
+            machine, or its own base if it compared two sides. None: the newest run.
         is_accepted (--accept): Judge nothing: store the run as the baseline of its machine.
         reason (TEXT): With --accept: why this is the new normal; kept in the file.
         thresholds (FILE): Allowed changes. Default: the table gate of ./attnbench.toml, if any.

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import typer
 
-from attnbench.analysis.conclusion import Conclusion, Question, conclude
+from attnbench.analysis.conclusion import Conclusion, Question, conclude, marks
 from attnbench.analysis.growth import growths
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
 from attnbench.processes.execution import new_folder
-from attnbench.reports import endings
-from attnbench.reports import growth as report
+from attnbench.reports import titles
+from attnbench.units import grouped
 
 DIRECTION = "direction=inference"
 """Default direction of the calls."""
@@ -31,13 +31,14 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
     grown = growths(measured, planned.memory_limit_bytes)
 
     def show() -> None:
-        for title, members in report.by_panel(grown).items():
+        panels = grouped(grown, lambda each: f"{titles.title(each.workload.axes())} {each.other}".rstrip())
+        for title, members in panels.items():
             typer.echo(f"\n{title}")
             for each in members:
-                typer.echo(f"  {report.sentence(each)}")
+                typer.echo(f"  {each.sentence}")
 
-    present(lambda: [report.facts(each) for each in grown], show)
-    return conclude(endings.marks(measured), Question.measurement)
+    present(lambda: [each.facts() for each in grown], show)
+    return conclude(marks(measured), Question.measurement)
 
 
 COMMAND = Command(growth, order=60)

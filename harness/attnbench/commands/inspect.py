@@ -19,7 +19,7 @@ def inspect(
     """Walk a sentence step by step, with every number, and compare an implementation with the oracle.
 
     Options:
-        name ([NAME|FILE.py:NAME]): What to compare with the oracle.
+        name ([NAME|FILE.py:NAME]): The implementation to compare with the oracle.
         sentence (WORDS): Words to attend over; may be repeated.
         settings (--set AXIS=V): Heads, widths, mask.
         to (DIR): Default: results/inspect/NAME.

@@ -17,10 +17,10 @@ What = Literal["implementations", "sweeps", "axes", "masks", "models", "metrics"
 
 
 def list_what(what: What = "implementations") -> None:
-    """List what there is; for implementations, what each supports here.
+    """List implementations and what each supports here; or axes, sweeps, models, masks, metrics or reports.
 
     Options:
-        what: What to list.
+        what: The list to print.
     """
     if what == "implementations":
         supports = implementations(plugins.implementation_names())

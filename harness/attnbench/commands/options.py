@@ -38,7 +38,7 @@ class SelectionOptions:
     sweep: str
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|FILE.py:NAME", help="As -i has them; FILE.py: all that it holds."),
+        typer.Argument(metavar="NAME|FILE.py:NAME", help="Implementations, as with -i. FILE.py: all in that file."),
     ] = None
     settings: list[str] | None = None
     model: str = ""

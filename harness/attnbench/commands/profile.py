@@ -44,7 +44,7 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
                     terminal.say(f"{cell['implementation']} spends {cell['spends']}")
         terminal.print_findings(traced)
         if any(cell["trace"] for cell in cells):
-            typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
+            typer.echo(f"\nView them: attnbench tensorboard {folder}")
 
     present(lambda: cells, show)
     return endings.of_run(traced)

@@ -147,12 +147,12 @@ def _write_one(stored: Results, kind: str, to: Path | None) -> None:
 
 def _print_salvaged(run: str, saved: Salvaged) -> None:
     if not saved.is_damaged:
-        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        typer.echo(f"{run} is intact ({saved.num_kept} lines): nothing was written")
         return
-    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    typer.echo(f"{saved.folder} holds the {saved.num_kept} intact lines; {len(saved.dropped)} were left out:")
     for number, wrong in list(saved.dropped.items())[:MOST_LINES]:
         typer.echo(f"  line {number}: {wrong}")
-    typer.echo("A lost line may have been a failure, so no gate takes this run. Go on with it by")
+    typer.echo("A lost line may have been a failure, so no gate accepts this run. Continue it with")
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 

@@ -32,13 +32,12 @@ LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Least seconds between updates of the progress line."""
 STAGE_WORDS = {
-    "predict": "predicting",
     "check": "checking",
-    "observe": "seeing what runs",
+    "observe": "profiling",
     "ceilings": "measuring ceilings",
     "time": "timing",
     "choose": "finding the fastest",
-    "search": "looking where that changes",
+    "search": "searching for the crossover",
     "trace": "tracing",
 }
 
@@ -104,7 +103,7 @@ def interruptible(hint: str) -> Iterator[None]:
 
 def how_to_resume(plan: Plan, folder: Path) -> str:
     """How to continue an unfinished run."""
-    return f"finished cells are kept; go on with: {plan.resume_command(str(folder))}"
+    return f"finished cells are kept; continue with: {plan.resume_command(str(folder))}"
 
 
 def note_untried(names: Iterable[str]) -> None:
@@ -171,14 +170,14 @@ def to_resume(
     """
     output = {"--json", "--quiet", "--verbose"}
     if more := sorted(selected.typed - {"names", "--implementation", "--resume", "--results", *output, *again}):
-        raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
+        raise ValueError(f"--resume continues a run as planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
     for metric in plan.metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
     if plan.command != command:
-        raise ValueError(f"{resume} was begun by attnbench {plan.command}: go on with {plan.resume_command(resume)}")
+        raise ValueError(f"{resume} was begun by attnbench {plan.command}: continue with {plan.resume_command(resume)}")
     if plan.sides is None:
         require_named(plan, plan.implementations, selected.named)
         plugins.check_specs(plan.implementations)

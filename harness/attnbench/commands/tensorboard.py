@@ -19,16 +19,14 @@ def tensorboard(
     """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it.
 
     Options:
-        run ([RUN|DIR]): Which traces, by name or folder. Default: newest.
+        run ([RUN|DIR]): Name or folder of the traces. Default: newest.
     """
     require_extra("torch_tb_profiler", "tensorboard")
     from attnbench.tracing.viewer import server
 
     folder = folders.find(run, results)
     stopped = server.stopping()
-    address, damaged = server.launch(folder, port)
-    for line in damaged:
-        typer.echo(f"warning: {line}", err=True)
+    address = server.launch(folder, port)
     facts = json.dumps({"folder": str(folder), "address": address})  # one line, since the command goes on
     typer.echo(facts if OUTPUT.is_json else f"{folder}: {address} (Ctrl-C ends it)")
     if open_page:

@@ -11,9 +11,9 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
-from attnbench.reports import cells, screen, story, text_lines
+from attnbench.reports import cells, screen, story
 from attnbench.storage.records import Record, Status
-from attnbench.units import grouped, plain
+from attnbench.units import grouped, plain, text_lines
 
 NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, as a terminal is narrow."""

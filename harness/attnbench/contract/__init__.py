@@ -19,7 +19,7 @@ from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.layouts import Weights, split
 from attnbench.contract.outside import repeat_heads
 from attnbench.devices import device
-from attnbench.storage.operators import BACKENDS
+from attnbench.devices.kernels import BACKENDS
 from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
 

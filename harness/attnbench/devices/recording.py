@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.storage.operators import COMPILED
+from attnbench.devices.kernels import COMPILED
 from attnbench.storage.records import Operator
 
 if TYPE_CHECKING:  # as in devices/__init__.py

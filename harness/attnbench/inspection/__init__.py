@@ -1,4 +1,4 @@
 """Inspect attention on one small workload, the words of a sentence, step by step.
 
-`walkthrough` and `oracle_diff` compute, `text` shows the results.
+`oracle_diff` computes, `text` shows the results.
 """

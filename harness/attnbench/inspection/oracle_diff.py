@@ -1,4 +1,7 @@
-"""An inspection: compare an implementation with the oracle on some sentences, step by step.
+"""An inspection: walk sentences through the textbook form, and compare an implementation with the oracle, step by step.
+
+Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
+key and value at every place.
 
 Only steps that are visible from outside are compared. Each step gets the oracle's results of the steps before, so that
 a mistake shows in its own step; the output is the whole module's. The weights of an implementation are its context for
@@ -6,28 +9,141 @@ unit vectors as values, since attention is linear in its values. Shapes as in th
 """
 
 import contextlib
+import hashlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import oracle
-from attnbench.checking.case import Inputs, bind, build, place, reason_against
+from attnbench.checking import oracle, steps
+from attnbench.checking.case import Inputs, bind, build, draw_operands, draw_weights, generator, place, reason_against
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
-from attnbench.inspection import walkthrough
-from attnbench.inspection.walkthrough import LETTERS, PROJECTED, WORD_LEN, Numbers, Walkthrough, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
-from attnbench.workloads.sweep import make
+from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
+
+Numbers = npt.NDArray[np.float64]
+PROJECTED = ("query", "key", "value")
+LETTERS = {
+    "x": "BTD",
+    "query": "BHTK",
+    "key": "BGSK",
+    "value": "BGSV",
+    "scores": "BHTS",
+    "masked scores": "BHTS",
+    "weights": "BHTS",
+    "context": "BHTV",
+    "output": "BTD",
+}
+"""The axes of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
+WORD_LEN = 14
+DEFAULT = "time flies like an arrow"
+DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
+AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # that can be set
+MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
+
+
+def shape_of(letters: str, shape: tuple[int, ...]) -> str:
+    """A shape with a letter for each axis: "(B=1, H=2, T=5, K=4)"."""
+    return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walkthrough:
+    """One sentence through all steps."""
+
+    words: tuple[str, ...]
+    workload: Workload
+    inputs: Inputs
+    steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
+
+    @property
+    def labels(self) -> list[str]:
+        """The words as headings: one short line each, without control characters."""
+        return [plain(word, limit=WORD_LEN) or "?" for word in self.words]
+
+    def sentence(self, limit: int = 0) -> str:
+        """The words on one line, cut at `limit` characters if given."""
+        return plain(" ".join(self.words), limit)
+
+    def shape(self, name: str) -> str:
+        """The shape of a step's result, as `shape_of` formats it."""
+        return shape_of(LETTERS[name], self.steps[name].shape)
+
+
+def words_of(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Split each sentence into words at white space.
+
+    Raises:
+        ValueError: a sentence has no words or too many, or there are too many sentences.
+    """
+    parted = tuple(tuple(sentence.split()) for sentence in sentences)
+    if not all(parted):
+        raise ValueError(f'--sentence "" has no words: give at least one, as in --sentence "{DEFAULT}"')
+    if (longest := max(map(len, parted))) > MOST_WORDS:
+        raise ValueError(f"a sentence of {longest} words is too long to look at: give at most {MOST_WORDS}")
+    if len(parted) > MOST_SENTENCES:
+        raise ValueError(f"{len(parted)} sentences are too many to look at: give at most {MOST_SENTENCES}")
+    return parted
+
+
+def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workload:
+    """One sentence as a workload of scope `module`.
+
+    Raises:
+        ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
+            large to inspect.
+    """
+    chosen: dict[str, str] = {}
+    for axis, values in sweep.parse_settings(settings).items():
+        if axis not in AXES:
+            raise ValueError(f"--set {axis} is not for inspect: the words decide; set {', '.join(AXES)}")
+        if len(values) != 1:
+            raise ValueError(f"--set {axis}={','.join(values)} is not allowed: inspect takes one value of an axis")
+        chosen[axis] = values[0]
+    usual = {axis: value for axis, value in DEFAULTS.items() if axis != "head_dim" or "embed_dim" not in chosen}
+    fixed = {"seq_len": num_words, "scope": "module", "direction": "inference", "seed": seed}
+    point = sweep.make(usual | chosen | fixed)
+    if point.num_heads > MOST_HEADS or max(point.head_dim, point.value_dim, point.embed_dim) > LARGEST_WIDTH:
+        limits = f"at most {MOST_HEADS} heads and widths of at most {LARGEST_WIDTH}"
+        raise ValueError(f"{point.num_heads} heads of width {point.head_dim} are too many to look at: choose {limits}")
+    return point
+
+
+def inputs_of(words: Sequence[str], point: Workload) -> Inputs:
+    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32, for both forms.
+
+    Each word is a standard normal vector that depends only on the seed and the word.
+    """
+    rows = []
+    for word in words:
+        digest = int.from_bytes(hashlib.sha256(word.encode(errors="surrogateescape")).digest()[:6], "big")
+        draws = generator(point.seed, 4, digest)
+        rows.append(torch.randn(point.embed_dim, generator=draws, dtype=torch.float64))
+    tensors = {"x": torch.stack(rows)[None]} | draw_operands(point, generator(point.seed, 5))
+    return Inputs(tensors=tensors, weights=draw_weights(point)).map(lambda tensor: tensor.float().double())
+
+
+def walk_through(words: tuple[str, ...], point: Workload) -> Walkthrough:
+    """Every step of the textbook form on one sentence, in float64."""
+    drawn = inputs_of(words, point)
+    x = drawn.tensors["x"]
+    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=drawn.tensors)
+    results = steps.attend_tokens(x, x, drawn.weights, mask) | {"x": x}
+    results |= zip(PROJECTED, oracle.project(x, x, drawn.weights), strict=True)
+    numbers = {name: results[name].numpy() for name in LETTERS}
+    return Walkthrough(words=words, workload=point, inputs=drawn, steps=numbers)
 
 
 class _Trouble(str):
@@ -54,20 +170,16 @@ class Comparison:
         """The step: query, key and value are results of the projection."""
         return "projection" if self.name in PROJECTED else self.name
 
-    @property
-    def letters(self) -> str:
-        """The axes of the result."""
-        return LETTERS[self.name]
-
     def where(self, words: tuple[str, ...]) -> str:
         """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
         if self.place is None:
             return ""
-        shape = dict(zip(self.letters, self.oracle.shape, strict=True))
-        at = dict(zip(self.letters, self.place, strict=True))
+        letters = LETTERS[self.name]
+        shape = dict(zip(letters, self.oracle.shape, strict=True))
+        at = dict(zip(letters, self.place, strict=True))
         parts = [f"{name} {at[letter]}" for letter, name in (("H", "head"), ("G", "key/value head")) if letter in at]
         names = {"T": "query" if self.step in {"weights", "context"} else "word"}
-        names["S"] = "key" if self.letters.endswith("S") else "word"
+        names["S"] = "key" if letters.endswith("S") else "word"
         for letter in (each for each in names if each in at):
             word = words[at[letter]]
             number = "" if words.count(word) == 1 else f" (word {at[letter] + 1})"
@@ -84,16 +196,16 @@ class Comparison:
 
 def compared(tolerance: Tolerance, result: object) -> Comparison:
     """Compare the result of foreign code, which may be of any type, with the oracle's."""
-    right = tolerance.expected
+    right, letters = tolerance.expected, LETTERS[tolerance.name]
     blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
     if isinstance(result, _Trouble):
         return replace(blank, trouble=plain(result))
-    expected = f"it should be {shape_of(blank.letters, right.shape)}"
+    expected = f"it should be {shape_of(letters, right.shape)}"
     if not isinstance(result, Tensor):
         return replace(blank, trouble=f"it gave a {type(result).__name__}, no tensor; {expected}")
     if result.shape != right.shape or not result.is_floating_point():
         shape = tuple(result.shape)
-        text = shape_of(blank.letters, shape) if len(shape) == len(blank.letters) else str(shape)
+        text = shape_of(letters, shape) if len(shape) == len(letters) else str(shape)
         dtype = "" if result.is_floating_point() else f" of {str(result.dtype).removeprefix('torch.')}"
         return replace(blank, trouble=f"its shape is {text}{dtype}; {expected}")
     judged = tolerance.judge(result)
@@ -148,8 +260,8 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = ()) -> I
         ValueError: the implementation does not exist, a sentence has no words, or the settings are invalid.
     """
     plugins.check_specs([name])
-    parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
-    walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings)) for words in parted]
+    parted = words_of(sentences or [DEFAULT])
+    walks = [walk_through(words, workload_of(len(words), settings)) for words in parted]
     implementation = _try(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
     diffs = tuple(compare(implementation, walk) for walk in walks)
     return Inspection(spec=name, implementation=plugins.name_of(name), diffs=diffs)
@@ -158,17 +270,13 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = ()) -> I
 def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a string is the reason why it could not be loaded."""
     workload, inputs = walk.workload, walk.inputs
-    limits, rows = limits_of(workload, inputs), torch.arange(workload.seq_len)
-    narrow = inputs.map(torch.Tensor.float)
-    right = limits(
-        "output",
-        oracle.answer(workload, inputs, rows),  # (B, T, D)
-        *(oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS),
-    )
+    limits, rows, narrow = limits_of(workload, inputs), torch.arange(workload.seq_len), inputs.map(torch.Tensor.float)
+    honest = [oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS]  # (B, T, D) each
+    right = limits("output", oracle.answer(workload, inputs, rows), *honest)
     if isinstance(implementation, str):
         return OracleDiff(walk=walk, comparisons=(compared(right, implementation),))
     if reason := reason_against(implementation, workload):
-        unmasked = make(workload.axes() | {"mask": "none"})
+        unmasked = sweep.make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
         return OracleDiff(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
@@ -186,7 +294,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     else:  # if the output is right, a module may compute this step in another way
         projections = _projections(module, limits, inputs, x)
         comparisons += [each for each in projections if each.agrees or not output.agrees]
-    reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
+    reason = reason_against(implementation, sweep.make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
         reason = f"{kind.__name__} has no attend"
     if reason:
@@ -196,8 +304,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-Limits = Callable[..., Tolerance]
-"""Limits of one step, from its name, the right answer and those of honest forms in float32."""
+Limits = Callable[..., Tolerance]  # of a step: from its name, the right answer and those of honest forms in float32
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
@@ -230,25 +337,19 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
     rows = oracle.row_mask(walk.workload, torch.arange(walk.workload.seq_len), inputs=inputs.tensors)
     mask.inputs = {name: tensor.float() for name, tensor in rows.inputs.items()}
     narrow = replace(rows, inputs=mask.inputs)
-    right = limits(
-        "context",
-        oracle.attend(query.double(), key.double(), value.double(), rows),
-        *(form(query, key, value, narrow) for form in oracle.YARDSTICKS),
-    )
 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - any result
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = compared(right, _try(lambda: actual(value)))
+    right = oracle.attend(query.double(), key.double(), value.double(), rows)
+    honest = [form(query, key, value, narrow) for form in oracle.YARDSTICKS]
+    context = compared(limits("context", right, *honest), _try(lambda: actual(value)))
     if context.trouble:  # context trouble hides the weights too
         return [context]
+    right = oracle.weights(query.double(), key.double(), rows)
+    honest = [oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS]
     weights = _try(lambda: recover_weights(actual, value))
-    right = limits(
-        "weights",
-        oracle.weights(query.double(), key.double(), rows),
-        *(oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS),
-    )
-    return [compared(right, weights), context]
+    return [compared(limits("weights", right, *honest), weights), context]
 
 
 def _try(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401

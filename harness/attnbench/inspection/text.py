@@ -14,11 +14,9 @@ import jinja2
 import numpy as np
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import Comparison, Inspection, OracleDiff
-from attnbench.inspection.walkthrough import LETTERS, Numbers, Walkthrough
-from attnbench.reports import text_lines
+from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, OracleDiff, Walkthrough
 from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, plain
+from attnbench.units import MISSING, plain, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
@@ -62,11 +60,6 @@ def formatted(values: Numbers) -> list[list[str]]:
     return [[text(value) for value in row] for row in values.tolist()]
 
 
-def brief(number: float) -> str:
-    """One number to four significant digits at most."""
-    return f"{number:.3g}" if abs(number) < SMALLEST_PLAIN else f"{number:.4g}"
-
-
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
@@ -98,7 +91,7 @@ def difference_tables(comparison: Comparison | None, labels: Sequence[str], name
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]
     which = f", head {head[1]}" if len(head) > 1 else ""
     return [
-        value_table(f"{comparison.name} of {who}{which}", comparison.letters, values[head], labels, (row, column))
+        value_table(f"{comparison.name} of {who}{which}", LETTERS[comparison.name], values[head], labels, (row, column))
         for who, values in ((name, comparison.actual), ("the oracle", comparison.oracle))
     ]
 
@@ -107,7 +100,7 @@ def comparison_table(diff: OracleDiff) -> Table:
     """One row for each compared step."""
     rows = []
     for each in diff.comparisons:
-        values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
+        values = [f"{value:.4g}" for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
         where = MISSING if each.agrees else each.trouble or each.where(diff.walk.words)
@@ -126,7 +119,7 @@ def first_difference(inspection: Inspection) -> list[str]:
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
         text = first.trouble
         if there := first.values_there():
-            values = f"{brief(there[0])}, the oracle says {brief(there[1])}"
+            values = f"{there[0]:.4g}, the oracle says {there[1]:.4g}"
             text = f"first difference, {first.where(diff.walk.words)}: {values}"
         lines.append(f"{sentence}{name}: {text}")
     return lines

@@ -21,10 +21,8 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.checking.case import Case
     from attnbench.workloads.workload import Workload
 
-FIRST, MORE = 3, 4
-"""First calls, which may fill caches, and calls after them."""
-CHANGE = 1 - 2**-4
-"""Factor of the inputs from each call to the next: a cache of answers never hits."""
+FIRST, MORE = 3, 4  # first calls, which may fill caches, and calls after them
+CHANGE = 1 - 2**-4  # factor of the inputs from each call to the next: a cache of answers never hits
 
 
 class Kept(NamedTuple):

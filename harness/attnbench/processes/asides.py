@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -15,11 +15,9 @@ from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
 from attnbench.processes.worker_client import START_TIMEOUT_S, ProcessClient, Template
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
-FUNCTIONS = "attnbench.processes.worker.asides"
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that a certificate depends on: the laws vary the others."""
 LONGEST = 1024
@@ -27,7 +25,7 @@ LONGEST = 1024
 
 
 @contextmanager
-def worker(timeout_s: float, preloaded: str = "", template: Template | None = None) -> Iterator[ProcessClient]:
+def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
     """A worker process that is not started yet; inside the context it can be restarted after a loss.
 
     It is forked from `template`, or from a temporary one.
@@ -35,23 +33,15 @@ def worker(timeout_s: float, preloaded: str = "", template: Template | None = No
     with ExitStack() as exits:
         if template is None:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-")))
-            template = exits.enter_context(closing(Template(folder / "worker.log", {messages.PRELOADED: preloaded})))
+            template = exits.enter_context(closing(Template(folder / "worker.log")))
         yield exits.enter_context(closing(ProcessClient(template, timeout_s)))
 
 
-def evaluate(process: ProcessClient, function: str, result: type[T], **arguments: Any) -> T | messages.Failed:  # noqa: ANN401 - of any function
+def ask(process: ProcessClient, function: str, result: type[T], **arguments: object) -> T | messages.Failed:
     """Call a function of worker/asides.py in a worker, started if necessary; return its result, or why it failed."""
     if not process.is_running:
         process.start()
-    encoded = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in arguments.items()}
-    reply = process.ask(messages.Evaluate(function=f"{FUNCTIONS}:{function}", arguments=encoded))
-    if isinstance(reply, messages.Failed):
-        return reply
-    assert isinstance(reply, messages.Evaluated)
-    try:
-        return msgspec.json.decode(reply.result, type=result)
-    except msgspec.DecodeError as error:
-        return messages.Failed(status=Status.crashed, message=f"the process wrote no valid answer: {error}")
+    return process.ask(function, result, **arguments)
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, messages.Declared]:
@@ -66,11 +56,11 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
     declarations: dict[str, messages.Declared] = {}
     if by_file:
-        with worker(START_TIMEOUT_S, template=template) as process:
+        with worker(START_TIMEOUT_S, template) as process:
             for specs_of_file in by_file.values():
                 process.start()
                 for spec in specs_of_file:
-                    reply = evaluate(process, "declared", messages.Declared, spec=spec)
+                    reply = ask(process, "declared", messages.Declared, spec=spec)
                     if isinstance(reply, messages.Declared):
                         declarations[spec] = reply
     return declarations
@@ -91,7 +81,7 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
     """Test every law of invariance."""
     with worker(plan.timeout_s) as process:
-        reply = evaluate(process, "certified", Certificate, workload=shape, spec=spec, seed=plan.seed)
+        reply = ask(process, "certified", Certificate, workload=shape, spec=spec, seed=plan.seed)
     if isinstance(reply, messages.Failed):
         name = plugins.name_of(spec)
         return Certificate(implementation=name, workload=shape, seed=plan.seed, failed=reply.message)
@@ -118,16 +108,16 @@ def check_in_model(
         ValueError: there is no model for the configuration, or it cannot be built.
     """
     outcome = ModelOutcome()
-    with worker(timeout_s, "transformers.modeling_utils") as process:
+    with worker(timeout_s) as process:
         note("building")
-        built = evaluate(process, "built", ModelBuilt, model=spec)
+        built = ask(process, "built", ModelBuilt, model=spec)
         if isinstance(built, messages.Failed):
             message = f"the model cannot be built: {built.message}" if built.is_lost else built.message
             raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
         outcome.built = built
         for attention in attentions:
             note(f"checking {attention}")
-            judged = evaluate(process, "judged", Judged, model=spec, attention=attention)
+            judged = ask(process, "judged", Judged, model=spec, attention=attention)
             if isinstance(judged, messages.Failed):
                 judged = Judged(attention=attention, reason=judged.message)
             outcome.judged[attention] = judged
@@ -135,7 +125,7 @@ def check_in_model(
         if len(right) > 1 and budget_s > 0:
             note("timing")
             process.timeout_s += budget_s
-            timed = evaluate(process, "timed", tuple[StepTime, ...], model=spec, attentions=right, budget_s=budget_s)
+            timed = ask(process, "timed", tuple[StepTime, ...], model=spec, attentions=right, budget_s=budget_s)
             if isinstance(timed, messages.Failed):
                 outcome.trouble = timed.message
             else:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from attnbench import plugins
 from attnbench.devices import read_counters
-from attnbench.processes import messages
+from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, SampleBlocks, T
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
@@ -32,14 +33,13 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, CellChecked, Ladder, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import JOURNAL, Journal, fold
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.units import show, significant
 from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
@@ -47,7 +47,7 @@ from attnbench.workloads.workload import Workload
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
 
-A plan may have further stages: "shortlist", "choose" and "search" look for the fastest, and for crossovers.
+A plan may have further stages: "choose" looks for the fastest, and "search" for crossovers.
 """
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
@@ -72,11 +72,7 @@ VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 SEE_FIRST = "it cannot be loaded: see its first cell"
-UNLOADABLE = messages.Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-TOO_SLOW = 2.5
-"""Uncertainty of predictions: implementations slower than this multiple of the fastest are not tried."""
-NUM_PREDICTIONS = 2
-"""Predictions of a call that looks slow: one late reading must not exclude an implementation."""
+UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 MOST_PROCESSES = LOOKS[2]
 """Processes for one value of a search."""
 CALLS_AT_A_VALUE = 60
@@ -161,44 +157,36 @@ class Session:
         if not self.client.is_running:
             self.start_worker()
 
-    def ask(self, request: messages.Work) -> messages.Reply:
-        """Send a request to the worker, starting one if necessary; return the reply.
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+        """Call a function of the worker, starting one if necessary; return its result, attributed to the cell.
 
-        If its process ended meanwhile, or memory ran out, the request is repeated once in a fresh process before an arm
-        is held responsible: the cause may be gone.
+        If its process ended meanwhile, or memory ran out, the call is repeated once in a fresh process before an arm is
+        held responsible: the cause may be gone. A result that the journal could not accept is a failure.
         """
         self.require_worker()
-        reply = self.client.ask(request)
-        if isinstance(reply, messages.Failed) and (reply.is_lost or reply.is_full):
+        reply = self.client.ask(function, result, **arguments)
+        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full):
             if reply.is_full:  # other workers hold memory, too
                 self.client.stop()
             self.require_worker()
-            if isinstance(request, messages.SampleBlocks):
-                request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
-            reply = self.client.ask(request)
-        return self._sensible(request, reply)
-
-    def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """Attribute the reply to the cell of the request, or return Failed if the journal could not accept it."""
-        if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
-            reply = msgspec.structs.replace(reply, **request.names)
+            if "visit" in arguments:
+                epoch = self.state.num_workers - 1
+                arguments["visit"] = msgspec.structs.replace(arguments["visit"], epoch=epoch)
+            reply = self.client.ask(function, result, **arguments)
+        if isinstance(reply, events.CellEvent):
+            reply = msgspec.structs.replace(reply, **arguments["cell"].names)
         accepted = events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished
         if isinstance(reply, accepted) and (problem := self.state.problem(reply)):
-            return messages.Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
+            return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
-    def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """Fields of a request that name its cell."""
-        return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
+    def cell(self, workload: Workload, arm: Arm) -> Cell:
+        """The cell of a request."""
+        return Cell(workload=workload, arm=arm, spec=self.specs[arm])
 
-    def limited(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """Fields of a request that is not tried beyond the plan's limits."""
-        limits = {"call_limit_s": self.plan.call_limit_s, "memory_limit_bytes": self.plan.memory_limit_bytes}
-        return self.request_of(workload, arm) | limits | {"is_rough": True}
-
-    def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
+    def record_failure(self, cell: Cell, failed: Failed) -> None:
         """End a cell after its check had passed."""
-        self.record(events.CellFailed(**named(workload, arm), status=failed.status, message=failed.message))
+        self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher.
@@ -218,11 +206,6 @@ class Session:
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
 
 
-def named(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """Fields of an event that name its cell."""
-    return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
-
-
 def now() -> str:
     """The current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -238,7 +221,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     plan, status = session.plan, session.state.status
     workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    spared = _spared_probes(plan.asked) if LATENCY not in plan.metrics else {}
+    costly = [] if LATENCY in plan.metrics else sorted(plan.asked, key=lambda each: -each.num_scores * each.head_dim)
+    spares = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)  # rely on cheaper ones
+    spared = {each.id: tuple(probes) for each, probes in zip(costly, spares, strict=True)}
     wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
@@ -257,33 +242,30 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     return ""
 
 
-def _spared_probes(workloads: Sequence[Workload]) -> dict[str, tuple[str, ...]]:
-    """The probes that a check may omit on each workload, by id: costly workloads rely on cheaper ones."""
-    costly = sorted(workloads, key=lambda each: -each.num_scores * each.head_dim)
-    spared = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)
-    return {each.id: tuple(probes) for each, probes in zip(costly, spared, strict=True)}
-
-
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     """The axes that define a kind of workload: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
-def check_cell(session: Session, workload: Workload, arm: Arm, **more: Any) -> None:  # noqa: ANN401 - of Check
-    """Check one cell, and record its status; `more` overrides the fields of the request.
+def check_cell(
+    session: Session, workload: Workload, arm: Arm, *, call_limit_s: float | None = None, **options: object
+) -> None:
+    """Check one cell, and record its status; for `options` see Worker.check.
 
     An implementation that cannot be loaded is tried only once for all its cells.
     """
-    reply: messages.Reply = UNLOADABLE
-    if session.specs[arm] not in session.unloadable:
-        fields = {"seed": session.plan.seed, "rejects": session.plan.rejects, **session.limited(workload, arm), **more}
-        reply = session.ask(messages.Check(**fields))
-    if isinstance(reply, messages.Failed):
-        session.unloadable |= {session.specs[arm]} if reply.is_unloadable else set()
+    reply: events.CellChecked | Failed = UNLOADABLE
+    cell, plan = session.cell(workload, arm), session.plan
+    if cell.spec not in session.unloadable:
+        call_s = plan.call_limit_s if call_limit_s is None else call_limit_s
+        limits = Limits(call_s=call_s, memory_bytes=plan.memory_limit_bytes)
+        fields = {"limits": limits, "seed": plan.seed, "rejects": plan.rejects, **options}
+        reply = session.ask("check", events.CellChecked, cell=cell, **fields)
+    if isinstance(reply, Failed):
+        session.unloadable |= {cell.spec} if reply.is_unloadable else set()
         reply = events.CellChecked(
-            **named(workload, arm), status=reply.status, message=reply.message, is_predicted=reply.is_predicted
+            **cell.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
         )
-    assert isinstance(reply, events.CellChecked)
     session.record(reply)
     if reply.status is Status.disagrees:
         session.show_wrong(workload, arm, reply.message)
@@ -309,50 +291,58 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Requests = Iterator[tuple[str, messages.CellRequest]]
-"""Requests about cells, each with its purpose in a word."""
+Readings = Iterable[tuple[Cell, str]]
+"""Cells, with the metric to read; "" for the operators."""
 
 
-def ask_about_cells(session: Session, stage: str, requests: Requests, *, is_optional: bool = False) -> None:
-    """Send requests about live cells, and record the replies; with `is_optional` failures are not recorded."""
-    asked = list(requests)
-    for number, (what, request) in enumerate(asked):
-        workload, arm = request.workload, request.arm
-        if session.state.live(workload.id, [arm]):
-            session.show_progress(stage, f"{what} of {arm} on {workload.id}", number, len(asked))
-            reply = session.ask(request)
-            if isinstance(reply, events.CellProfiled | events.CellMeasured):
+def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
+    """Read each live cell, and record the replies; with `is_optional` failures are not recorded."""
+    listed = list(readings)
+    for number, (cell, metric) in enumerate(listed):
+        if session.state.live(cell.workload.id, [cell.arm]):
+            what = f"{metric or 'operators'} of {cell.arm} on {cell.workload.id}"
+            session.show_progress("observe", what, number, len(listed))
+            reply: events.CellProfiled | events.CellMeasured | Failed
+            if metric:
+                reply = session.ask("observe", events.CellMeasured, cell=cell, metric=metric)
+            else:
+                reply = session.ask("profile", events.CellProfiled, cell=cell)
+            if not isinstance(reply, Failed):
                 session.record(reply)
-            elif isinstance(reply, messages.Failed) and not is_optional:
-                session.record_failure(workload, arm, reply)
+            elif not is_optional:
+                session.record_failure(cell, reply)
 
 
-def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Requests:
+def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Readings:
     """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
 
     Both are read right after each other, since they share one recorded call if the device allows it.
     """
     known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
     for workload, arm in session.live_cells:
-        key, cell = (workload.id, arm), session.request_of(workload, arm)
+        key, cell = (workload.id, arm), session.cell(workload, arm)
         if with_operators and (key, PROFILE) not in done:
-            yield "operators", messages.Profile(**cell)
+            yield cell, ""
         for metric in metrics:
             if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
-                yield metric, messages.Observe(**cell, metric=metric)
+                yield cell, metric
 
 
-def traces(session: Session, folder: Path) -> Requests:
+def trace(session: Session, folder: Path) -> None:
     """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
 
     Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
-    for workload, arm in session.live_cells:
-        file = folders.trace_file(folder, workload.id, arm.implementation)
-        yield "trace", messages.Profile(**session.request_of(workload, arm), file=str(file.resolve()))
+    cells = session.live_cells
+    for number, (workload, arm) in enumerate(cells):
+        session.show_progress("trace", f"trace of {arm} on {workload.id}", number, len(cells))
+        file, cell = folders.trace_file(folder, workload.id, arm.implementation), session.cell(workload, arm)
+        reply = session.ask("trace", NoneType, cell=cell, file=str(file.resolve()))
+        if isinstance(reply, Failed):
+            session.record_failure(cell, reply)
 
 
-def kept_memory(session: Session) -> Requests:
+def kept_memory(session: Session) -> Readings:
     """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
 
     One cell suffices: code that keeps memory keeps it everywhere.
@@ -364,7 +354,7 @@ def kept_memory(session: Session) -> Requests:
     for (arm, _), workload in cheapest.items():
         for metric in KEPT:
             if ((workload.id, arm), MEASUREMENT + metric) not in session.state.done:
-                yield metric, messages.Observe(**session.request_of(workload, arm), metric=metric)
+                yield session.cell(workload, arm), metric
 
 
 def measure_ceilings(session: Session) -> None:
@@ -382,11 +372,10 @@ def measure_ceilings(session: Session) -> None:
         session.require_worker()
         start_s = session.clock()
         limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
-        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
-        if isinstance(reply, messages.Failed):
+        reply = session.ask("measure_ceilings", events.CeilingsMeasured, workload=workload, limit_s=limit_s)
+        if isinstance(reply, Failed):
             none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
             reply = events.CeilingsMeasured(ceilings=none)
-        assert isinstance(reply, events.CeilingsMeasured)
         session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
 
 
@@ -464,7 +453,7 @@ class Timing:
             taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
             taken.append((PROBE, ""))
             random.Random(seed).shuffle(taken)
-            request = messages.SampleBlocks(
+            request = SampleBlocks(
                 workload=workload,
                 arms=tuple(taken),
                 epoch=self.state.num_workers - 1,
@@ -478,61 +467,20 @@ class Timing:
                 sustained_s=SUSTAINED_S if self.plan.pace == "sustained" else 0.0,
                 verifies=is_due or number < self.num_verified,
             )
-            reply = self.session.ask(request)
+            reply = self.session.ask("sample_blocks", events.VisitFinished, visit=request)
             if isinstance(reply, events.VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
-            assert isinstance(reply, messages.Failed)
             if reply.arm != PROBE:
-                self.session.record_failure(workload, reply.arm, reply)
+                self.session.record_failure(self.session.cell(workload, reply.arm.as_measured()), reply)
                 continue
             # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
             for arm in self.state.live(workload.id, self.session.specs):
-                self.session.record_failure(workload, arm, msgspec.structs.replace(reply, message=message))
+                failed = msgspec.structs.replace(reply, message=message)
+                self.session.record_failure(self.session.cell(workload, arm), failed)
             return
-
-
-def shortlist(session: Session) -> None:
-    """For each workload, leave out implementations predicted to be too slow, and those beyond the plan's limit.
-
-    The baseline stays, and so do calls too short to predict. A workload with a status already has its shortlist.
-    """
-    plan = session.plan
-    for number, workload in enumerate(plan.asked):
-        cells = plan.cells(workload)
-        if any((workload.id, arm) in session.state.status for arm in cells):
-            continue
-        session.show_progress("predict", workload.id, number, len(plan.asked))
-        out: dict[Arm, tuple[Status, str]] = {}
-        seconds: dict[Arm, float] = {}
-        slow = dict.fromkeys(cells, "")
-        for _ in range(NUM_PREDICTIONS):
-            for arm in slow:
-                fields = session.limited(workload, arm) | {"is_rough": False}
-                reply = session.ask(messages.Prepare(**fields))
-                if isinstance(reply, messages.Prepared):
-                    seconds[arm] = min(seconds.get(arm, math.inf), reply.call_s or 0.0)
-                elif isinstance(reply, messages.Failed) and arm not in seconds:
-                    out[arm] = reply.status, reply.message
-            slow = _too_slow(plan, seconds)
-        out |= {arm: (Status.timeout, why) for arm, why in slow.items()}
-        for arm, (status, message) in out.items():
-            fields = named(workload, arm) | {"status": status, "message": message, "is_outpaced": arm in slow}
-            session.record(CellChecked(**fields, is_predicted=True))
-
-
-def _too_slow(plan: Plan, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """The arms that are not tried, with reasons, among those with a predicted time of a call."""
-    slow: dict[Arm, str] = {}
-    order = sorted(seconds, key=seconds.__getitem__)
-    for place, arm in enumerate(order if plan.shortlist else []):
-        factor = seconds[arm] / seconds[order[0]] if seconds[order[0]] else 1.0
-        if seconds[arm] and (factor > TOO_SLOW or place >= plan.shortlist) and not plan.is_reference(arm):
-            times = f"{significant(factor, 2)}x slower than {order[0]}"
-            slow[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
-    return slow
 
 
 class Search:
@@ -644,19 +592,17 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
     """Run the stages with these names; return why checks or timing ended early, or ""."""
     plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
-    if "shortlist" in names:
-        shortlist(session)
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
         if "trace" not in names:
-            ask_about_cells(session, "observe", kept_memory(session), is_optional=True)  # unknown memory is no fault
+            read_cells(session, kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
         metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
-        ask_about_cells(session, "observe", observations(session, metrics, with_operators="operators" in names))
+        read_cells(session, observations(session, metrics, with_operators="operators" in names))
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
-        ask_about_cells(session, "trace", traces(session, folder))
+        trace(session, folder)
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
         if name in names and is_timed:
@@ -691,7 +637,7 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
-        settings = settings | {messages.PRELOADED: ",".join(sorted(slow))}
+        settings = settings | {PRELOADED: ",".join(sorted(slow))}
     if plan.has_runners:
         settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
     settings = patience(plan.timeout_s) | settings

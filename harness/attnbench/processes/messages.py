@@ -1,7 +1,7 @@
-"""The protocol between the coordinator and a worker: requests and replies as JSON lines, and the heartbeat.
+"""The protocol between the coordinator and a worker: calls of functions as JSON lines, and the heartbeat.
 
-Each request gets one reply: of a type in ANSWERS, or Failed. The worker updates the heartbeat before each step; it
-survives a crash.
+The coordinator names a method of the worker (worker/answers.py) with its keyword arguments. The reply is the method's
+result, or Failed. The worker updates the heartbeat before each step; it survives a crash.
 """
 
 import mmap
@@ -9,22 +9,16 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from attnbench.storage.events import (
-    ArmSamples,
-    CeilingsMeasured,
-    CellChecked,
-    CellMeasured,
-    CellProfiled,
-    VisitFinished,
-)
+from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
 from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
+T = TypeVar("T")
 NUMBER = struct.Struct("<i")
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """Environment variable for the way in which workers are started, and its only value."""
@@ -46,23 +40,11 @@ def spawns() -> bool:
     return os.environ.get(WORKERS) == SPAWN or not hasattr(os, "memfd_create")
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """First request to a fresh worker. `layout` shifts memory, so that every epoch has a different layout."""
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker's environment; with two workers, the candidate's and the base's."""
 
-    layout: int = 0
-
-
-class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
-    """Call a function of the harness, as in module:name, outside of a run (worker/asides.py)."""
-
-    function: str
-    arguments: dict[str, msgspec.Raw]
-
-
-class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
-    """The result of a function."""
-
-    result: msgspec.Raw
+    environment: Environment
+    base: Environment | None = None
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +54,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request about one cell; `spec` is the source of the arm's implementation."""
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """The cell that a request is about; `spec` is the source of the arm's implementation."""
 
     workload: Workload
     arm: Arm
@@ -85,39 +67,20 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
-class LimitedRequest(CellRequest, frozen=True, kw_only=True):
-    """A request about a cell that is not tried beyond these limits; if `is_rough`, a rough prediction is enough."""
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell is not tried beyond these limits."""
 
-    call_limit_s: float
-    memory_limit_bytes: int
-    is_rough: bool = False
-
-
-class Prepare(LimitedRequest, frozen=True, kw_only=True, tag="prepare"):
-    """Test whether a cell is supported and within the limits."""
+    call_s: float
+    memory_bytes: int
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an implementation on a workload that a check needs (contract.Implementation)."""
 
     has_dropout: bool
     executed_flops: int | None
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
-    call_s: float | None = None  # predicted seconds of one call; None without a shorter length
-
-
-class Check(LimitedRequest, frozen=True, kw_only=True, tag="check"):
-    """Check whether the implementation is right, and within the limits.
-
-    The judge has the cell prepared first. `is_brief` compares only one kind of input and tries no rules: enough if the
-    implementation has fully passed on a workload of the same kind.
-    """
-
-    seed: int
-    is_brief: bool = False
-    left_out: tuple[str, ...] = ()  # probe names
-    rejects: tuple[str, ...] = ()  # see Plan
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,27 +100,27 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     same_as: str
 
 
-class CandidateRequest(CellRequest, frozen=True, kw_only=True):
-    """A request of the judge to the process with the candidate (processes/remote.py), through the coordinator.
+class Backward(msgspec.Struct, frozen=True, kw_only=True):
+    """A judge's request to the process with the candidate: the gradients of a call from that of its output.
 
     `exchange` is the path of the file with tensors, and `forget` lists modules that are no longer used. `random` is the
     state of each of the judge's generators, which the candidate draws from.
     """
 
+    call: int
     exchange: str
     random: tuple[bytes, ...]
     forget: tuple[int, ...]
     tensors: dict[str, Place]
 
 
-class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
-    """Call a module forward; `needs` names the tensors that get gradients. `is_inference`: in torch.inference_mode.
+class Call(Backward, frozen=True, kw_only=True):
+    """A request for the forward call of a module; `needs` names the tensors that get gradients.
 
-    With `weights` the module is built first.
+    `is_inference`: in torch.inference_mode. With `weights` the module is built first.
     """
 
     module: int
-    call: int
     weights: dict[str, Place] = {}
     needs: tuple[str, ...]
     mask: str
@@ -171,13 +134,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     is_inference: bool = False
 
 
-class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):
-    """Compute the gradients of a call from that of its output."""
-
-    call: int
-
-
-class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
+class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
     `faults` lists other changes by rule (checking/conduct.py). `random` is the state of each generator after the call.
@@ -190,68 +147,15 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
     random: tuple[bytes, ...]
 
 
-class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
-    """Read a metric in a pass of its own."""
-
-    metric: str
-
-
-class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
-    """Profile the operators of a call; with `file`, trace some steps into it instead."""
-
-    file: str = ""
-
-
-class PrepareWitness(CellRequest, frozen=True, kw_only=True, tag="prepare_witness"):
-    """Prepare `num_calls` calls, each on its own inputs drawn from `seed` (checking/witness.py).
-
-    The implementation is first called `num_before` times, if there is time, to detect code that computes honestly only
-    for a while.
-    """
-
-    num_before: int
-    num_calls: int
-    seed: int
-
-
-class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
-    """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
-
-    first: int
-    last: int
-
-
-class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Send the results of the calls with these numbers, then drop the results of all calls."""
-
-    numbers: tuple[int, ...]
-
-
-class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):
+class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
     """The places of outputs and gradients by number and name; empty if dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]
 
 
-class JudgeOutput(CellRequest, frozen=True, kw_only=True, tag="judge_output"):
-    """Judge the outputs that were handed in; `row_seed` draws the rows."""
-
-    handed: HandedIn
-    seed: int
-    numbers: tuple[int, ...]
-    row_seed: int
-
-
-class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
-    """Measure the ceilings of this machine for the workload's device, dtype and threads, in about `limit_s` seconds."""
-
-    workload: Workload
-    limit_s: float
-
-
-class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
-    """Sample the blocks of a visit. `arms` pairs arms with their specs."""
+class SampleBlocks(Visit, frozen=True, kw_only=True):
+    """The blocks of a visit that are sampled in one request. `arms` pairs arms with their specs."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
@@ -276,18 +180,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
         )
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The worker's environment; with two workers, the candidate's and the base's."""
-
-    environment: Environment
-    base: Environment | None = None
-
-
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """The request succeeded; a judged output is right."""
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """The request failed at this arm; without an arm, or at the interference probe, the harness itself failed."""
 
     status: Status
@@ -310,55 +203,63 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
             raise ValueError("a failure has no status ok")
 
 
-def raised(error: Exception) -> dict[str, Any]:
-    """Fields of Failed: the exception that the candidate raised."""
-    return {"raised": type(error).__name__, "said": (str(error).splitlines() or [""])[0]}
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a function of the worker, with its keyword arguments."""
+
+    function: str
+    arguments: dict[str, msgspec.Raw]
 
 
-Consulted = Prepare | Call | Backward
-"""Requests of the judge to a candidate's process."""
-Answer = Prepared | Tensors | Failed
-"""Replies to the judge."""
-Work = CellRequest | MeasureCeilings | SampleBlocks
-"""Requests about a workload to a started worker."""
-Request = Start | Evaluate | Work | Answer
-Reply = msgspec.Struct
-"""A reply; work that is an event of the run is answered by that event, ready for the journal (storage/events.py)."""
-ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
-    Start: (Started,),
-    Evaluate: (Evaluated,),
-    Prepare: (Prepared,),
-    Check: (CellChecked, Prepare, Call, Backward),
-    **dict.fromkeys((Prepared, Tensors, Failed), (CellChecked, Call, Backward)),
-    **dict.fromkeys((Call, Backward), (Tensors,)),
-    Observe: (CellMeasured,),
-    Profile: (CellProfiled, Done),
-    HandIn: (HandedIn,),
-    **dict.fromkeys((PrepareWitness, Witness, JudgeOutput), (Done,)),
-    MeasureCeilings: (CeilingsMeasured,),
-    SampleBlocks: (VisitFinished,),
-}
-"""Replies to each request besides Failed; any other reply counts as a crash."""
-REQUESTS: Any = Union[tuple(ANSWERS)]  # noqa: UP007 - of a tuple
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a request, or its failure; a judge may first ask something of the process with the candidate."""
+
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    failed: Failed | None = None
+    question: Request | None = None
+    ends: bool = False  # the worker is unusable: its device fails, or its state was changed
+
+    def value(self, result: type[T], *, may_ask: bool = False) -> T | Failed | Request:
+        """The result as this type, or what stands in its place.
+
+        Raises:
+            msgspec.DecodeError: it is none, or a question that may not be asked.
+        """
+        if self.question is not None and not may_ask:
+            raise msgspec.DecodeError("only a judge asks")
+        return self.failed or self.question or msgspec.json.decode(self.result, type=result)
 
 
-ENDS, GOES_ON = b"!", b" "
-"""First byte of a line: whether the worker is unusable, because its device fails, or its state was changed."""
+CONSULTED: dict[str, Any] = {"prepare": Prepared, "forward": Tensors, "backward": Tensors}
+"""Functions that a judge may call in the process with the candidate, and the types of their results."""
 
 
-def enveloped(reply: Reply, *, ends: bool = False) -> bytes:
-    """The line that a worker sends."""
-    return (ENDS if ends else GOES_ON) + msgspec.json.encode(reply) + b"\n"
+class Ask(Protocol):
+    """Call a function of a worker; return its result, or why there is none."""
+
+    def __call__(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+        """Return the result as this type."""
 
 
-def opened(line: bytes, request: Request) -> tuple[Reply, bool]:
-    """The reply to a request, and whether the worker is unusable.
+def request(function: str, arguments: Mapping[str, object]) -> Request:
+    """The call of a function as it is sent."""
+    encoded = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in arguments.items()}
+    return Request(function=function, arguments=encoded)
 
-    Raises:
-        msgspec.DecodeError: the line is not an answer to this request.
-    """
-    allowed: Any = Union[(*ANSWERS[type(request)], Failed)]
-    return msgspec.json.decode(line[1:], type=allowed), line.startswith(ENDS)
+
+def reply(value: object, *, ends: bool = False) -> Reply:
+    """A result, a failure or a question as it is sent."""
+    match value:
+        case Failed():
+            return Reply(failed=value, ends=ends)
+        case Request():
+            return Reply(question=value)
+        case _:
+            return Reply(result=msgspec.Raw(msgspec.json.encode(value)), ends=ends)
+
+
+def line(message: Request | Reply) -> bytes:
+    """The line of a message."""
+    return msgspec.json.encode(message) + b"\n"
 
 
 class Heartbeat:

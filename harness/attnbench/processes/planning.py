@@ -25,8 +25,6 @@ Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 TIMEOUT_S = 60.0
-MOST_TRIED = 6
-"""Number of implementations to check and time in a search for the fastest: those with the lowest predictions."""
 LENGTH = "length"
 """The axis of a ladder that changes the lengths of query and key together."""
 SEARCH_RANGES = {
@@ -204,12 +202,7 @@ def _each_suited(
 
 def plan_to_choose(planned: Plan) -> Plan:
     """The plan of a run that finds the fastest implementation of each workload of a plan."""
-    return msgspec.structs.replace(
-        planned,
-        stages=("shortlist", "check", "metrics", "choose"),
-        shortlist=MOST_TRIED,
-        num_rounds=CHOOSING_PROCESSES,
-    )
+    return msgspec.structs.replace(planned, stages=("check", "metrics", "choose"), num_rounds=CHOOSING_PROCESSES)
 
 
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:

@@ -22,15 +22,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
-from attnbench.checking.case import GIVEN, pull_back, set_dropout
+from attnbench.checking.case import GIVEN, Case, pull_back, set_dropout
 from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import FILES, Backward, Call, Consulted, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import FILES, Ask, Backward, Call, Cell, Failed, Place, Prepared, Tensors
 from attnbench.workloads.masks import parse_mask
+from attnbench.workloads.workload import Workload
 
-Ask = Callable[[Consulted], object]
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
@@ -173,10 +173,10 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
 class Remote:
     """The judge's end: builds stand-ins for a candidate's modules."""
 
-    def __init__(self, ask: Ask, cell: Mapping[str, Any]) -> None:
+    def __init__(self, ask: Ask, cell: Cell) -> None:
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
-        self._generators = generators(cell["workload"].device)
+        self._generators = generators(cell.workload.device)
         self.num_modules = self.num_calls = 0
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self.forgotten: list[int] = []
@@ -194,7 +194,8 @@ class Remote:
         parameters = {} if stand_in.is_built else dict(stand_in.named_parameters())
         stand_in.is_built = True
         tensors, weights = self._exchange.send(inputs, parameters)
-        reply: Tensors = self._asked(
+        reply = self._asked(
+            "forward",
             Call,
             module=stand_in.number,
             call=self.num_calls,
@@ -219,7 +220,7 @@ class Remote:
     def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
         """The gradients of a call's backward pass, by name."""
         tensors = {GRADIENT: grad_output}
-        reply: Tensors = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
+        reply = self._asked("backward", Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
@@ -232,20 +233,19 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Call | Backward], **fields: Any) -> Any:  # noqa: ANN401 - depends on the request
-        """Send a request to the candidate's process; return the reply.
+    def _asked(self, function: str, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - of the kind
+        """Call a function of the candidate's process; return the reply.
 
         Raises:
             CandidateError: the candidate raised an exception.
             CandidateLostError: its process is gone.
         """
         forget, self.forgotten[:] = tuple(self.forgotten), []
-        random = states_of(self._generators)
-        reply = self._ask(kind(**self._cell, exchange=self._exchange.path, forget=forget, random=random, **fields))
+        request = kind(exchange=self._exchange.path, forget=forget, random=states_of(self._generators), **fields)
+        reply = self._ask(function, Tensors, cell=self._cell, request=request)
         if isinstance(reply, Tensors):
             set_states(self._generators, reply.random)
             return reply
-        assert isinstance(reply, Failed)
         if not reply.raised:
             raise CandidateLostError(reply)
         raise type(reply.raised, (CandidateError,), {})(reply)
@@ -326,23 +326,23 @@ class Candidates:
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._masks: dict[object, BoundMask] = {}
 
-    def answer(self, request: Call | Backward, implementation: Implementation) -> Tensors:
+    def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
         if self._exchange is None:
             self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
-        here = generators(request.workload.device)
+        here = generators(workload.device)
         with drawing_from(here, request.random):
             if isinstance(request, Call):
-                reply = self._call(request, implementation, self._exchange)
+                reply = self._call(request, implementation, self._exchange, workload)
             else:
                 reply = self._backward(request, self._exchange)
             return msgspec.structs.replace(reply, random=states_of(here))
 
-    def _call(self, request: Call, implementation: Implementation, exchange: Exchange) -> Tensors:
+    def _call(self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload) -> Tensors:
         if request.weights:
-            here = device(request.workload.device).torch_device
+            here = device(workload.device).torch_device
             sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
@@ -364,16 +364,12 @@ class Candidates:
         mask = self._masks[key]
         mask.change = MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
-        inputs = tensors.values()
+        scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
-        with conduct.watched({}, mask, inputs=inputs) as seen, mode:
-            if "query" in tensors:
-                attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
-                output = attend(tensors["query"], tensors["key"], tensors["value"], mask)
-            else:
-                output = module(tensors["x"], tensors.get("context"), mask=mask)
+        with conduct.watched({}, mask, inputs=tensors.values()) as seen, mode:
+            output = Case(workload=scoped, module=module, tensors=tensors, mask=mask).output()
         require_plain("output", output)
-        if output.device != (place := next(iter(inputs)).device):
+        if output.device != (place := next(iter(tensors.values())).device):
             raise FormError(f"the output is on {output.device}, and its inputs are on {place}")
         changed = self._changed(tensors, request.tensors, exchange)
         leaves = {name: tensors[name] for name in request.needs if name in tensors}

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
+from types import NoneType
 from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 
 from attnbench.devices import device
-from attnbench.processes import messages
+from attnbench.processes.messages import Cell, Failed, HandedIn, SampleBlocks, Started, T
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
@@ -75,7 +77,7 @@ class _FailedError(Exception):
     """A request failed; its argument is the reply."""
 
 
-def validated(part: Part, request: messages.SampleBlocks, reply: messages.Reply) -> VisitFinished:
+def validated(part: Part, request: SampleBlocks, reply: VisitFinished | Failed) -> VisitFinished:
     """The reply of a runner, which for an untrusted one must have the requested arms, with positive times.
 
     Any failure in its process is attributed to the implementation that it holds.
@@ -84,20 +86,19 @@ def validated(part: Part, request: messages.SampleBlocks, reply: messages.Reply)
         _FailedError: it has failed.
     """
     arms = [arm for arm, _ in part.arms]
-    if isinstance(reply, messages.Failed):
+    if isinstance(reply, Failed):
         is_known = part.owner is None or (reply.arm in arms and reply.arm != PROBE)
         raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
-    assert isinstance(reply, VisitFinished)
     samples = [sample for taken in reply.arms for sample in taken.samples]
     is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
     if part.owner is not None and not (is_whole and all(each.value > 0 and each.num_calls > 0 for each in samples)):
         message = "its process answers what was not asked, or that a call takes 0 s"
-        raise _FailedError(messages.Failed(arm=part.owner, status=Status.invalid, message=message))
+        raise _FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
     return reply
 
 
 def take_turns(
-    request: messages.SampleBlocks, parts: list[Part], ask: Callable[[Part, messages.SampleBlocks], messages.Reply]
+    request: SampleBlocks, parts: list[Part], ask: Callable[[Part, SampleBlocks], VisitFinished | Failed]
 ) -> VisitFinished:
     """Take the blocks of a visit: in each block the runners take their parts one after the other, in a random order.
 
@@ -144,9 +145,9 @@ def take_turns(
     return request.finished(samples, called_s, states)
 
 
-def _require(reply: messages.Reply, owner: Arm | None = None) -> messages.Reply:
+def _require(reply: T | Failed, owner: Arm | None = None) -> T:
     """The reply, unless it is a failure, which is attributed to the owner of an untrusted runner."""
-    if isinstance(reply, messages.Failed):
+    if isinstance(reply, Failed):
         raise _FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
     return reply
 
@@ -220,7 +221,7 @@ class Runners(WorkerClient):
         """Whether all workers that start with an epoch are running."""
         return all(self.clients[name].is_running for name in self.first)
 
-    def start(self, layout: int = 0) -> messages.Started:
+    def start(self, layout: int = 0) -> Started:
         """Start fresh workers at the same time, each with a random memory layout.
 
         Raises:
@@ -234,40 +235,39 @@ class Runners(WorkerClient):
             return msgspec.structs.replace(replies[CANDIDATE], base=replies[BASE].environment)
         return replies[SHARED]
 
-    def _start(self, name: str) -> messages.Started:
+    def _start(self, name: str) -> Started:
         return self.clients[name].start(random.Random(f"{self.seed}/{self.layout}/{name}").getrandbits(31))
 
-    def ask(self, request: messages.Work) -> messages.Reply:
-        """Send a request to the worker of its implementation; several take blocks in turn."""
-        if isinstance(request, messages.SampleBlocks):
-            return self._sample_blocks(request)
-        if isinstance(request, messages.MeasureCeilings):
-            return self.clients[self.first[-1]].ask(request)
-        return self._client(self.runner(request.arm)).ask(request)
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+        """Call a function of the worker of its implementation; several take blocks in turn."""
+        if function == "sample_blocks":
+            return cast("T | Failed", self._sample_blocks(arguments["visit"]))
+        if function == "measure_ceilings":
+            return self.clients[self.first[-1]].ask(function, result, **arguments)
+        return self._client(self.runner(arguments["cell"].arm)).ask(function, result, **arguments)
 
     def _client(self, name: str) -> WorkerClient:
         """The running worker with that name."""
         if name not in self.clients:
-            shared = cast("ProcessClient", self.clients[SHARED])
-            self.clients[name] = self._exits.enter_context(shared.sibling())
+            self.clients[name] = self._exits.enter_context(cast("ProcessClient", self.clients[SHARED]).sibling())
         if not self.clients[name].is_running:
             self._start(name)
         return self.clients[name]
 
-    def _sample_blocks(self, request: messages.SampleBlocks) -> messages.Reply:
+    def _sample_blocks(self, request: SampleBlocks) -> VisitFinished | Failed:
         parts = self._parts(request)
         if len(parts) == 1:
-            return parts[0].client.ask(request)
+            return parts[0].client.ask("sample_blocks", VisitFinished, visit=request)
         load = Load()
         try:
-            visit = take_turns(request, parts, lambda part, step: self._read(part, step, load)[0])
+            visit = take_turns(request, parts, partial(self._sampled, load=load))
             return msgspec.structs.replace(visit, doubts=self._doubts(request.workload, parts, visit, load))
         except _FailedError as error:
-            failed: messages.Failed = error.args[0]
+            failed: Failed = error.args[0]
             is_known = failed.arm in dict(request.arms)  # a control may be unknown outside
             return failed if is_known else msgspec.structs.replace(failed, arm=failed.arm.as_measured())
 
-    def _parts(self, request: messages.SampleBlocks) -> list[Part]:
+    def _parts(self, request: SampleBlocks) -> list[Part]:
         """The arms of each runner; each has the probe, and a control of each arm unless it has controls already."""
         by_runner: dict[str, list[tuple[Arm, str]]] = {SHARED: []} if SHARED in self.clients else {}
         for arm, spec in request.arms:
@@ -282,10 +282,15 @@ class Runners(WorkerClient):
             parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner))
         return parts
 
-    def _read(self, part: Part, request: messages.Work, load: Load) -> tuple[messages.Reply, float]:
-        """Send a request; return the reply, and its seconds on this clock."""
+    def _sampled(self, part: Part, visit: SampleBlocks, load: Load) -> VisitFinished | Failed:
+        return self._read(part, load, "sample_blocks", VisitFinished, visit=visit)[0]
+
+    def _read(
+        self, part: Part, load: Load, function: str, result: type[T], /, **arguments: object
+    ) -> tuple[T | Failed, float]:
+        """Call a function; return the reply, and its seconds on this clock."""
         lost_s, start_s = part.client.delayed_s, self.now()
-        reply = part.client.ask(request)
+        reply = part.client.ask(function, result, **arguments)
         spent_s = self.now() - start_s
         if part.owner is None:
             load.spent_s += spent_s
@@ -316,7 +321,7 @@ class Runners(WorkerClient):
                 continue
             doubts[arm.implementation] = in_words(doubtful, claimed_s)
             if evidence.beyond(FAR if evidence.was_busy else HIDDEN) is not None:
-                raise _FailedError(messages.Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
+                raise _FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
         return doubts
 
     def _witness(
@@ -324,7 +329,7 @@ class Runners(WorkerClient):
     ) -> float:
         """Take a cell's witness sample, and judge foreign code; return the time of a call over the claimed one."""
         arm, spec = measured
-        cell: dict[str, Any] = {"workload": workload, "arm": arm, "spec": spec}
+        cell = Cell(workload=workload, arm=arm, spec=spec)
         runner, is_foreign = part.client, part.owner is not None
         claimed_s, call_bytes = _claimed_s(visit, arm), compulsory_bytes(workload)
         least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // call_bytes))
@@ -332,21 +337,19 @@ class Runners(WorkerClient):
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
-        prepare = messages.PrepareWitness(**cell, num_before=before, num_calls=number, seed=seed)
-        _require(runner.ask(prepare), part.owner)
+        prepared = runner.ask("prepare_witness", NoneType, cell=cell, num_before=before, num_calls=number, seed=seed)
+        _require(prepared, part.owner)
         call_s, size = list[float](), math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
             last = min(first + size, number)
-            reply, spent_s = self._read(part, messages.Witness(**cell, first=first, last=last), load)
+            reply, spent_s = self._read(part, load, "witness", NoneType, cell=cell, first=first, last=last)
             _require(reply, part.owner)
             call_s.append((spent_s - WAKING_S) / (last - first))
         chosen = tuple(DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1))
-        handed = _require(runner.ask(messages.HandIn(**cell, numbers=chosen)), part.owner)
-        assert isinstance(handed, messages.HandedIn)
+        handed = _require(runner.ask("hand_in", HandedIn, cell=cell, numbers=chosen), part.owner)
         if is_foreign:
-            judge, row_seed = cast("ProcessClient", self.clients[SHARED]), DRAWS.getrandbits(53)
-            to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, numbers=chosen, row_seed=row_seed)
-            _require(judge.judged(to_judge))
+            drawn = {"seed": seed, "numbers": chosen, "row_seed": DRAWS.getrandbits(53)}
+            _require(self.clients[SHARED].ask("judge_output", NoneType, cell=cell, handed=handed, **drawn))
         return (statistics.median(call_s) - call_bytes * PAGING_S_PER_BYTE) / claimed_s
 
     def stop(self) -> None:

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import psutil
 
 from attnbench.devices.waiting import waits_s
 from attnbench.processes import messages
+from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
 from attnbench.workloads.workload import RANKS_TIMEOUT
@@ -32,6 +33,7 @@ ENDING_S, WATCH_S = 1.0, 0.01
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Inductor's pool of compiling processes would run next to timed calls."""
 RANKS_SHARE = 0.5
@@ -65,15 +67,15 @@ class WorkerClient(Protocol):
         """
         return 0.0
 
-    def start(self, layout: int = 0) -> messages.Started:
+    def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
 
         Raises:
             ValueError: it cannot start.
         """
 
-    def ask(self, request: messages.Work) -> messages.Reply:
-        """Send a request; return the worker's reply.
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+        """Call a function of the worker; return its result.
 
         If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
         that it was trying.
@@ -249,7 +251,7 @@ class ProcessClient(WorkerClient):
         """See WorkerClient."""
         return waits_s(self.process_id) + waits_s(os.getpid())
 
-    def start(self, layout: int = 0) -> messages.Started:
+    def start(self, layout: int = 0) -> Started:
         """Start a fresh process, with another memory layout for each number, and return its environment.
 
         A process that ends during its start is started once more. Source: Mytkowicz et al., Producing Wrong Data
@@ -266,67 +268,68 @@ class ProcessClient(WorkerClient):
                     self._worker = self.template.fork(theirs, self._heartbeat.file)
                 except OSError as error:
                     ours.close()
-                    reply: messages.Reply = messages.Failed(status=Status.crashed, message=f"its template: {error}")
+                    reply: Started | Failed | Request = Failed(status=Status.crashed, message=f"its template: {error}")
                     continue
             self._line = ours
-            reply = self.exchange(messages.Start(layout=layout), START_TIMEOUT_S)
-            if isinstance(reply, messages.Started):
+            reply = self.exchange(messages.request("start", {"layout": layout}), Started, START_TIMEOUT_S)
+            if isinstance(reply, Started):
                 return reply
-        assert isinstance(reply, messages.Failed)
+        assert isinstance(reply, Failed)
         last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, request: messages.Work | messages.Evaluate) -> messages.Reply:
-        """See WorkerClient."""
-        reply = self.judged(request) if isinstance(request, messages.Check) else self.exchange(request)
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+        """See WorkerClient. The template's judge answers JUDGED, and is started if necessary."""
+        request = messages.request(function, arguments)
+        reply = self._judged(request, result) if function in JUDGED else self.exchange(request, result)
         if self.is_spent:
             self.stop()
+        assert not isinstance(reply, Request)
         return reply
 
-    def judged(self, request: messages.Check | messages.JudgeOutput) -> messages.Reply:
-        """Send a request to the judge, starting it if necessary; return the reply, Failed if there is none.
-
-        This runner prepares the cell of a check, and makes each call of the implementation that the judge needs.
-        """
+    def _judged(self, request: Request, result: type[T]) -> T | Failed | Request:
+        """The judge's reply; this runner answers its questions about the implementation."""
         judge = self.template.judge = self.template.judge or self.sibling()
         if not judge.is_running:
             judge.start()
-        reply = judge.exchange(request)
-        while isinstance(reply, messages.Consulted):
-            answer = self.exchange(reply)
-            assert isinstance(answer, messages.Answer)
-            reply = judge.exchange(answer)
+        reply = judge.exchange(request, result, may_ask=True)
+        while isinstance(reply, Request):
+            answer = self.exchange(reply, messages.CONSULTED[reply.function])
+            reply = judge.exchange(messages.reply(answer), result, may_ask=True)
         if judge.is_spent:  # its own device fails, regardless of the judged implementation
             judge.stop()
-        if isinstance(reply, messages.Failed) and not judge.is_running:
+        if isinstance(reply, Failed) and not judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
 
-    def exchange(self, request: messages.Request, timeout_s: float = 0.0) -> messages.Reply:
-        """Send a request to this process; return its reply, Failed if there is none."""
+    def exchange(
+        self, message: Request | Reply, result: type[T], timeout_s: float = 0.0, *, may_ask: bool = False
+    ) -> T | Failed | Request:
+        """Send a message to this process; return its reply, Failed if there is none."""
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:
-            return messages.Failed(status=Status.crashed, message="the process has ended", is_lost=True)
+            return Failed(status=Status.crashed, message="the process has ended", is_lost=True)
         self._heartbeat.beat(messages.Heartbeat.HARNESS)
         self._log_start = self.template.log_size()
         try:
             self._line.settimeout(timeout_s)
-            self._send(self._line, request)
-            reply, is_spent = messages.opened(self._read_line(timeout_s), request)
+            self._send(self._line, message)
+            reply = msgspec.json.decode(self._read_line(timeout_s), type=Reply)
+            value = reply.value(result, may_ask=may_ask)
         except TimeoutError:
-            return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
+            return self._lost(message, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
-            return self._lost(request, Status.crashed, "the process wrote no valid answer")
+            return self._lost(message, Status.crashed, "the process wrote no valid answer")
         except OSError:
-            return self._lost(request, Status.crashed, "")
-        self.is_spent |= is_spent
-        return reply
+            return self._lost(message, Status.crashed, "")
+        self.is_spent |= reply.ends
+        return value
 
     @staticmethod
-    def _send(line: socket.socket, request: messages.Request) -> None:
+    def _send(line: socket.socket, message: Request | Reply) -> None:
         if wait([line], 0) and line.recv(1, socket.MSG_PEEK):
             raise msgspec.DecodeError("an answer before its request is forged")
-        line.sendall(msgspec.json.encode(request) + b"\n")
+        line.sendall(messages.line(message))
 
     def _read_line(self, timeout_s: float) -> bytes:
         """Read one line, which is a complete reply: the worker handles one request at a time."""
@@ -351,7 +354,7 @@ class ProcessClient(WorkerClient):
                 raise TimeoutError
         return b"".join(parts)
 
-    def _lost(self, request: messages.Request, status: Status, message: str) -> messages.Failed:
+    def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
         """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
@@ -365,8 +368,9 @@ class ProcessClient(WorkerClient):
         elif not message:
             printed = self.template.printed_since(self._log_start)
             message = f"the process exited with code {code}" + f": {printed}" * bool(printed)
-        arms = request.arms if isinstance(request, messages.SampleBlocks) else ()
-        return messages.Failed(
+        visit = sent.arguments.get("visit") if isinstance(sent, Request) else None
+        arms = () if visit is None else msgspec.json.decode(visit, type=messages.SampleBlocks).arms
+        return Failed(
             arm=arms[index][0] if index < len(arms) else PROBE,
             status=status,
             message=f"{message} while it was loaded" if index == messages.Heartbeat.LOADING else message,

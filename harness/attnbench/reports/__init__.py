@@ -4,10 +4,8 @@ Idea of reporting through a small open interface: criterion.rs, `report.rs`, htt
 """
 
 import io
-import itertools
-import textwrap
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,32 +75,3 @@ class Report:
             return [put(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)
         return [] if picture is None else [picture.save(folder / self.file)]
-
-
-NARROWEST, UNBROKEN = 12, 40
-"""Least width in characters of a column, and of the first column, in a narrowed table."""
-
-
-def text_lines(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0, right: Collection[int] = ()
-) -> list[str]:
-    """A table as lines of text, its headings first; columns in `right` are aligned to the right.
-
-    If it is wider than `width`, the widest columns are wrapped, the first column last.
-    """
-    sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
-        wide = [place for place, size in enumerate(sizes) if size > (NARROWEST if place else UNBROKEN)]
-        if not wide:
-            break
-        sizes[max(wide, key=lambda place: sizes[place])] -= 1
-    lines = []
-    for row in (headings, *rows):
-        parts = [textwrap.wrap(text, size) or [""] for text, size in zip(row, sizes, strict=True)]
-        for texts in itertools.zip_longest(*parts, fillvalue=""):
-            padded = [
-                text.rjust(size) if place in right else text.ljust(size)
-                for place, (text, size) in enumerate(zip(texts, sizes, strict=True))
-            ]
-            lines.append("  ".join(padded).rstrip())
-    return lines

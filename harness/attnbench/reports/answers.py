@@ -5,11 +5,11 @@ implementation has its own shapes, with the base as baseline.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from attnbench import plugins
 from attnbench.analysis.conclusion import Mark, factor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
@@ -19,7 +19,7 @@ from attnbench.units import MISSING, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
 FEW = 3
-"""Most values of an axis, and most shapes, that a sentence lists."""
+"""Most values of an axis, shapes, and implementations of the user's own that sentences list."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +46,18 @@ class Shape:
         """Cells that are faster than the baseline."""
         return self.having(Mark.faster)
 
+    def named(self, mark: Mark, most: int) -> str:
+        """At most `most` names with this mark, and their factors, with a count of the rest: "bmm 1.68x +3"."""
+        alike = self.having(mark)
+        if not alike or not most:
+            return str(len(alike) or MISSING)
+        texts = [plain(cell.name, 24) for cell in alike[:most]]
+        if mark in {Mark.faster, Mark.slower}:
+            texts = [f"{text} {cell.factor:.2f}x" for text, cell in zip(texts, alike, strict=False)]
+        if mark is Mark.right:
+            texts = [f"{text} {show(cell.seconds, 's')}" for text, cell in zip(texts, alike, strict=False)]
+        return ", ".join(texts) + (f" +{len(alike) - most}" if len(alike) > most else "")
+
     @property
     def best(self) -> Cell | None:
         """The fastest by verdict; the baseline if nothing is faster; None if it has no time, either."""
@@ -65,13 +77,14 @@ class Shape:
 
     @property
     def is_notable(self) -> bool:
-        """Whether something is faster than the baseline, or the candidate slower than its base."""
-        return bool(self.faster or (self.has_sides and self.having(Mark.slower)))
+        """Whether something is faster than the baseline, wrong or failed, or the candidate slower than its base."""
+        marks = {Mark.faster, Mark.wrong, Mark.failed, *([Mark.slower] if self.has_sides else [])}
+        return any(cell.mark in marks for cell in self.others)
 
     @property
-    def is_compared(self) -> bool:
-        """Whether some cell has a ratio to the baseline."""
-        return any(cell.ratio is not None for cell in self.others)
+    def compared(self) -> list[Cell]:
+        """The cells with a ratio to the baseline."""
+        return [cell for cell in self.others if cell.ratio is not None]
 
     @property
     def length(self) -> str:
@@ -109,16 +122,21 @@ def shapes(results: Results) -> list[Shape]:
 def advice(results: Results) -> list[str]:
     """Recommend an implementation in a few sentences, derived from the marks of the shapes.
 
-    Shapes without a time of the baseline follow those with one.
+    Shapes without a time of the baseline follow those with one; implementations of the user's own come last.
     """
     base = titles.base(results.plan)
     timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
     groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
-        is_compared = any(shape.is_compared for shape in members)
+        is_compared = any(shape.compared for shape in members)
         there = f"the others are compared with {substitute}" if is_compared else f"only {substitute} has a time"
         lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
+    compared = grouped((cell for shape in timed for cell in shape.compared), lambda cell: cell.name)
+    if len(compared) > 1:
+        own = [plain(arm.implementation) for arm, spec in results.plan.specs.items() if plugins.is_foreign(spec)]
+        lead = "" if groups else f"Next to {base}, "
+        lines += [f"{lead}{_standing(compared[name])}." for name in own[:FEW] if name in compared]
     return [plain(line) for line in lines]
 
 
@@ -132,35 +150,37 @@ def _problem(shape: Shape, base: str) -> str:
 
 def _advice(members: Sequence[Shape], base: str) -> list[str]:
     """The advice on shapes with one baseline."""
-    timed = [shape for shape in members if shape.is_compared]
+    timed = [shape for shape in members if shape.compared]
     if not timed:
         return []
     if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
         return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
-    rest = [shape for shape in timed if not shape.faster]
+    beaten, rest = ([shape for shape in timed if bool(shape.faster) is wins] for wins in (True, False))
     num_open = sum(shape.is_open for shape in rest)
-    compared = [cell for shape in timed for cell in shape.others if cell.ratio is not None]
-    if len(rest) < len(timed):
+    if beaten:
         undecided = f"{num_open} shape{'s are' if num_open > 1 else ' is'} undecided."
-        return [*_beaten([shape for shape in timed if shape.faster], rest, base), *[undecided] * bool(num_open)]
+        return [*_beaten(beaten, rest, base), *[undecided] * bool(num_open)]
+    compared = [cell for shape in timed for cell in shape.compared]
     if len({cell.name for cell in compared}) == 1:
-        return [_of_two(compared, base, timed[0].length)]
+        keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
+        return [f"{keep}{_standing(compared)}{f' at {timed[0].length}' * (len(compared) == 1)}."]
     if num_open:
         end = f"; {num_open} of {len(timed)} shapes are undecided." if num_open < len(timed) else " so far."
         return [f"Nothing is shown to be faster than {base}{end}"]
     return [f"Keep {base}: nothing is faster on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}."]
 
 
-def _of_two(compared: Sequence[Cell], base: str, length: str) -> str:
-    """Compare one implementation with the baseline, which it never beats."""
+def _standing(compared: Sequence[Cell]) -> str:
+    """One implementation relative to the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
     parts = []
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
-        text = f"{_range([1 / cell.speedup for cell in members])} slower" if mark is Mark.slower else str(mark)
+        text = str(mark)
+        if mark in {Mark.faster, Mark.slower}:
+            text = f"{_range([cell.factor for cell in members])} {mark}"
         if mark is Mark.undecided and len(members) == 1 and (found := members[0].comparison):
             text += f", {factor(found.ratio)} so far ({found.reason})"
         parts.append(text + f" on {len(members)} of {len(compared)} shapes" * (len(members) < len(compared)))
-    keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
-    return f"{keep}{compared[0].name} is {', '.join(parts)}{f' at {length}' * (len(compared) == 1)}."
+    return f"{compared[0].name} is {', '.join(parts)}"
 
 
 def _range(factors: Sequence[float]) -> str:
@@ -218,8 +238,8 @@ def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence
     return best if best[1] else (f"on {_named(won)}", won)
 
 
-def memory_line(members: Sequence[Shape], most: int = 100) -> str:
-    """List the memory of each implementation on the largest shape, at most `most` amounts; "" if none was measured."""
+def memory_line(members: Sequence[Shape]) -> str:
+    """List the memory of each implementation on the largest shape; "" if none was measured."""
     peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
     if not any(peaks.values()):
         return ""
@@ -227,33 +247,23 @@ def memory_line(members: Sequence[Shape], most: int = 100) -> str:
     ordered = sorted(peaks[largest].items(), key=lambda item: item[1])
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
-    if len(parts) > most:
-        parts = [*parts[: most // 2], "...", *parts[len(parts) - (most - most // 2) :]]
     return plain(f"Memory at {largest.name}: {'; '.join(parts)}.")
 
 
-OPTIONAL = {"slower": (Mark.slower,), "undecided": (Mark.undecided, Mark.doubtful), "wrong": (Mark.wrong, Mark.failed)}
-"""Columns that count marks, omitted if no shape has any."""
+COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful, Mark.slower, Mark.right)
+"""Marks that are columns of the answer, in order."""
 
 
 def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
-    """The answer as a table for pages: a row for each shape, with equal columns."""
-    entries = []
-    for shape in members:
-        is_known = bool(shape.faster) or not shape.is_open
-        counts = Counter(cell.mark for cell in shape.others)
-        numbers = {heading: sum(counts[mark] for mark in marks) for heading, marks in OPTIONAL.items()}
-        measured = shape.best if is_known else shape.base
-        entries.append(
-            {
-                "shape": shape.name,
-                f"time of {base}": shape.time_of(base),
-                "fastest": MISSING if shape.best is None else shape.best.name if is_known else "undecided",
-                "speedup": f"{shape.faster[0].speedup:.2f}x" if shape.faster else MISSING,
-                "equal": ", ".join(cell.name for cell in shape.having(Mark.equal)) or MISSING,
-                **{heading: str(number or MISSING) for heading, number in numbers.items()},
-                "memory": MISSING if measured is None else show(measured.peak_bytes, "bytes"),
-            }
-        )
-    unused = [heading for heading in OPTIONAL if all(entry[heading] == MISSING for entry in entries)]
-    return [{heading: text for heading, text in entry.items() if heading not in unused} for entry in entries]
+    """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
+    present = [mark for mark in COLUMNS if any(shape.having(mark) for shape in members)]
+    most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}
+    return [
+        {
+            "shape": shape.name,
+            f"time of {base}": shape.time_of(base),
+            **{str(mark): shape.named(mark, most[mark]) for mark in present},
+            "memory": MISSING if shape.best is None else f"{show(shape.best.peak_bytes, 'bytes')} ({shape.best.name})",
+        }
+        for shape in members
+    ]

@@ -11,7 +11,7 @@ from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
-from attnbench.analysis.table import GROUP_AXES, MetricColumn, metric_columns
+from attnbench.analysis.table import MetricColumn, metric_columns
 from attnbench.analysis.warned import Warned
 from attnbench.reports import titles
 from attnbench.statistics.intervals import Estimate, median, median_estimate
@@ -70,6 +70,11 @@ class Cell:
     def speedup(self) -> float:
         """Factor by which it is faster than the baseline; below 1 it is slower."""
         return 1 / self.ratio if self.ratio else 1.0
+
+    @property
+    def factor(self) -> float:
+        """The speedup or, if it is slower, its inverse: 1 or more."""
+        return max(self.speedup, 1 / self.speedup)
 
     @property
     def may_be_faster(self) -> bool:
@@ -162,14 +167,12 @@ def shown(results: Results) -> list[Cell]:
 
 def groups(results: Results) -> dict[str, list[Cell]]:
     """The shown cells by the title of their group, in the order of the plan; inside by length, the fastest first."""
+
+    def place(cell: Cell) -> tuple[float, ...]:
+        return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf
+
     by_title = grouped(shown(results), lambda cell: titles.title(cell.workload.axes()))
-    alike = {tuple(cell.workload.axes()[axis] for axis in GROUP_AXES) for cell in shown(results)}
-    assert len(by_title) == len(alike), "two groups of workloads have one title"
-    return {title: sorted(members, key=_by_length_and_time) for title, members in by_title.items()}
-
-
-def _by_length_and_time(cell: Cell) -> tuple[float, ...]:
-    return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf
+    return {title: sorted(members, key=place) for title, members in by_title.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,21 +246,17 @@ def _rate(cell: Cell) -> str:
 
 
 def _metric(measured: MetricColumn) -> Column:
-    """A metric in its unit; sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
+    """A metric in its unit."""
     explanation = measured.explanation or "a metric that is not installed here"
-    if measured.unit == "bytes":
-        explanation += ", in brackets as multiples of the textbook's score matrix S"
-
-    def text(cell: Cell) -> str:
-        value = cell.metrics.get(measured.metric)
-        if value is not None and measured.unit not in SCALES:
-            return f"{value:,.6g} {'' if measured.unit in measured.heading else measured.unit}".rstrip()
-        multiples = (value or 0.0) / counts.score_matrix_bytes(cell.workload)
-        suffix = f" ({significant(multiples, 2)} S)" if value and measured.unit == "bytes" else ""
-        return show(value, measured.unit) + suffix
 
     def number(cell: Cell) -> float | None:
         return cell.metrics.get(measured.metric)
+
+    def text(cell: Cell) -> str:
+        value = number(cell)
+        if value is None or measured.unit in SCALES:
+            return show(value, measured.unit)
+        return f"{value:,.6g} {'' if measured.unit in measured.heading else measured.unit}".rstrip()
 
     return Column(heading=measured.heading, text=text, explanation=explanation, number=number)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole
-from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of
+from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of, marks
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation
 from attnbench.analysis.results import Results
@@ -16,16 +16,6 @@ from attnbench.units import percent, plain
 
 if TYPE_CHECKING:
     from attnbench.models.records import Judged
-
-
-def marks(results: Results, without: Collection[str] = ()) -> dict[str, Mark]:
-    """The worst mark of each implementation, times excluded."""
-    by_name: dict[str, list[Mark]] = {}
-    for record in results.records:
-        if (kind := mark_of(record)) is not None and record.implementation not in without:
-            by_name.setdefault(plain(record.implementation), []).append(kind)
-    order = list(Mark)
-    return {name: min(members, key=order.index) for name, members in by_name.items()}
 
 
 def of_run(results: Results) -> Conclusion:
@@ -60,12 +50,11 @@ def of_sides(results: Results) -> Conclusion:
 
     Undecided single cells do not count if all cells together are decided.
     """
-    names, compared = titles.names(results), comparisons(results)
+    names, compared, details = titles.names(results), comparisons(results), dict[str, str]()
     assert results.plan.sides is not None
     by_name = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
     for record, _ in failed(results):
         by_name[plain(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
-    details: dict[str, str] = {}
     for each in compared:
         name = plain(f"{each.implementation} {names[each.workload.id]}")
         by_name[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
@@ -115,8 +104,8 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
     if is_doubtful(results):
         return Mark.doubtful
     leader = choice.standing.leader if choice.standing is not None else ""
-    others = [name for name in choice.equals if name != leader]
-    return Mark.decided if all(choice.verdict(name) is Verdict.equivalent for name in others) else Mark.undecided
+    others = {choice.verdict(name) for name in choice.equals if name != leader}
+    return Mark.decided if others <= {Verdict.equivalent} else Mark.undecided
 
 
 def of_search(results: Results) -> Conclusion:

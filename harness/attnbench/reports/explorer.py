@@ -18,7 +18,6 @@ from attnbench.workloads.workload import Workload
 WORKLOAD = Column(heading="workload", text=lambda cell: titles.title(cell.workload.axes()))
 LIBRARY = Path(__file__).with_name("vega.js")
 """Vega, Vega-Lite and Vega-Embed as one script; it sets `window.vegaEmbed`."""
-DIGITS = 5
 
 
 def data(results: Results) -> str:
@@ -57,11 +56,7 @@ def _row(cell: Cell, columns: Sequence[Column], axes: Sequence[str]) -> dict[str
         "verdict": "baseline" if cell.is_baseline and cell.seconds is not None else str(cell.mark or kind),
         "axes": {axis: cell.workload.axes()[axis] for axis in axes},
         "text": [column.text(cell) for column in columns],
-        "keys": [None if column.number is None else _number(column.number(cell)) for column in columns],
-        **{f"{name}_low": _number(low) for name, (low, _) in ends.items()},
-        **{f"{name}_high": _number(high) for name, (_, high) in ends.items()},
+        "keys": [None if column.number is None else column.number(cell) for column in columns],
+        **{f"{name}_low": low for name, (low, _) in ends.items()},
+        **{f"{name}_high": high for name, (_, high) in ends.items()},
     }
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -37,7 +37,7 @@ def answer(choice: Recommendation) -> str:
     elif alike:
         text = f"Take {name}: it is as fast as {_listed(alike)}, within {margin}"
     else:
-        alone = "the only one that is left" if choice.excluded else "the only one that was asked about"
+        alone = "the only one left" if choice.excluded else "the only candidate"
         text = f"Take {name}: it is {'the fastest' if slower else alone}"
     leads = [_lead(choice, slower[0], f"the next, {slower[0]}")] if slower else []
     leads += [_lead(choice, choice.reference, reference)] if choice.reference in slower[1:] else []

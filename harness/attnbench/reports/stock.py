@@ -26,10 +26,8 @@ def require_suffix(file: Path) -> None:
     Raises:
         ValueError: it does not end in .md, or its folder does not exist.
     """
-    if file.suffix != SUFFIX:
-        raise ValueError(f"--report {file} is not allowed: give a file that ends in {SUFFIX}")
-    if not file.parent.is_dir():
-        raise ValueError(f"--report {file} cannot be written: there is no folder {file.parent}")
+    if file.suffix != SUFFIX or not file.parent.is_dir():
+        raise ValueError(f"--report {file} is not allowed: give a file that ends in {SUFFIX}, in a folder that exists")
 
 
 def write(file: Path, results: Results) -> None:
@@ -45,7 +43,7 @@ def write(file: Path, results: Results) -> None:
             findings[f"{name} on {record.workload.id}"] = plain(f"{record.status}: {record.message}")
     parts = [TITLE, markdown_list(facts), "## Verdicts", markdown_list(verdicts)]
     parts += ["## Findings", markdown_list(findings) or "No findings."]
-    parts += [results.reason, f"The same inputs again: --seed {results.plan.seed}"]
+    parts += [results.reason, f"Repeat with the same inputs: --seed {results.plan.seed}"]
     file.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 

@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from attnbench.analysis import comparisons as verdicts
 from attnbench.analysis.comparisons import contention, doubts, session_doubts, too_noisy
-from attnbench.analysis.conclusion import Mark, Question, conclude, factor
-from attnbench.analysis.mixes import Total, totals
+from attnbench.analysis.conclusion import Mark, Question, conclude, marks
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.analysis.warned import Warn, Warned
@@ -28,8 +27,6 @@ MOST_LINES = 200
 """Most lines of summary.md; other tables are in report.html and records.csv."""
 ON_PAGE_ALONE = ("ran", "FLOP/s")
 """Columns that only the page shows; each measured metric has one."""
-MOST_NAMED = 4
-"""Most implementations that a sentence names with their times."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -45,7 +42,7 @@ def rendered(template: str, results: Results, **more: object) -> str:
     templates.filters |= {"escaped": escaped, "listed": markdown_list, "tabulated": markdown_table}
     shapes = answers.shapes(results)
     return templates.get_template(template).render(
-        {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer, hosts)},
+        {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer)},
         shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
         table=answers.table(shapes, titles.base(results.plan)),
         memory=answers.memory_line(shapes),
@@ -93,16 +90,16 @@ def page(results: Results) -> str:
 def verdict(results: Results) -> str:
     """The sweep, the number of implementations and of shapes, and whether all answers are right."""
     plan = results.plan
-    absent = cells.absent(results)
-    names, num_shapes = len({arm.implementation for arm in plan.specs} - set(absent)), len(plan.workloads)
+    names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
+    num_shapes = len(plan.workloads)
     what = f"{names} implementation{'s' * (names > 1)} on {num_shapes} shape{'s' * (num_shapes > 1)}"
     what = what if plan.sides is None else f"Two states of the code: {what}"
     head = plain(what if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}")
     checks = sum(record.agreement is not None for record in results.records)
-    if plan.sides is not None or not checks:
-        return head if plan.sides is not None else f"{head}, nothing was checked"
+    if not checks:
+        return f"{head}, nothing was checked"
     against = f"({checks} check{'s' * (checks > 1)} against float64)"
-    worst = endings.marks(results, without=absent)
+    worst = marks(results)
     if {Mark.wrong, Mark.failed, Mark.imprecise}.isdisjoint(worst.values()):
         return f"{head}, all right {against}"
     return f"{head}: {conclude(worst, Question.measurement).words} {against}"
@@ -113,9 +110,8 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 
 
 def machine(results: Results) -> list[str]:
-    """The machine, the method, and the margin; before them the two states of the code, if there are two."""
-    lines = [text for text in (sides(results),) if text]
-    parts = []
+    """The machine, the method, and the margin; before them the two states of the code, or the hosts."""
+    around, parts = [text for text in (sides(results), hosts(results)) if text], list[str]()
     if environment := next(iter(results.environments.values()), None):
         kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory, capability
         name = ", ".join(filter(None, kinds)) or " ".join(TRADE.sub(" ", environment.cpu).split())
@@ -124,12 +120,12 @@ def machine(results: Results) -> list[str]:
         parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
     parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
     if not any(results.num_visits.values()):
-        return [*lines, plain(", ".join([*parts, "nothing was timed"]))]
+        return [*around, plain(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
     margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal."
-    return [*lines, plain(", ".join(parts)), margin]
+    return [*around, plain(", ".join(parts)), margin]
 
 
 def sides(results: Results) -> str:
@@ -147,18 +143,12 @@ def sides(results: Results) -> str:
 
 def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
-    base, candidate = (
-        next((record.environment for record in records if record.environment is not None), None)
-        for records in by_side(results)
-    )
-    if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
-        return []
-    before, after = described(base), described(candidate)
-    names = ("python", "versions", "threads", "settings", "flags")
-    parts = [f"{name} {before[name]} and {after[name]}" for name in names if before[name] != after[name]]
-    if not parts:
-        return []
-    return [Warn.environments_differ.says(f"The environments of base and candidate differ: {'; '.join(parts)}.")]
+    known = [[described(each.environment) for each in records if each.environment][:1] for records in by_side(results)]
+    both = [facts for members in known for facts in members if all(known)]
+    pairs = {name: [facts[name] for facts in both] for name in ("python", "versions", "threads", "settings", "flags")}
+    parts = [f"{name} {' and '.join(values)}" for name, values in pairs.items() if len({*values}) > 1]
+    text = f"The environments of base and candidate differ: {'; '.join(parts)}."
+    return [Warn.environments_differ.says(text)] if parts else []
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -168,11 +158,6 @@ def facts(results: Results) -> dict[str, str]:
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
     absent = cells.absent(results)
     reasons = grouped(absent, lambda name: absent[name])
-    rates = [
-        f"{dtype} on {device}{f', threads: {number}' * bool(number)}: "
-        + (plain(each.message) if each.matmul is None else show(each.matmul.rate, "flops/s"))
-        for (device, dtype, number), each in results.ceilings.items()
-    ]
     return {
         "run": plain(results.run),
         "started": plain(results.started.time),
@@ -181,12 +166,11 @@ def facts(results: Results) -> dict[str, str]:
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
-        or "nothing that was asked for",
+        or "none",
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {processes} process{'es' * (processes != 1)}, "
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
-        "fastest matrix product": "; ".join(rates) or "not measured",
     }
 
 
@@ -214,7 +198,7 @@ def troubles(results: Results) -> list[Warned]:
     if noisy is not None and plan.command != "fastest":  # it has verdicts of its own
         lines.append(noisy)
     if results.elapsed_s is None:
-        lines.append(Warn.unfinished.says("This run did not come to its end: missing cells were not measured."))
+        lines.append(Warn.unfinished.says("This run did not finish: missing cells were not measured."))
     if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
@@ -270,28 +254,7 @@ def answer(results: Results) -> list[str]:
     if results.plan.command != "run":
         doubtful = "doubtful: " if session_doubts(results) else ""
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
-    return [*of_model(results), *answers.advice(results)]
-
-
-def of_model(results: Results) -> list[str]:
-    """The attention time of all layers of a model, for each point and arm."""
-    lines = []
-    for label, members in grouped(totals(results), lambda total: total.mix.label).items():
-        timed = [total for total in members if total.seconds is not None]
-        what = f"{results.plan.model} {label}" if results.plan.model else label
-        calls = f"{members[0].num_calls} {'layers' if results.plan.model else 'calls'} of attention"
-        text = ", ".join(map(_timed, timed[:MOST_NAMED])) or "none has a time for all of them"
-        more = f", {len(timed) - MOST_NAMED} more are slower" if len(timed) > MOST_NAMED else ""
-        missing = ", ".join(str(total.arm) for total in members if total.seconds is None)
-        lines.append(plain(f"{what}, {calls}: {text}{more}{f'; no time: {missing}' if missing else ''}."))
-    return lines
-
-
-def _timed(total: Total) -> str:
-    """The time, with the ratio to the baseline: "fused 3.2 ms (2.30x slower)"."""
-    text = f"{total.arm} {show(total.seconds, 's')}"
-    is_base = total.ratio is None or total.ratio == 1.0
-    return text if is_base else f"{text} ({factor(total.ratio or 1.0)})"
+    return answers.advice(results)
 
 
 def hosts(results: Results) -> str:
@@ -323,7 +286,7 @@ def interference(results: Results) -> str:
 
 REPORT = {
     "html": Report(
-        summary="one page with pictures and tables, complete in itself",
+        summary="one self-contained page with pictures and tables",
         file="report.html",
         text=page,
         is_usual=True,

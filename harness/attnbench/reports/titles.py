@@ -21,12 +21,6 @@ Axes = Mapping[str, Any]
 """The value of every axis, as in `Workload.axes()`."""
 SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
 SCOPES = {"attention": "attention only", "module": "whole module"}
-BIASES = {
-    "all": "all biases",
-    "qkv": "biases of query, key and value alone",
-    "out": "a bias of the output alone",
-    "none": "no biases",
-}
 LONG_MASK = 60
 """Most characters of a mask: some have long lists of numbers."""
 WORDS: dict[str, Callable[[Any], str]] = {
@@ -35,23 +29,13 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "dtype": str,
     "mask": lambda mask: "no mask" if mask == "none" else plain(mask.replace("_", " "), limit=LONG_MASK),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
-    "bias": lambda bias: BIASES.get(bias, f"biases of {bias} alone"),
-    "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
     "device": lambda device: f"on {device}",
-    "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",
-    "seed": lambda seed: f"seed {seed}",
-    "layout": lambda layout: "values in the keys" if layout == "value_in_key" else f"{layout} in memory",
-    "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
-    "rotary": lambda rotary: "no rotary positions" if rotary == "none" else f"rotary positions {rotary}",
-    "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
-    "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
-    "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
-"""Format of an axis in a title, in the order of titles."""
+"""Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))
-"""All axes in the order of titles; those without a format of their own are shown as axis=value."""
+"""All axes in the order of titles."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
 """Shorter words in labels: a line has 80 columns."""

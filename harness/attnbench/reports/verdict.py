@@ -274,7 +274,7 @@ def _choices(results: Results) -> Iterator[Choice]:
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
-        if shape.best is None or shape.base is None or not shape.is_compared:
+        if shape.best is None or shape.base is None or not shape.compared:
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"

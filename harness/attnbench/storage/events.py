@@ -12,8 +12,7 @@ from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 6
-"""Version of the journal. A reader refuses newer versions; docs/adr/0003-journal.md has the history."""
+SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
 SUSTAINED_S = 3.0
 """Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -26,13 +25,12 @@ freed, and each call pays for their pages again; it adapts the threshold to earl
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 SHARE_OF_FREE = 0.75  # of the memory, which a call may use without a limit
-LIMITS = {
+LIMITS = {  # the smallest and the largest value of fields of a Plan
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s", "visit_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
     "false_share": (1e-9, records.FALSE_SHARE),
 }
-"""The smallest and the largest value of fields of a Plan."""
 
 
 class DamagedError(ValueError):
@@ -106,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
-    shortlist: int = 0  # number of implementations to try, those predicted to be fastest; 0: all
+    shortlist: int = 0  # in old runs: number of implementations to try, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range or have no JSON before anything is written."""
@@ -120,14 +118,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Source of each measured arm: a name, or path/to/file.py:Name."""
         if self.sides is None:
             return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
-        base, candidate = self.sides.base.implementations, self.sides.candidate.implementations
-        by_side = {BASE: base, CANDIDATE: candidate}
-        return {
-            Arm(implementation=name, side=side): by_side[side][name]
-            for name in dict.fromkeys([*base, *candidate])
-            for side in by_side
-            if name in by_side[side]
-        }
+        by_side = {BASE: self.sides.base.implementations, CANDIDATE: self.sides.candidate.implementations}
+        cells = [(name, side) for name in by_side[BASE] | by_side[CANDIDATE] for side in by_side]
+        arms = {Arm(implementation=name, side=side): by_side[side].get(name) for name, side in cells}
+        return {arm: spec for arm, spec in arms.items() if spec is not None}
 
     def cells(self, workload: Workload) -> dict[Arm, str]:
         """Arms that take part in a workload, with the source of each."""
@@ -180,11 +174,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
         typed = [side.given for side in sides]
-        specs = [
-            *self.implementations,
-            *(spec for side in sides if not side.root for spec in side.implementations.values()),
-        ]
-        files = [spec for spec in dict.fromkeys(specs) if split(variant(spec)[0])[0] is not None and spec not in typed]
+        of_sides = [spec for side in sides if not side.root for spec in side.implementations.values()]
+        specs = dict.fromkeys([*self.implementations, *of_sides])
+        files = [spec for spec in specs if split(variant(spec)[0])[0] is not None and spec not in typed]
         words = ["attnbench", self.command, *typed, "--resume", run]
         return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
@@ -242,7 +234,7 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
     status: Status
     message: str = ""
     is_predicted: bool = False
-    is_outpaced: bool = False  # left out of the shortlist: predicted to be too slow
+    is_outpaced: bool = False  # in old runs: predicted to be too slow
     agreement: records.Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported
@@ -309,10 +301,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
-    """The run became a baseline, with the reason; written only by `attnbench gate --accept`.
-
-    A stored baseline also carries the events of its predecessors as its history.
-    """
+    """The run became a baseline by `attnbench gate --accept`; a stored one has also the events of its predecessors."""
 
     time: str
     run: str

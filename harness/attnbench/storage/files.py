@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HALF = ".part"
-"""Suffix of the name of an unfinished file."""
-
 
 def put(path: Path, content: str | bytes) -> Path:
     """Replace a file after its new content has reached the disk; return its path.
@@ -15,7 +12,7 @@ def put(path: Path, content: str | bytes) -> Path:
     Raises:
         OSError: it cannot be written; the error names the file, and the old file is unchanged.
     """
-    half = path.with_name(f"{path.name}{HALF}")
+    half = path.with_name(f"{path.name}.part")
     try:
         with half.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -33,8 +33,7 @@ from attnbench.storage.fold import State
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
-HOSTS = "hosts"
-"""Subfolder of a run on several hosts: HOST/journal.jsonl holds the measurements of a host."""
+HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
@@ -136,8 +135,8 @@ def lines(path: Path, state: State) -> Iterator[Line]:
     for number, line in enumerate(_whole_lines(path), start=1):
         event, wrong = None, ""
         try:
-            if number == 1 and older_schemas.is_old(line):
-                decode = older_schemas.decoder(line)
+            if number == 1:
+                decode = older_schemas.decoder(line) or decode
             event = decode(line)
         except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"

@@ -18,16 +18,10 @@ from attnbench.plugins import name_of
 from attnbench.storage.events import Event
 from attnbench.storage.records import BASE, CANDIDATE, Role
 
-FIRST_WITH_ARMS = 4
+FIRST_WITH_ARMS = 4  # schema
 HALF_BYTES = 6
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
-
-
-def is_old(first_line: bytes) -> bool:
-    """Whether a journal with this first line has names for arms."""
-    schema = _SCHEMA.match(first_line)
-    return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
 
 
 def is_digest_right(line: bytes, digest: bytes) -> bool:
@@ -35,14 +29,17 @@ def is_digest_right(line: bytes, digest: bytes) -> bool:
     return digest[: 2 * HALF_BYTES] == hashlib.blake2b(line, digest_size=HALF_BYTES).hexdigest().encode()
 
 
-def decoder(first_line: bytes) -> Callable[[bytes], Event]:
-    """A decoder of the lines of an older journal; lines of the current schema may follow the old ones.
+def decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
+    """A decoder of the lines of a journal with names for arms; None if this first line is of a newer one.
 
-    It raises msgspec.DecodeError, KeyError, TypeError or AttributeError for a line that is not an event.
+    Lines of the current schema may follow the old ones. The decoder raises the same errors for a line that is no event.
 
     Raises:
         msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
     """
+    schema = _SCHEMA.match(first_line)
+    if schema is None or int(schema[1]) >= FIRST_WITH_ARMS:
+        return None
     plan = msgspec.json.decode(first_line)["plan"]
     baseline, sides = plan["baseline"], plan.get("sides")
 

@@ -70,22 +70,17 @@ class Grade(enum.StrEnum):
 
 
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py.
-
-    `error` is the absolute difference at `worst`, the place furthest beyond its limit `allowed`; None if it is not
-    finite. `rms` is the root mean square error of `rows` (first, and one past the last), the segment furthest beyond
-    its limit `allowed_rms`. Journals written before 2026-11 have no RMS errors.
-    """
+    """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py."""
 
     tensor: str
-    error: float | None
+    error: float | None  # absolute difference at `worst`; None if it is not finite
     allowed: float
-    worst: tuple[int, ...]
+    worst: tuple[int, ...]  # the place furthest beyond its limit `allowed`
     expected: float
     actual: float | None
-    rms: float | None = 0.0
+    rms: float | None = 0.0  # root mean square error of `rows`; 0 in journals written before 2026-11
     allowed_rms: float = 0.0
-    rows: tuple[int, int] = (0, 0)
+    rows: tuple[int, int] = (0, 0)  # first, and one past the last, of the segment furthest beyond `allowed_rms`
     largest: float = 0.0  # magnitude of the right answer; 0 in journals written before 2026-12
     is_rounding: bool = False  # beyond the limits, but explained by accumulated rounding errors
 
@@ -186,12 +181,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return next(grade for grade in (Grade.wrong, Grade.imprecise, Grade.right) if grade in grades)
 
     @property
-    def is_never_finite(self) -> bool:
-        """Whether there are outputs, and none of them is finite everywhere."""
-        outputs = [tensor for _, tensor in self.tensors() if tensor.tensor == "output"]
-        return bool(outputs) and all(output.error is None for output in outputs)
-
-    @property
     def error_share(self) -> float | None:
         """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
         normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
@@ -229,9 +218,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
-    predicted: str = ""  # the backend that PyTorch announced; empty: unknown
+    predicted: str = ""  # in old runs: the backend that PyTorch announced
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
-    reason: str = ""  # PyTorch's reason for another backend
+    reason: str = ""  # in old runs: PyTorch's reason for another backend
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
 
@@ -241,8 +230,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
-        because = self.reason or "PyTorch gives no reason"
-        return f"the {self.requested} backend was asked for and {ran}: {because}"
+        return f"the {self.requested} backend was asked for and {ran}" + f": {self.reason}" * bool(self.reason)
 
 
 class Status(enum.StrEnum):
@@ -286,48 +274,39 @@ class Flag(enum.IntFlag):
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The state of a device at one moment, as its driver reports it; 0: unknown.
-
-    `slowed_by` has the bits of NVML's reasons for a reduced clock (devices/nvml.py).
-    """
+    """The state of a device at one moment, as its driver reports it; 0: unknown."""
 
     clock_mhz: float = 0.0  # of the multiprocessors
     temperature_c: float = 0.0
     power_w: float = 0.0
-    slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # bits of NVML's reasons for a reduced clock (devices/nvml.py)
 
 
 EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # of a number for the place of a sample
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One observation and its place. `value` is per call, in the measurement's unit.
+    """One observation and its place: epoch, visit, block and slot.
 
-    The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
-    which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
-    machine's one-minute load average at its start. `flags` are of `Flag`. `host_s` is the host's time to issue a call
-    on a device with queues; elsewhere it is 0. `num_untimed` calls, which took `untimed_s` together, preceded the
-    `num_calls` timed ones; both are 0 in journals that do not record it. Calls that warm up a process, of all arms in
-    turn, count before its first sample.
+    Calls that warm up a process, of all arms in turn, count as untimed calls before its first sample.
     """
 
-    value: float
+    value: float  # of one call, in the measurement's unit
     num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
-    epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0
+    epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0  # process
     visit: Annotated[int, Meta(ge=0, lt=2**VISIT_BITS)] = 0
     block: Annotated[int, Meta(ge=0, lt=2**BLOCK_BITS)] = 0
-    slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-    start_s: float = 0.0
-    num_faults: Annotated[int, Meta(lt=2**53)] = 0
-    load: float = 0.0
-    host_s: float = 0.0
-    flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-    num_untimed: Annotated[int, Meta(ge=0, lt=2**53)] = 0
-    untimed_s: Annotated[float, Meta(ge=0)] = 0.0
+    slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # in the block
+    start_s: float = 0.0  # on the machine's monotonic clock, which orders the samples of one epoch
+    num_faults: Annotated[int, Meta(lt=2**53)] = 0  # minor page faults during the sample
+    load: float = 0.0  # the machine's one-minute load average at the start
+    host_s: float = 0.0  # the host's time to issue a call on a device with queues; elsewhere 0
+    flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # of Flag
+    num_untimed: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # calls before the timed ones; 0 in journals without it
+    untimed_s: Annotated[float, Meta(ge=0)] = 0.0  # of these calls together
 
 
-LATENCY, CONTROL_LATENCY = "latency", "latency_control"
-"""The metric of blocks: for the arm itself, and for its A/A control."""
+LATENCY, CONTROL_LATENCY = "latency", "latency_control"  # the metric of blocks, and that of A/A controls
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
 
@@ -400,16 +379,13 @@ Place = tuple[str, str, int]  # device, dtype and number of threads (0: one for 
 
 
 class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
-    """Some calls of one load: a matrix product of `size` x `size` matrices, or a copy of `size` bytes.
-
-    `amount` is the work of one call: FLOPs of a product, bytes read and written by a copy. `value` is seconds per call.
-    """
+    """Some calls of one load: a matrix product of `size` x `size` matrices, or a copy of `size` bytes."""
 
     kind: str
     dtype: str  # of the computation: half precision may be fastest in float32
     size: int
-    amount: int
-    value: float
+    amount: int  # work of one call: FLOPs of a product, bytes read and written by a copy
+    value: float  # seconds of one call
     num_calls: int
     round: int  # every load runs once in a round
 

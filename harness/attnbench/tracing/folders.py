@@ -31,23 +31,6 @@ def write(file: Path, trace: dict[str, Any]) -> None:
     put(file, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0))
 
 
-def read(file: Path) -> dict[str, Any]:
-    """Read a trace as JSON.
-
-    Raises:
-        ValueError: it is damaged, or not a trace.
-    """
-    try:
-        packed = file.read_bytes()
-        trace: dict[str, Any] = json.loads(gzip.decompress(packed) if file.suffix == ".gz" else packed)
-        are_named = all({"name", "ph"} <= event.keys() for event in trace["traceEvents"])
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged: {error}; trace that cell again") from None
-    if not are_named:
-        raise ValueError(f"{file} is damaged: it has events without a name; trace that cell again")
-    return trace
-
-
 def trace_files(folder: Path) -> list[Path]:
     """All traces below a folder, sorted; includes traces that other programs compressed differently."""
     return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))

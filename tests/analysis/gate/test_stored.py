@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from attnbench.analysis.gate import stored
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.results import read
-from attnbench.storage.events import SCHEMA, RunStarted
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import ends, run, scales
@@ -87,7 +85,7 @@ def test_a_reason_is_asked_for(reason, tmp_path):
     ("change", "reported"),
     [
         (ends(Status.crashed), "1 of its cells went wrong .fused on .*: crashed"),
-        (scripts.killed, "did not come to its end"),
+        (scripts.killed, "did not finish"),
         (scripts.disturbed, "blocks were discarded"),
     ],
 )
@@ -108,11 +106,3 @@ def test_a_run_of_fewer_processes_than_a_gate_needs_becomes_no_baseline(tmp_path
 def test_a_run_without_times_needs_no_more_processes(tmp_path):
     run(tmp_path / "runs" / "run", scripts.untimed, num_epochs=1)
     assert accept(tmp_path, "run").exists()
-
-
-def test_an_older_journal_becomes_a_baseline_of_todays_schema(tmp_path):
-    def older(event):
-        return msgspec.structs.replace(event, schema=1) if isinstance(event, RunStarted) else event
-
-    run(tmp_path / "runs" / "run", older)
-    assert read(accept(tmp_path, "run")).started.schema == SCHEMA

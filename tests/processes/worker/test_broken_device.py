@@ -1,25 +1,17 @@
 """A device that fails from one call on in a process: the cell that broke it is blamed, and no other is affected."""
 
-import os
-import shutil
-import subprocess
 import sys
 
 import pytest
-import torch
 
-from attnbench.analysis.results import read
-from attnbench.checking.memory import LAYOUTS
 from attnbench.devices import device
-from attnbench.processes.messages import Check, Failed, Heartbeat, Prepare, SampleBlocks
+from attnbench.processes.messages import Failed, Heartbeat, SampleBlocks
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ROOT as HARNESS
 from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.workloads.workload import Workload
-from tests import elsewhere, forks
-from tests.checks import checked
+from tests import elsewhere
+from tests.checks import LIMITS, cell_of, checked
 
-ROOT = HARNESS.parent
 BROKEN = "fails from now on in its process"
 DEVICE = '''
 """A device whose context is lost, in this process, as soon as somebody says so."""
@@ -110,17 +102,13 @@ def fragile(tmp_path):
         yield file, scope["LOST"]
 
 
-def asked(kind, file, name, **more):
-    point = Workload(device="fragile", seq_len=40, num_heads=2, head_dim=8, direction="inference")
-    arm = Arm(implementation=name)
-    limits = {"call_limit_s": 5.0, "memory_limit_bytes": 2**30}
-    return kind(workload=point, arm=arm, spec=f"{file}:{name}", **limits, **more)
+POINT = Workload(device="fragile", seq_len=40, num_heads=2, head_dim=8, direction="inference")
 
 
 def test_who_breaks_the_device_in_a_check_has_an_error_and_no_wrong_answer(fragile):
     file, _ = fragile
     runner = Worker(Heartbeat())
-    found = checked(asked(Check, file, "breaking", seed=0), runner)
+    found = checked(cell_of(f"{file}:breaking", POINT), runner)
     assert isinstance(found, Failed)
     assert found.status is Status.error
     assert "misaligned address" in found.message
@@ -131,78 +119,32 @@ def test_who_breaks_the_device_in_a_check_has_an_error_and_no_wrong_answer(fragi
 def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    found = worker.answer(asked(Prepare, file, "quiet"))
+    assert not isinstance(worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limits=LIMITS), Failed)
+    assert not worker.is_broken
+    found = worker.answer("prepare", cell=cell_of(f"{file}:quiet", POINT, "quiet"), limits=LIMITS)
     assert isinstance(found, Failed)
     assert found.arm == Arm(implementation="quiet")
     assert worker.is_broken
+    assert not device("cuda").is_broken()  # and it is tested if there is none
 
 
 @pytest.mark.parametrize("is_clocked", [True, False])
 def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile, is_clocked):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    worker.answer(ready := asked(Prepare, file, "right"))  # as before any visit; it sets the process up
-    point = ready.workload
+    worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limits=LIMITS)  # it sets the process up
     arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
     visit = SampleBlocks(
-        workload=point, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0, is_clocked=is_clocked
+        workload=POINT, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0, is_clocked=is_clocked
     )
-    found = worker.answer(visit)
+    found = worker.answer("sample_blocks", visit=visit)
     assert isinstance(found, Failed)
     assert (found.arm, found.status) == (arms[0][0], Status.error)
     assert BROKEN in found.message
     assert worker.is_broken
 
 
-def test_a_device_that_is_whole_says_nothing(fragile):
-    file, _ = fragile
-    worker = Worker(Heartbeat())
-    assert not isinstance(worker.answer(asked(Prepare, file, "right")), Failed)
-    assert not worker.is_broken
-    assert not device("cuda").is_broken()  # and it is tested if there is none
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [16, 24, 67])
-@pytest.mark.parametrize("layout", ["at an offset", "spread out in memory"])
-def test_layouts_keep_the_alignment_that_a_device_needs(layout, width, dtype):
-    tensor = torch.randn(2, 3, 5, width).to(dtype)
-    changed = LAYOUTS[layout](tensor, device("cuda").alignment_bytes)
-    assert torch.equal(changed, tensor)
-    assert changed.storage_offset() * tensor.itemsize % 16 == 0
-    assert changed.storage_offset() > 0 or layout != "at an offset"
-    if layout == "spread out in memory":
-        assert all(stride * tensor.itemsize % 16 == 0 for stride in changed.stride()[:-1])
-        assert changed.stride(1) > width
-    odd = LAYOUTS[layout](tensor, device("cpu").alignment_bytes)  # every place is tried here
-    assert odd.storage_offset() == 1 or odd.stride(1) == width + 3
-
-
 def test_a_kernel_that_needs_aligned_inputs_gets_them(fragile):
     file, lost = fragile
-    assert checked(asked(Check, file, "misaligned", seed=0)).status is Status.ok
+    assert checked(cell_of(f"{file}:misaligned", POINT)).status is Status.ok
     assert not lost
-
-
-@pytest.mark.long
-def test_a_run_goes_on_with_the_next_cell(tmp_path):
-    for folder in ("harness", "implementations"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
-    (tmp_path / "harness/attnbench/devices/fragile.py").write_text(DEVICE, encoding="utf-8")
-    (tmp_path / "attend.py").write_text(ATTEND, encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(forks.python(), "-m", "attnbench", "run", "-iattend.py:breaking", "-iattend.py:misaligned", "-isdpa"),
-            *("--set", "device=fragile", "--set", "seq_len=33,40", "--set", "direction=inference", "--budget", "0"),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "harness")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (folder,) = (tmp_path / "results" / "runs").iterdir()
-    found = {(each.implementation, each.workload.seq_len): each for each in read(folder).records}
-    statuses = {key: str(each.status) for key, each in found.items()}
-    assert statuses == {(name, length): "error" if "breaking" in name else "ok" for name, length in found}, done.stderr
-    assert len(found) == 6

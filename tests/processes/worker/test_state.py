@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from attnbench.devices import cpu
-from attnbench.processes.messages import Failed, Heartbeat, Prepare, Prepared, SampleBlocks
+from attnbench.processes.messages import Failed, Heartbeat, Limits, Prepared, SampleBlocks
 from attnbench.processes.worker import state
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import VisitFinished
-from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
+from tests.checks import cell_of
 
 MODES = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
 BACK = {  # these can be undone
@@ -131,18 +131,18 @@ def test_nobody_is_blamed_for_what_torch_itself_changes_at_the_first_use_of_a_de
     assert isinstance(visited, VisitFinished)
 
 
-def asked(path, spec: str):
+def asked(spec: str):
     """Return the reply, and whether the process ends: for a preparation, and for a visit."""
-    worker = Worker(Heartbeat())
-    arm = Arm(implementation="f")
-    prepare = Prepare(workload=POINT, arm=arm, spec=spec, call_limit_s=60.0, memory_limit_bytes=2**31)
-    visit = SampleBlocks(workload=POINT, arms=((arm, spec),), epoch=0, number=0, num_blocks=1, seed=0, verifies=False)
-    return [(worker.answer(each), worker.is_broken) for each in (prepare, visit)]
+    worker, cell = Worker(Heartbeat()), cell_of(spec, POINT)
+    arms = ((cell.arm, spec),)
+    visit = SampleBlocks(workload=POINT, arms=arms, epoch=0, number=0, num_blocks=1, seed=0, verifies=False)
+    prepared = worker.answer("prepare", cell=cell, limits=Limits(call_s=60.0, memory_bytes=2**31)), worker.is_broken
+    return [prepared, (worker.answer("sample_blocks", visit=visit), worker.is_broken)]
 
 
 def planted(tmp_path, at_import: str = "", in_call: str = "pass"):
     (tmp_path / "planted.py").write_text(FILE.format(at_import=at_import, in_call=in_call))
-    return apart(lambda: asked(tmp_path, f"{tmp_path / 'planted.py'}:f"))
+    return apart(lambda: asked(f"{tmp_path / 'planted.py'}:f"))
 
 
 WRAPPED = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
@@ -163,33 +163,25 @@ def test_only_what_fails_as_it_is_imported_cannot_be_loaded(tmp_path, where, is_
     assert visited.is_unloadable is is_unloadable
 
 
-def test_an_import_may_replace_no_function(tmp_path):
-    ((prepared, ends), _) = planted(tmp_path, "import time; time.perf_counter = lambda: 0.0")
-    assert isinstance(prepared, Failed)
-    assert "it changed time.perf_counter" in prepared.message
-    assert ends
-
-
-def test_a_call_that_changes_a_setting_costs_the_cell_and_the_process(tmp_path):
-    _, (visited, ends) = planted(tmp_path, in_call="torch.set_default_dtype(torch.float64)")
-    assert isinstance(visited, Failed)
-    assert visited.raised == "SharedStateError"
-    assert "default dtype from torch.float32 to torch.float64 for everybody in the process" in visited.message
+@pytest.mark.parametrize(
+    ("where", "source", "words"),
+    [
+        ("at_import", "import time; time.perf_counter = lambda: 0.0", "it changed time.perf_counter"),
+        ("in_call", "torch.set_default_dtype(torch.float64)", "default dtype from torch.float32 to torch.float64"),
+    ],
+)
+def test_what_may_not_be_changed_costs_the_cell_and_the_process(tmp_path, where, source, words):
+    replies = planted(tmp_path, **{where: source})
+    failed, ends = replies[where == "in_call"]
+    assert isinstance(failed, Failed)
+    assert words in failed.message
     assert ends
 
 
 def test_a_call_that_moves_elsewhere_is_taken_back(tmp_path):
     def moved():
-        replies, before = asked(tmp_path, f"{tmp_path / 'planted.py'}:f"), Path.cwd()
-        return [(isinstance(reply, Failed), ends) for reply, ends in replies], before
+        replies = asked(f"{tmp_path / 'planted.py'}:f")
+        return [(isinstance(reply, Failed), ends) for reply, ends in replies], Path.cwd()
 
     (tmp_path / "planted.py").write_text(FILE.format(at_import="pass", in_call="os.chdir('/')"))
-    replies, folder = apart(moved)
-    assert replies == [(False, False), (False, False)]
-    assert folder == Path.cwd()
-
-
-def test_an_honest_one_changes_nothing(tmp_path):
-    for reply, ends in apart(lambda: asked(tmp_path, "sdpa")):
-        assert not isinstance(reply, Failed), reply
-        assert not ends
+    assert apart(moved) == ([(False, False), (False, False)], Path.cwd())

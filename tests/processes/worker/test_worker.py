@@ -1,34 +1,20 @@
 """The worker applies a workload's process settings, for check and timing alike, and restores them."""
 
-import itertools
-
 import msgspec
 import pytest
 import torch
 
 from attnbench.checking import agreement, oracle
-from attnbench.processes.messages import (
-    ANSWERS,
-    Check,
-    Done,
-    Failed,
-    HandedIn,
-    HandIn,
-    Heartbeat,
-    JudgeOutput,
-    Observe,
-    Prepare,
-    Profile,
-    SampleBlocks,
-)
+from attnbench.processes.messages import Failed, HandedIn, Heartbeat, Limits, SampleBlocks
 from attnbench.processes.remote import Exchange
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
-from tests.checks import checked
+from tests.checks import LIMITS, cell_of, checked, judge_of
 
+SMALL = Workload(seq_len=8, num_heads=2, head_dim=4)
 SEES = """
 import torch
 seen = []
@@ -37,6 +23,11 @@ def f(query, key, value, *, mask=None):
     seen.append(torch.get_float32_matmul_precision())
     return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
 """
+
+
+def visit(workload, *specs):
+    arms = tuple((Arm(implementation=spec.rpartition(":")[2]), spec) for spec in specs)
+    return SampleBlocks(workload=workload, arms=arms, epoch=0, number=0, num_blocks=1, seed=0)
 
 
 @pytest.mark.parametrize("precision", MATMUL_PRECISIONS)
@@ -55,14 +46,12 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
         return ask
 
     monkeypatch.setattr("attnbench.checking.oracle.answer", noted(oracle.answer))
-    cell = checked(request_to_check(spec, point), worker)
-    assert isinstance(cell, CellChecked)
-    assert cell.status == "ok", cell.message
+    found = checked(cell_of(spec, point), worker)
+    assert isinstance(found, CellChecked)
+    assert found.status == "ok", found.message
     assert set(asked) == {precision}  # the yardsticks' products, too
     assert torch.get_float32_matmul_precision() == "highest"
-    arms = ((Arm(implementation="f"), spec),)
-    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
-    assert isinstance(visited, VisitFinished)
+    assert isinstance(worker.answer("sample_blocks", visit=visit(point, spec)), VisitFinished)
     function = worker.implementation(spec).build.signature.function
     assert set(function.__globals__["seen"]) == {precision}
     assert torch.get_float32_matmul_precision() == "highest"
@@ -75,15 +64,6 @@ def f(query, key, value, *, mask=None):
     scores = query @ key.mT / query.shape[-1] ** 0.5
     return (scores + ~mask * torch.finfo(scores.dtype).min).softmax(-1) @ value
 """
-
-
-@pytest.mark.parametrize(("dtype", "status"), [("float32", Status.ok), ("float64", Status.unsupported)])
-def test_code_that_leaves_the_range_of_float32_is_not_judged_in_float64(tmp_path, dtype, status):
-    (tmp_path / "adds.py").write_text(ADDS_THE_LEAST)
-    point = Workload(seq_len=20, num_heads=2, head_dim=8, mask="causal", dtype=dtype)
-    assert checked(request_to_check(f"{tmp_path / 'adds.py'}:f", point)).status is status
-
-
 SHIFTS_BY_THE_MEAN = """
 def f(query, key, value, *, bias=None):
     scores = query @ key.mT / query.shape[-1] ** 0.5
@@ -93,63 +73,62 @@ def f(query, key, value, *, bias=None):
 """
 
 
-@pytest.mark.parametrize(("mask", "status"), [("alibi", Status.ok), ("boolean(40)", Status.unsupported)])
-def test_a_bias_need_not_hold_minus_infinity(tmp_path, mask, status):
-    (tmp_path / "shifts.py").write_text(SHIFTS_BY_THE_MEAN)
-    point = Workload(seq_len=20, num_heads=2, head_dim=8, mask=mask)
-    assert checked(request_to_check(f"{tmp_path / 'shifts.py'}:f", point)).status is status
+@pytest.mark.parametrize(
+    ("source", "axes", "status"),
+    [
+        (ADDS_THE_LEAST, {"mask": "causal"}, Status.ok),
+        (ADDS_THE_LEAST, {"mask": "causal", "dtype": "float64"}, Status.unsupported),
+        (SHIFTS_BY_THE_MEAN, {"mask": "alibi"}, Status.ok),
+        (SHIFTS_BY_THE_MEAN, {"mask": "boolean(40)"}, Status.unsupported),
+    ],
+    ids=["float32", "beyond the range of float32", "finite bias", "bias of minus infinity"],
+)
+def test_numbers_that_code_need_not_take_are_unsupported(tmp_path, source, axes, status):
+    (tmp_path / "mine.py").write_text(source)
+    point = Workload(seq_len=20, num_heads=2, head_dim=8, **axes)
+    assert checked(cell_of(f"{tmp_path / 'mine.py'}:f", point)).status is status
 
 
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
     begin = torch.autograd.profiler.profile._start_trace
-    monkeypatch.setattr("torch.autograd.profiler.profile._start_trace", noting(begin, profiles))
+
+    def noting(self):
+        profiles.append(self)
+        return begin(self)
+
+    monkeypatch.setattr("torch.autograd.profiler.profile._start_trace", noting)
     worker = Worker(Heartbeat())
-    point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
-    arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
-    visit = SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0)
-    worker.answer(visit)
+    point = msgspec.structs.replace(SMALL, direction="forward_backward")
+    worker.answer("sample_blocks", visit=visit(point, "fused", "sdpa"))
     (bench,) = worker.benches.values()
     cases, calls = dict(bench.cases), {arm: timed.call for arm, timed in bench.calls.items()}
     assert profiles == []
-    for request in (
-        Profile(workload=point, arm=Arm(implementation="fused"), spec="fused"),
-        Observe(workload=point, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory"),
-        Profile(workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.json")),
-    ):
-        assert not isinstance(worker.answer(request), Failed)
+    more = {"profile": {}, "observe": {"metric": "peak_memory"}, "trace": {"file": str(tmp_path / "fused.json")}}
+    for function, arguments in more.items():
+        assert not isinstance(worker.answer(function, cell=cell_of("fused", point), **arguments), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()
     num_profiles = len(profiles)
     assert num_profiles >= 2  # operators and memory come from one call
-    taken = worker.answer(visit)
-    assert isinstance(taken, VisitFinished)
+    assert isinstance(worker.answer("sample_blocks", visit=visit(point, "fused", "sdpa")), VisitFinished)
     assert len(profiles) == num_profiles
     assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
 
 
-def test_no_request_is_of_another_s_kind() -> None:
-    kinds = [*ANSWERS]
-    assert [(one, other) for one, other in itertools.permutations(kinds, 2) if issubclass(one, other)] == []
-
-
 def test_a_preparation_forgets_the_tensors_of_the_check_before():
     """A judge's next file may have the path of the last one: old tensors would be read."""
-    worker, arm = Worker(Heartbeat()), Arm(implementation="fused")
-    before, point = worker.candidates, Workload(seq_len=4, num_heads=2, head_dim=4)
-    worker.answer(Prepare(workload=point, arm=arm, spec="fused", call_limit_s=5.0, memory_limit_bytes=2**31))
+    worker = Worker(Heartbeat())
+    before = worker.candidates
+    worker.answer("prepare", cell=cell_of("fused", SMALL), limits=LIMITS)
     assert worker.candidates is not before
 
 
 def test_what_is_unsupported_is_so_and_not_predicted():
-    point = Workload(seq_len=8, num_heads=2, head_dim=4)
-    asked = Prepare(
-        workload=point, arm=Arm(implementation="f"), spec="torch_mha", call_limit_s=5.0, memory_limit_bytes=2**30
-    )
-    failed = Worker(Heartbeat()).answer(asked)
+    failed = Worker(Heartbeat()).answer("prepare", cell=cell_of("torch_mha", SMALL), limits=LIMITS)
     assert (failed.status, failed.is_predicted) == ("unsupported", False)
     assert "choose scope=module" in failed.message
-    long = msgspec.structs.replace(point, seq_len=2048, kv_len=2048)
-    over = Worker(Heartbeat()).answer(msgspec.structs.replace(asked, workload=long, spec="fused", memory_limit_bytes=1))
+    cell = cell_of("fused", msgspec.structs.replace(SMALL, seq_len=2048, kv_len=2048))
+    over = Worker(Heartbeat()).answer("prepare", cell=cell, limits=Limits(call_s=5.0, memory_bytes=1))
     assert (over.status, over.is_predicted) == ("out_of_memory", True)
 
 
@@ -161,19 +140,16 @@ def test_a_judge_asks_the_oracle_once_for_all_implementations(monkeypatch):
         return ask_oracle(workload, *arguments, **more)
 
     monkeypatch.setattr(agreement, "ask_oracle", counted)
-    runner = Worker(Heartbeat())
-    judge = Worker(Heartbeat(), runner.answer)
+    judge = judge_of(Worker(Heartbeat()))
     for spec, seq_len in (("fused", 4), ("sdpa", 4), ("fused", 5)):
         point = Workload(seq_len=seq_len, num_heads=2, head_dim=16, mask="causal", direction="inference")
-        request = msgspec.structs.replace(request_to_check(spec, point), left_out=("huge",))
-        found = checked(request, runner, judge)
+        found = checked(cell_of(spec, point), judge=judge, left_out=("huge",))
         assert found.status == "ok"
         assert "huge" not in {each.probe for each in found.agreement.probes}
     assert asked == [(4, ("huge",)), (5, ("huge",))]
 
 
-@pytest.mark.parametrize("num_arms", [1, 2])
-def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(num_arms, monkeypatch):
+def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(monkeypatch):
     heartbeat, turns = Heartbeat(), []
     worker, asked = Worker(heartbeat), answers.reference_for_probe
 
@@ -182,40 +158,21 @@ def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(num_arms, mo
         return asked(*arguments)
 
     monkeypatch.setattr(answers, "reference_for_probe", noted)
-    arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa")[:num_arms])
-    point = Workload(seq_len=8, num_heads=2, head_dim=4)
-    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
-    assert isinstance(visited, VisitFinished)
+    assert isinstance(worker.answer("sample_blocks", visit=visit(SMALL, "fused", "sdpa")), VisitFinished)
     assert turns == [(Heartbeat.HARNESS, PROBE)]
 
 
-def request_to_check(spec, point):
-    arm = Arm(implementation="f")
-    return Check(workload=point, arm=arm, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0)
-
-
-def noting(method, seen):
-    def called(self):
-        seen.append(self)
-        return method(self)
-
-    return called
-
-
-@pytest.mark.parametrize(("dropout", "kind"), [(0.0, Failed), (0.5, Done)])
-def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(dropout, kind):
+@pytest.mark.parametrize(("dropout", "is_wrong"), [(0.0, True), (0.5, False)])
+def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(dropout, is_wrong):
     handed = HandedIn(exchange=Exchange().path, tensors={})
-    cell = {"workload": Workload(seq_len=8, dropout=dropout), "arm": Arm(implementation="theirs"), "spec": "x.py:f"}
-    request = JudgeOutput(**cell, handed=handed, seed=1, numbers=(0, 2), row_seed=2)
-    assert isinstance(Worker(Heartbeat()).answer(request), kind)
+    cell = cell_of("x.py:f", Workload(seq_len=8, dropout=dropout))
+    reply = Worker(Heartbeat()).answer("judge_output", cell=cell, handed=handed, seed=1, numbers=(0, 2), row_seed=2)
+    assert isinstance(reply, Failed) is is_wrong
 
 
 @pytest.mark.parametrize("results", [type("Lazy", (list,), {})(), [type("Lazy", (dict,), {})()]])
 def test_results_that_compute_when_they_are_read_are_refused(results):
     worker = Worker(Heartbeat())
     worker.returned = results
-    cell = {"workload": Workload(seq_len=8), "arm": Arm(implementation="theirs"), "spec": "x.py:f"}
-    failed = worker.answer(HandIn(**cell, numbers=()))
+    failed = worker.answer("hand_in", cell=cell_of("x.py:f", SMALL), numbers=())
     assert failed.raised == "SharedStateError"
-    with pytest.raises(TypeError):
-        answers.HANDLERS[HandIn] = None

@@ -193,7 +193,7 @@ def invalid_reasons(results: Results) -> list[str]:
     """Reasons why no time of a run counts."""
     reasons = []
     if results.elapsed_s is None:
-        reasons.append(f"it did not come to its end: go on with {results.plan.resume_command(results.run)}")
+        reasons.append(f"it did not finish: continue with {results.plan.resume_command(results.run)}")
     if results.num_lost:
         reasons.append(f"the rest of a damaged run, in {LOST.format(results.num_lost)}")
     return [*reasons, *(doubts(results) if is_doubtful(results) else ())]

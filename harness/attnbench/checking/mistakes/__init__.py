@@ -1,13 +1,12 @@
 """The catalogue of known mistakes: the diagnosis names them, the tests plant them, the detection table counts them.
 
 A mistake is the textbook form with some steps replaced (checking/steps.py). A generator yields every mistake of one
-kind that is possible at a workload. To add a mistake, `yield wrong(name, words, step=replacement)` in its generator.
+kind that is possible at a workload. To add one without variants, add a line to a table of `forms.py`.
 """
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes.forms import wrong_forms
-from attnbench.checking.mistakes.gradients import wrong_gradients
+from attnbench.checking.mistakes import forms, gradients
 from attnbench.checking.mistakes.wrong_masks import wrong_masks
 from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
@@ -17,5 +16,6 @@ __all__ = ["Mistake", "catalogue"]
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:
     """Every mistake that is possible at this workload."""
-    for generator in (wrong_masks, wrong_forms, wrong_gradients):
+    of_gradients = gradients.KINDS if workload.direction != "inference" else ()
+    for generator in (wrong_masks, *forms.KINDS, *of_gradients):
         yield from generator(workload)

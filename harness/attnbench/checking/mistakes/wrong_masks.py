@@ -1,46 +1,41 @@
 """Wrong masks: neighbours of the workload's mask, and other ways to hide or show keys."""
 
-import functools
-import operator
+import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from operator import and_
 
 import torch
 from torch import Tensor
 
 from attnbench.checking.oracle import RowMask, row_mask
-from attnbench.checking.steps import Mistake, hide, meaning, wrong
+from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
-START, END = "aligned at the start (top-left)", "aligned at the end (bottom-right)"
-CAUSAL: dict[type[Mask], str] = {masks.Causal: START, masks.CausalBottomRight: END}
+Seen = Callable[[RowMask], Tensor]
+"""Visible keys (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)."""
+WrongMask = tuple[str, str, Seen]
+"""The mistake's name, a detail, and the keys that are visible."""
+AT_END = "_bottom_right"
+ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
+COMMON = {*ALIGNED, "mask_ignored", "padding_ignored", "causal_unasked", "mask_part_ignored"}
+"""Mistakes that a backward pass may make alone."""
+CAUSAL: dict[type[Mask], str] = {
+    masks.Causal: "aligned at the start (top-left)",
+    masks.CausalBottomRight: "aligned at the end (bottom-right)",
+}
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 MOVES = (-1, 1, -2, 2, -3, 3)
-ALIGNMENTS = {"bottom_right_for_top_left", "top_left_for_bottom_right"}
 MOST_ROWS = 256
 """Masks that show the same keys to the first queries, up to this number, count as equal."""
 
 
-class WrongMask(NamedTuple):
-    """A wrong set of visible keys."""
-
-    name: str
-    words: str
-    seen: Callable[[RowMask], Tensor]  # (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)
-    flags: str = ""
-
-    def masked(self, scores: Tensor, mask: RowMask) -> Tensor:
-        """The masked scores with these visible keys."""
-        return hide(mask.changed(scores), self.seen(mask))
-
-
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
     """The keys that are visible under a mask and under all of `others`."""
-    return functools.reduce(operator.and_, map(mask.seen_under, (other, *others)))
+    return reduce(and_, map(mask.seen_under, (other, *others)))
 
 
 def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -57,33 +52,21 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
     """Masks that a part may be confused with, each with the mistake's name."""
     kinds, name = masks.masks(), type(part).name
     numbers = tuple(part.table(*sizes).tolist()) if isinstance(part, masks.Padding) else part.arguments
-    known: list[tuple[str, type[Mask], tuple[int, ...]]] = []
-    if other := kinds.get(f"{name}_bottom_right"):
-        known.append(("bottom_right_for_top_left", other, numbers))
-    if name.endswith("_bottom_right"):
-        known.append(("top_left_for_bottom_right", kinds[name.removesuffix("_bottom_right")], numbers))
-    known += (("mask_argument", type(part), near) for near in arguments_nearby(numbers))
+    known = [("bottom_right_for_top_left", f"{name}{AT_END}", numbers)]
+    if name.endswith(AT_END):
+        known = [("top_left_for_bottom_right", name.removesuffix(AT_END), numbers)]
+    known += (("mask_argument", name, near) for near in arguments_nearby(numbers))
     readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
-    for length in numbers[:1]:
-        half = length // 2
-        readings += [
-            (length, length),
-            (length - 1, length - 1),
-            (length, 0),
-            (length - 1, 0),
-            (length + 1,),
-            (half, half),
-        ]
+    for n in numbers[:1]:
+        readings += [(n, n), (n - 1, n - 1), (n, 0), (n - 1, 0), (n + 1,), (n // 2, n // 2)]
     for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those written as text
         if not (kind.changes_scores or issubclass(kind, DRAWN)):
-            known += (("mask_of_other_kind", kind, reading) for reading in dict.fromkeys(readings))
-    for confused, kind, arguments in known:
-        try:
-            mask = kind(*arguments)
+            known += (("mask_of_other_kind", kind.name, reading) for reading in dict.fromkeys(readings))
+    for confused, other, arguments in known:
+        with contextlib.suppress(KeyError, ValueError):  # there is no such mask
+            mask = kinds[other](*arguments)
             mask.check(*sizes)
-        except ValueError:  # there is no such mask
-            continue
-        yield confused, mask
+            yield confused, mask
 
 
 def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
@@ -92,12 +75,9 @@ def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
     for part in parts:
         others = tuple(other for other in parts if other is not part)
         if others:
-            words = f"a part of the mask is ignored, {part}: what it alone hides gets weight"
-            yield WrongMask("mask_part_ignored", words, partial(seen_with, Mask(), others))
+            yield "mask_part_ignored", f"{part}", partial(seen_with, Mask(), others)
         for name, mask in neighbours(part, (workload.batch_size, workload.seq_len, workload.kv_len)):
-            end = f", {END if name.startswith('bottom') else START}" * (name in ALIGNMENTS)
-            words = f"the mask is {mask}{end}, where {part} was asked for"
-            yield WrongMask(name, words, partial(seen_with, mask, others))
+            yield name, f"the mask is {mask}, where {part} was asked for", partial(seen_with, mask, others)
 
 
 def moved(mask: RowMask, step: int) -> Tensor:
@@ -114,53 +94,45 @@ def by_head(mask: RowMask) -> Tensor:
     return mask.seen[place, 0]
 
 
+CHANGED: dict[str, Seen] = {
+    "mask_ignored": lambda mask: torch.ones_like(mask.seen),
+    "mask_inverted": lambda mask: ~mask.seen,
+    "mask_transposed": lambda mask: mask.seen.mT if len(mask.rows) == mask.sizes[1] == mask.sizes[2] else mask.seen,
+    "own_key_hidden": lambda mask: mask.seen & (mask.keys != mask.queries),
+    "first_rows_mask_for_all": lambda mask: mask.seen[:1].expand_as(mask.seen),
+    "mask_of_other_rows": lambda mask: mask.seen.roll(-1, 0),
+    "mask_per_head": by_head,
+}
+"""The whole mask ignored, inverted, or applied to other queries, rows or heads."""
+
+
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask ignored, inverted, shifted, or applied to the wrong queries, rows or heads."""
-    rule, is_square = workload.mask_rule, workload.seq_len == workload.kv_len
-    if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts):
-        for kind, end in CAUSAL.items():
-            words = "a causal mask is applied that was not asked for" + f", {end}" * (not is_square)
-            yield WrongMask("causal_unasked", words, partial(seen_with, kind(), (rule,)))
-    if not rule.hides:
-        return
-    name = "padding_ignored" if isinstance(rule, masks.Padding) else "mask_ignored"
-    yield WrongMask(name, meaning("mask_ignored"), lambda mask: torch.ones_like(mask.seen))
-    kinds: list[tuple[str, Callable[[RowMask], Tensor]]] = [("mask_inverted", lambda mask: ~mask.seen)]
-    if is_square:
-        kinds.append(("mask_transposed", lambda mask: mask.seen.mT))
-        kinds.append(("own_key_hidden", lambda mask: mask.seen & (mask.keys != mask.queries)))
-    if workload.batch_size > 1:
-        kinds.append(("first_rows_mask_for_all", lambda mask: mask.seen[:1].expand_as(mask.seen)))
-        kinds.append(("mask_of_other_rows", lambda mask: mask.seen.roll(-1, 0)))
-        kinds.append(("mask_per_head", by_head))
-    for name, seen in kinds:
-        yield WrongMask(name, meaning(name), seen, "needs_all_rows" * (name == "mask_transposed"))
-    for step in (step for step in MOVES if abs(step) < workload.kv_len):
-        words = f"the mask is shifted: it treats a key as the one {abs(step)} {'before' if step > 0 else 'after'} it"
-        yield WrongMask("mask_shifted", words, partial(moved, step=step))
+    """The whole mask changed or shifted, or another one besides."""
+    rule = workload.mask_rule
+    for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
+        yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
+    for name, seen in CHANGED.items() if rule.hides else ():
+        is_padding = isinstance(rule, masks.Padding) and name == "mask_ignored"
+        yield "padding_ignored" if is_padding else name, "", seen
+    for step in MOVES if rule.hides else ():
+        detail = f"it treats a key as the one {abs(step)} {'before' if step > 0 else 'after'} it"
+        yield "mask_shifted", detail, partial(moved, step=step)
 
 
-def distinct_masks(workload: Workload) -> Iterator[WrongMask]:
-    """Distinct wrong masks at a workload.
+def wrong_masks(workload: Workload) -> Iterator[Mistake]:
+    """Every distinct wrong mask as a mistake of the forward pass.
 
     A single query aligned at the other end may see all keys, as with an ignored mask: both are named.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
     known = {right.seen.expand(shape).numpy().tobytes()}
-    every = sorted((*changed_masks(workload), *neighbour_masks(workload)), key=lambda each: each.name not in ALIGNMENTS)
-    for each in every:
-        if each.name in ALIGNMENTS and workload.seq_len == 1:
-            yield each
-        elif "needs_all_rows" not in each.flags or len(rows) == workload.seq_len:
-            seen = each.seen(right)
-            numbers = seen.expand(shape).numpy().tobytes()
-            if seen.any() and numbers not in known:
-                known.add(numbers)
-                yield each
-
-
-def wrong_masks(workload: Workload) -> Iterator[Mistake]:
-    """Every wrong mask as a mistake of the forward pass."""
-    for each in distinct_masks(workload):
-        yield wrong(each.name, each.words, each.flags, masked_scores=each.masked)
+    every = sorted((*changed_masks(workload), *neighbour_masks(workload)), key=lambda each: each[0] not in ALIGNED)
+    for name, detail, seen in every:
+        keys = seen(right)
+        numbers = keys.expand(shape).numpy().tobytes()
+        is_alike = name in ALIGNED and workload.seq_len == 1
+        if is_alike or (keys.any() and numbers not in known):
+            known |= set() if is_alike else {numbers}
+            masked = lambda scores, mask, seen=seen: hide(mask.changed(scores), seen(mask))  # noqa: E731
+            yield wrong(name, detail, "needs_all_rows" * (name == "mask_transposed"), masked_scores=masked)

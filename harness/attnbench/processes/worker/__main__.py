@@ -19,8 +19,10 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import psutil
@@ -29,8 +31,11 @@ import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradie
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
 from attnbench.processes import messages
-from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED
+from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED, Reply, Request
+from attnbench.processes.worker import asides
 from attnbench.processes.worker.answers import Worker
+
+T = TypeVar("T")
 
 BRISK_S = 10e-3
 """In less time others take no more memory than each worker leaves free: a gibibyte of fresh pages takes 0.1 s."""
@@ -148,31 +153,47 @@ def answer(line: int, heartbeat: int) -> None:
     is_limited = all(each.is_host or each.missing() for each in map(device, names()))
     if is_limited:
         limit_memory()  # the driver of another device maps far more than it uses
-    decoder: msgspec.json.Decoder[messages.Request] = msgspec.json.Decoder(messages.REQUESTS)
     idle_s = 0.0  # since the limit was set
 
-    def receive() -> messages.Request:
+    def receive(kind: type[T], timed: str = "") -> T:
+        """Wait for a message; a function named `timed` is timed by the coordinator."""
         nonlocal idle_s
         start_s = time.perf_counter()
-        request = decoder.decode(lines.get())
+        message = msgspec.json.decode(lines.get(), type=kind)
         idle_s += time.perf_counter() - start_s
-        if is_limited and idle_s > BRISK_S and not isinstance(request, messages.Witness):  # the coordinator times it
+        is_timed = isinstance(message, Request) and message.function == timed
+        if is_limited and idle_s > BRISK_S and not is_timed:
             limit_memory()
             idle_s = 0.0
-        return request
+        return message
 
-    def consult(request: messages.Consulted) -> messages.Request:
-        answers.write(messages.enveloped(request))
-        return receive()
+    def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
+        answers.write(messages.line(messages.reply(messages.request(function, arguments))))
+        value = receive(Reply).value(result)
+        assert not isinstance(value, Request)
+        return value
 
     worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
         while True:
-            reply = worker.answer(receive())
-            answers.write(messages.enveloped(reply, ends=worker.is_broken))
+            request = receive(Request, "witness")
+            reply = worker.answer(request.function, **decoded(request))
+            answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
         traceback.print_exc()
         raise
+
+
+@cache
+def types(function: str) -> dict[str, Any]:
+    """The types of a function's parameters."""
+    return get_type_hints(asides.FUNCTIONS.get(function) or getattr(Worker, function))
+
+
+def decoded(request: Request) -> dict[str, Any]:
+    """The arguments of a request."""
+    kinds = types(request.function)
+    return {name: msgspec.json.decode(value, type=kinds[name]) for name, value in request.arguments.items()}
 
 
 def search_folders() -> None:

@@ -9,10 +9,9 @@ import random
 import time
 import traceback
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -42,9 +41,9 @@ from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits_s
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
-from attnbench.processes.worker import attempts, operators, state
-from attnbench.processes.worker.asides import evaluate
+from attnbench.processes.messages import Cell, Failed
+from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
+from attnbench.processes.worker import asides, attempts, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -194,15 +193,15 @@ def _settle(name: str) -> Callable[[], None]:
 
 
 class Worker:
-    """Handles requests; keeps costly objects between them."""
+    """Its public methods are the functions that the coordinator calls; it keeps costly objects between them."""
 
     @cached_property
     def guard(self) -> state.Guard:
         """The state of the process, which no implementation may change."""
         return state.Guard()
 
-    def __init__(self, heartbeat: messages.Heartbeat, consult: Ask | None = None) -> None:
-        """Start empty. `consult` sends requests to the process with a candidate: a judge needs it."""
+    def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
+        """Start empty. `consult` asks the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
         self.exchange, self.candidates = Exchange(), Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
@@ -225,60 +224,59 @@ class Worker:
         self.num_threads = torch.get_num_threads() if is_set else environment.usable_cores()
         torch.set_num_threads(self.num_threads)
 
-    def answer(self, request: messages.Request) -> messages.Reply:
-        """Handle any request; for a workload, under its settings.
+    def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - of any function
+        """Call a function; for a workload, under its settings.
 
-        An exception or a changed state of an implementation affects only its own cell.
+        An exception or a changed state of an implementation affects only its own cell: the result is Failed.
         """
-        if isinstance(request, messages.Start):
-            draws = random.Random(request.layout)
-            self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
-            return messages.Started(environment=environment.collect())
-        if isinstance(request, messages.Evaluate):
-            return evaluate(request, self.heartbeat.beat)
-        assert not isinstance(request, messages.Answer)
-        if not isinstance(request, messages.Profile | messages.Observe):
+        if function == "start":
+            return self.start(**arguments)
+        if function in asides.FUNCTIONS:
+            return asides.call(function, self.heartbeat.beat, arguments)
+        visit: messages.SampleBlocks | None = arguments.get("visit")
+        about = visit or arguments.get("cell")
+        workload: Workload = arguments["workload"] if about is None else about.workload
+        if function not in {"profile", "trace", "observe"}:
             self.observed = None
-        if not isinstance(request, messages.CandidateRequest):
+        if function not in {"forward", "backward"}:
             self.candidates = Candidates()
-        is_few = request.workload.num_scores <= FEW_SCORES and isinstance(request, messages.Consulted)
-        torch.set_num_threads(request.workload.num_threads or (1 if is_few else self.num_threads))
+        is_few = workload.num_scores <= FEW_SCORES and function in messages.CONSULTED
+        torch.set_num_threads(workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
+        torch.set_float32_matmul_precision(workload.float32_matmul_precision)
         self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
-        self.settle(request.workload.device)()
+        self.settle(workload.device)()
         self.guard.accept_settings()
         try:
-            reply = self._handled(request)
+            reply = self._handled(function, arguments)
         finally:
             torch.set_float32_matmul_precision(usual)
-            if isinstance(request, messages.JudgeOutput) or (
-                isinstance(request, messages.SampleBlocks) and request.settles
-            ):
+            if function == "judge_output" or (visit is not None and visit.settles):
                 waiting.settle()
-        if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
-            self.benches.pop(request.workload.id, None)
+        if isinstance(reply, Failed) and visit is not None:
+            self.benches.pop(workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
         # a full process may keep the memory that the next request needs
-        self.is_broken = self.is_altered or (isinstance(reply, messages.Failed) and reply.is_full)
-        if device(request.workload.device).is_broken():
+        self.is_broken = self.is_altered or (isinstance(reply, Failed) and reply.is_full)
+        if device(workload.device).is_broken():
             self.is_broken = True
-            reply = self._blamed(request, reply)
+            is_ours = function in {"check", "judge_output", "measure_ceilings"}
+            arm = PROBE if is_ours else self.turn if visit is not None else arguments["cell"].arm
+            reply = self._blamed(arm, workload, reply)
         return reply
 
-    def _handled(self, request: messages.Work) -> messages.Reply:
-        """The handler's reply, or Failed for an exception or a changed state."""
+    def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
+        """The function's result, or Failed for an exception or a changed state."""
         # a timed request, and one of a judge, looks for replaced functions only at the next one
-        is_quick = isinstance(request, messages.Witness | messages.Check | messages.JudgeOutput) or (
-            isinstance(request, messages.SampleBlocks) and request.is_clocked
-        )
+        is_clocked = function == "sample_blocks" and arguments["visit"].is_clocked
+        is_quick = is_clocked or function in {"witness", "check", "judge_output"}
         try:
-            reply: messages.Reply = HANDLERS[type(request)](self, request)
+            reply = getattr(Worker, function)(self, **arguments)
             if is_quick:
                 self.guard.require_unchanged()
-            elif not isinstance(reply, messages.Failed):
-                self._account(is_making=isinstance(request, messages.LimitedRequest))
+            elif not isinstance(reply, Failed):
+                self._account(is_making=function == "prepare")
                 return reply
         except Exception as error:  # noqa: BLE001 - as said above
             reply = self._failure(error)
@@ -286,41 +284,39 @@ class Worker:
             reply = lost.failed
         if changed := [] if is_quick else self.guard.restore():
             self.is_altered = True
-            if isinstance(reply, messages.Failed) and reply.raised != "SharedStateError":
+            if isinstance(reply, Failed) and reply.raised != "SharedStateError":
                 message = "; ".join(filter(None, (reply.message, state.blame(changed))))
                 reply = msgspec.structs.replace(reply, message=message)
         return reply
 
-    def _failure(self, error: Exception) -> messages.Failed:
+    def _failure(self, error: Exception, **more: Any) -> Failed:  # noqa: ANN401 - fields of Failed
+        """The failure of an exception that the candidate, or the harness, raised."""
         is_predicted = isinstance(error, attempts.OutOfReachError)
         if not is_predicted:
             traceback.print_exc()  # to standard error, which is the run's log
         self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
         status, message = attempts.describe(error)
-        is_unloadable = error is self.load_error
-        return messages.Failed(
-            arm=self.turn,
-            status=status,
-            message=message,
-            **messages.raised(error),
-            is_predicted=is_predicted,
-            is_unloadable=is_unloadable,
-        )
+        usual: dict[str, Any] = {
+            "arm": self.turn,
+            "status": status,
+            "message": message,
+            "raised": type(error).__name__,
+            "said": (str(error).splitlines() or [""])[0],
+            "is_predicted": is_predicted,
+            "is_unloadable": error is self.load_error,
+        }
+        return Failed(**usual | more)
 
-    def _blamed(self, request: messages.Work, reply: messages.Reply) -> messages.Failed:
+    def _blamed(self, arm: Arm, workload: Workload, reply: object) -> Failed:
         """The failure that replaces any reply once the device fails in this process.
 
         Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss of the
         candidate's process: its later calls would only show the device's failure.
         """
-        failed = reply if isinstance(reply, messages.Failed) else messages.Failed(status=Status.error, message="")
-        arm = PROBE
-        if isinstance(request, messages.SampleBlocks):
-            arm = self.turn
-        elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
-            arm = request.arm  # otherwise the harness's own work
-        parts = [failed.message, f"{request.workload.device} {BROKEN}"]
-        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, parts)))
+        message = f"{workload.device} {BROKEN}"
+        if isinstance(reply, Failed) and reply.message:
+            message = f"{reply.message}; {message}"
+        return Failed(arm=arm, status=Status.error, message=message)
 
     def _load(self, spec: str) -> Implementation:
         self._account(is_making=False)  # earlier changes are not the import's
@@ -346,131 +342,155 @@ class Worker:
             self.is_altered = True
             raise state.SharedStateError(state.blame(changed))
 
-    def profile(self, request: messages.Profile) -> CellProfiled | messages.Done:
-        """Profile the operators of a call, or trace some steps."""
-        case, on_step = self.case(request), self.heartbeat.beat
-        if request.file:
-            trace(case, Path(request.file), on_step)
-            return messages.Done()
-        found = operators.observe(case, self.implementation(request.spec), on_step=on_step)
-        return CellProfiled(**request.names, operators=found)
+    def start(self, layout: int = 0) -> messages.Started:
+        """Describe the environment. `layout` shifts memory, so that every epoch has a different layout."""
+        draws = random.Random(layout)
+        self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
+        return messages.Started(environment=environment.collect())
 
-    def measure_ceilings(self, request: messages.MeasureCeilings) -> CeilingsMeasured:
-        """Measure the ceilings of this machine."""
-        return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
+    def profile(self, cell: Cell) -> CellProfiled:
+        """Profile the operators of a call."""
+        found = operators.observe(self.case(cell), self.implementation(cell.spec), on_step=self.heartbeat.beat)
+        return CellProfiled(**cell.names, operators=found)
 
-    def prepare(self, request: messages.Prepare) -> messages.Prepared | messages.Failed:
+    def trace(self, cell: Cell, file: str) -> None:
+        """Trace some steps into a file."""
+        trace(self.case(cell), Path(file), self.heartbeat.beat)
+
+    def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured:
+        """Measure the ceilings of this machine for a device, dtype and threads, in about `limit_s` seconds."""
+        return CeilingsMeasured(ceilings=loads.ceilings(workload, limit_s, self.heartbeat.beat))
+
+    def prepare(self, cell: Cell, limits: messages.Limits) -> messages.Prepared | Failed:
         """Test whether the implementation supports the workload, and stays within the limits."""
         self.heartbeat.beat()
-        candidate = self.implementation(request.spec)
-        if (reason := reason_against(candidate, request.workload)) is not None:
-            return messages.Failed(status=Status.unsupported, message=reason)
-        if hides_by_bias(candidate, request.workload) and not takes_infinity(candidate):
-            return messages.Failed(status=Status.unsupported, message=NO_INFINITY)
-        call_s = attempts.require_within_limits(request, candidate, self.heartbeat.beat)
-        weights = place(Inputs(tensors={}, weights=draw_weights(request.workload)), request.workload).weights
+        candidate, workload = self.implementation(cell.spec), cell.workload
+        if (reason := reason_against(candidate, workload)) is not None:
+            return Failed(status=Status.unsupported, message=reason)
+        if hides_by_bias(candidate, workload) and not takes_infinity(candidate):
+            return Failed(status=Status.unsupported, message=NO_INFINITY)
+        attempts.require_within_limits(workload, limits, candidate, self.heartbeat.beat)
+        weights = place(Inputs(tensors={}, weights=draw_weights(workload)), workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
-            executed_flops=candidate.executed_flops(request.workload),
+            executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
-            call_s=call_s,
             has_pack=packs(candidate.build(weights)),
         )
 
-    def answer_judge(self, request: messages.Call | messages.Backward) -> messages.Answer:
-        """Carry out a request of the judge with the implementation."""
-        self.heartbeat.beat()
-        candidate = self.implementation(request.spec)
-        try:
-            return self.candidates.answer(request, candidate)
-        except RuntimeError as error:
-            if not (refused := operators.refusal(request.workload, candidate, error)):
-                raise
-            return messages.Failed(status=Status.fallback, message=refused, **messages.raised(error))
+    def forward(self, cell: Cell, request: messages.Call) -> messages.Tensors | Failed:
+        """Make a call of the implementation for the judge."""
+        return self._for_judge(cell, request)
 
-    def check(self, request: messages.Check) -> CellChecked | messages.Failed:
-        """Check whether the implementation is right; the process that holds it makes all its calls."""
+    def backward(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
+        """Compute the gradients of a call for the judge."""
+        return self._for_judge(cell, request)
+
+    def _for_judge(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
+        self.heartbeat.beat()
+        candidate = self.implementation(cell.spec)
+        try:
+            return self.candidates.answer(request, candidate, cell.workload)
+        except RuntimeError as error:
+            if not (refused := operators.refusal(cell.workload, candidate, error)):
+                raise
+            return self._failure(error, status=Status.fallback, message=refused)
+
+    def check(  # noqa: PLR0913 - a parameter for each choice
+        self,
+        cell: Cell,
+        limits: messages.Limits,
+        seed: int,
+        *,
+        is_brief: bool = False,
+        left_out: tuple[str, ...] = (),
+        rejects: tuple[str, ...] = (),
+    ) -> CellChecked | Failed:
+        """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
+
+        `is_brief` compares only one kind of input and tries no rules: enough if the implementation has fully passed on
+        a workload of the same kind. `left_out` are names of probes; for `rejects` see Plan.
+        """
         assert self.consult is not None
-        fields = {name: getattr(request, name) for name in messages.Prepare.__struct_fields__}
-        cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         num_threads = torch.get_num_threads()
         try:
-            prepared = self.consult(messages.Prepare(**fields))
-            if not isinstance(prepared, messages.Prepared):
-                assert isinstance(prepared, messages.Failed)
+            prepared = self.consult("prepare", messages.Prepared, cell=cell, limits=limits)
+            if isinstance(prepared, Failed):
                 return prepared
             candidate = stand_in(Remote(self.consult, cell), prepared)
-            references = self.known_answers(request)
+            references = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            known = self.rules[request.spec, request.seed]
-            agreed = agreement.compare(references, candidate, known, rejects=request.rejects)
+            agreed = agreement.compare(references, candidate, self.rules[cell.spec, seed], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
-                return CellChecked(**request.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
-            if request.workload.dtype == "float64" and agreed.is_never_finite:
-                return CellChecked(**request.names, status=Status.unsupported, message=NO_FLOAT64)
+                return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
+            errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
+            if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
+                return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
                 agreed = agreement.diagnose(references, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
-            **request.names,
+            **cell.names,
             status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
             message=agreed.diagnosis or ("" if agreed.grade is Grade.right else describe(agreed)),
             agreement=agreed,
             executed_flops=prepared.executed_flops,
         )
 
-    def known_answers(self, request: messages.Check) -> agreement.References:
+    def known_answers(
+        self, workload: Workload, seed: int, *, is_brief: bool, left_out: tuple[str, ...]
+    ) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
-        beat = self.heartbeat.beat
-        options: dict[str, Any] = {"is_brief": request.is_brief, "left_out": request.left_out}
+        beat, question = self.heartbeat.beat, (workload, seed, is_brief, left_out)
         beat()
-        question = request.workload, request.seed, *options.values()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
-            if request.workload.num_scores <= MOST_SERIAL:
+            if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(request.workload, request.seed, on_step=beat, **options)
+            answers = agreement.ask_oracle(workload, seed, on_step=beat, is_brief=is_brief, left_out=left_out)
             self.references = question, answers
             beat()
         return self.references[1]
 
-    def prepare_witness(self, request: messages.PrepareWitness) -> messages.Done:
-        """Prepare the calls of a witness sample."""
-        self.turn = request.arm
+    def prepare_witness(self, cell: Cell, num_before: int, num_calls: int, seed: int) -> None:
+        """Prepare the calls of a witness sample, each on its own inputs drawn from `seed` (checking/witness.py).
+
+        The implementation is first called `num_before` times, if there is time, to detect code that computes honestly
+        only for a while.
+        """
+        self.turn = cell.arm
         self.heartbeat.beat()
-        bench = self.bench(request.workload)
-        case = bench.cased(request.arm, self.implementation(request.spec))
-        timed = bench.calls.get(request.arm)
+        bench = self.bench(cell.workload)
+        case = bench.cased(cell.arm, self.implementation(cell.spec))
+        timed = bench.calls.get(cell.arm)
         with case.grad_mode():
             call = case.call() if timed is None else timed.call
         state.require_idle()
         self.returned, start = [], time.perf_counter()
         with case.grad_mode():
-            for _ in range(request.num_before):
+            for _ in range(num_before):
                 call()
                 if time.perf_counter() - start > MOST_BEFORE_S:
                     break
-            self.witnesses = witness.ready(case, bench.inputs, request.num_calls, request.seed)
+            self.witnesses = witness.ready(case, bench.inputs, num_calls, seed)
             start = time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:  # as before the samples that it is compared with
                 call()
-        return messages.Done()
 
-    def witness(self, request: messages.Witness) -> messages.Done:
-        """Make calls, and keep their results."""
-        self.turn, calls = request.arm, self.witnesses[request.first : request.last]
-        with torch.set_grad_enabled(request.workload.direction != "inference"):
+    def witness(self, cell: Cell, first: int, last: int) -> None:
+        """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
+        self.turn, calls = cell.arm, self.witnesses[first:last]
+        with torch.set_grad_enabled(cell.workload.direction != "inference"):
             for call in calls:
                 self.returned.append(call())
-        return messages.Done()
 
-    def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
-        """Hand the results of calls to the judge; nothing if dropout makes them random."""
-        self.turn, tensors = request.arm, dict[str, Tensor]()
+    def hand_in(self, cell: Cell, numbers: Sequence[int]) -> messages.HandedIn:
+        """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
+        self.turn, tensors = cell.arm, dict[str, Tensor]()
         if type(self.returned) is not list or any(type(each) is not dict for each in self.returned):
             raise state.SharedStateError("it changed the list of its own results")
-        for number in request.numbers if request.workload.dropout == 0 else ():
+        for number in numbers if cell.workload.dropout == 0 else ():
             for name, tensor in self.returned[number].items():
                 if tensor is not None:
                     require_plain(name, tensor)
@@ -478,28 +498,30 @@ class Worker:
         self.witnesses, self.returned = [], []
         return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors)[0])
 
-    def judge_output(self, request: messages.JudgeOutput) -> messages.Done | messages.Failed:
-        """Judge outputs from another process."""
-        workload, cell = request.workload, (request.workload.id, request.spec)
-        inputs, exchange = draw_normal(workload, 0), Exchange(request.handed.exchange)
-        for number in request.numbers if workload.dropout == 0 else ():
+    def judge_output(
+        self, cell: Cell, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
+    ) -> Failed | None:
+        """Judge outputs that another process has handed in; `row_seed` draws the rows."""
+        workload, key = cell.workload, (cell.workload.id, cell.spec)
+        inputs, exchange = draw_normal(workload, 0), Exchange(handed.exchange)
+        for number in numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
             prefix = f"{number} "
-            sent = {name: at for name, at in request.handed.tensors.items() if name.startswith(prefix)}
+            sent = {name: at for name, at in handed.tensors.items() if name.startswith(prefix)}
             wrong = witness.judge(
                 workload,
                 inputs,
                 {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},
                 number,
-                request.seed,
-                judge_seed=request.row_seed,
-                is_thorough=cell not in self.screened,
+                seed,
+                judge_seed=row_seed,
+                is_thorough=key not in self.screened,
                 on_step=self.heartbeat.beat,
             )
-            self.screened.add(cell)
+            self.screened.add(key)
             if wrong:
-                return messages.Failed(arm=request.arm, status=Status.disagrees, message=wrong)
-        return messages.Done()
+                return Failed(arm=cell.arm, status=Status.disagrees, message=wrong)
+        return None
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; evicts the least recently used ones."""
@@ -511,49 +533,49 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: messages.Observe) -> CellMeasured | messages.Failed:
+    def observe(self, cell: Cell, metric: str) -> CellMeasured | Failed:
         """Read a metric apart from timing."""
-        metric, case = self.metrics[request.metric], self.case(request)
-        assert metric.measure is not None
-        value = metric.measure(case)
+        reader, case = self.metrics[metric], self.case(cell)
+        assert reader.measure is not None
+        value = reader.measure(case)
         if not math.isfinite(value):
-            return messages.Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
-        warnings, samples = tuple(filter(None, [metric.note(case)])), (Sample(value=value),)
-        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=samples, warnings=warnings)
-        return CellMeasured(**request.names, measurement=measurement)
+            return Failed(status=Status.invalid, message=f"the metric {metric} is {value}")
+        warnings, samples = tuple(filter(None, [reader.note(case)])), (Sample(value=value),)
+        measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
+        return CellMeasured(**cell.names, measurement=measurement)
 
-    def case(self, request: messages.Observe | messages.Profile) -> Case:
+    def case(self, cell: Cell) -> Case:
         """A case that no timing shares, kept until the next one."""
         self.heartbeat.beat()
-        cell = (request.workload.id, request.spec)
-        if self.observed is None or self.observed[0] != cell:
+        key = cell.workload.id, cell.spec
+        if self.observed is None or self.observed[0] != key:
             self.observed = None  # free its memory
-            self.observed = (cell, self.bench(request.workload).case(self.implementation(request.spec)))
+            self.observed = key, self.bench(cell.workload).case(self.implementation(cell.spec))
         return self.observed[1]
 
-    def sample_blocks(self, request: messages.SampleBlocks) -> VisitFinished | messages.Failed:
+    def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
         """Sample the blocks of a visit, then verify that every arm still computes."""
-        arms = [arm for arm, _ in request.arms]
+        arms = [arm for arm, _ in visit.arms]
 
-        here, bench = device(request.workload.device), self.bench(request.workload)
+        here, bench = device(visit.workload.device), self.bench(visit.workload)
 
         def on_turn(arm: Arm) -> None:  # before an arm's turn, a failure is the harness's own
             if here.is_broken():  # through work queued by the previous arm
-                raise RuntimeError(f"its call has failed after it returned, on {request.workload.device}")
+                raise RuntimeError(f"its call has failed after it returned, on {visit.workload.device}")
             self.guard.require_unchanged()  # also by the previous arm
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
 
         calls = []
-        for arm, spec in request.arms:
+        for arm, spec in visit.arms:
             on_turn(arm)
             if arm == PROBE:
-                kind = request.workload.device, torch.get_num_threads()
+                kind = visit.workload.device, torch.get_num_threads()
                 if kind not in self.probes:
                     self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
                 calls.append(self.probes[kind])
             else:
-                calls.append(bench.timed(arm, self.implementation(spec), request.launch))
+                calls.append(bench.timed(arm, self.implementation(spec), visit.launch))
         called_s = -sum(timed.called_s for timed in calls)
         states: list[DeviceState] = []
 
@@ -564,40 +586,22 @@ class Worker:
         conditions = blocks.Conditions(
             on_turn=on_turn,
             read_waits=own_waits_s if here.is_host else lambda: None,
-            flush=here.flush if request.cache == "cold" else None,
+            flush=here.flush if visit.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
         )
-        with torch.set_grad_enabled(request.workload.direction != "inference"):
-            samples = blocks.visit(calls, here.clock, request, conditions)
+        with torch.set_grad_enabled(visit.workload.direction != "inference"):
+            samples = blocks.visit(calls, here.clock, visit, conditions)
         called_s += sum(timed.called_s for timed in calls)
-        if request.verifies and any(arm != PROBE for arm in arms):
+        if visit.verifies and any(arm != PROBE for arm in arms):
             self.guard.require_unchanged()
             self.turn = PROBE  # the right answers are the harness's own work: not part of an arm's time or failures
             self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
-        for arm in arms if request.verifies else ():
+        for arm in arms if visit.verifies else ():
             on_turn(arm)
             if arm != PROBE and (wrong := bench.verify(arm)):
-                return messages.Failed(arm=arm, status=Status.disagrees, message=wrong)
+                return Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
-        return request.finished(samples, called_s, states)
-
-
-HANDLERS: Mapping[type[messages.Work], Callable[[Worker, Any], messages.Reply]] = MappingProxyType(
-    {
-        messages.Prepare: Worker.prepare,
-        messages.Check: Worker.check,
-        messages.Call: Worker.answer_judge,
-        messages.Backward: Worker.answer_judge,
-        messages.Profile: Worker.profile,
-        messages.Observe: Worker.observe,
-        messages.MeasureCeilings: Worker.measure_ceilings,
-        messages.SampleBlocks: Worker.sample_blocks,
-        messages.PrepareWitness: Worker.prepare_witness,
-        messages.Witness: Worker.witness,
-        messages.HandIn: Worker.hand_in,
-        messages.JudgeOutput: Worker.judge_output,
-    }
-)
+        return visit.finished(samples, called_s, states)

@@ -1,12 +1,10 @@
-"""Functions of the harness that a worker calls outside of a run, by name (messages.Evaluate), with their arguments."""
+"""Functions of a worker outside of a run: declarations, certificates of invariance, and attention inside a model."""
 
-import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
-import msgspec
 import torch
 
 from attnbench.checking.tolerance import Tolerance
@@ -17,23 +15,20 @@ from attnbench.invariance.records import Certificate
 from attnbench.models import in_model, steps
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.plugins import name_of
-from attnbench.processes.messages import Declared, Evaluate, Evaluated, Failed
+from attnbench.processes.messages import Declared, Failed
 from attnbench.processes.worker import attempts
 from attnbench.workloads.workload import Workload
 
 OnStep = Callable[[], object]
+"""Announces a step."""
 
 
-def evaluate(request: Evaluate, on_step: OnStep) -> Evaluated | Failed:
-    """Call the function; an exception of foreign code becomes the reply. `on_step` announces a step."""
+def call(function: str, on_step: OnStep, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
+    """Call one of FUNCTIONS; an exception of foreign code becomes the reply."""
     warnings.filterwarnings("ignore", module="transformers")
-    module, _, name = request.function.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    types = get_type_hints(function)
     on_step()
     try:
-        arguments = {name: msgspec.json.decode(value, type=types[name]) for name, value in request.arguments.items()}
-        return Evaluated(result=msgspec.Raw(msgspec.json.encode(function(on_step, **arguments))))
+        return FUNCTIONS[function](on_step, **arguments)
     except Exception as error:  # noqa: BLE001 - foreign code
         status, message = attempts.describe(error)
         return Failed(status=status, message=str(error) if isinstance(error, ValueError) else message)
@@ -82,3 +77,8 @@ def timed(on_step: OnStep, model: ModelSpec, attentions: tuple[str, ...], budget
     loaded: tuple[in_model.Model, Any] = _model(model)
     on_step()
     return tuple(steps.time_steps(loaded[0], attentions, budget_s))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function for function in (declared, certified, built, judged, timed)
+}

@@ -19,7 +19,7 @@ from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.declared import words
 from attnbench.devices import CaptureError, device
-from attnbench.processes.messages import LimitedRequest
+from attnbench.processes.messages import Limits
 from attnbench.processes.remote import CandidateError
 from attnbench.ranks import RankLostError, RankSilentError
 from attnbench.storage.events import SHARE_OF_FREE
@@ -124,15 +124,14 @@ def load_error(spec: str, error: Exception) -> Exception:
 
 
 def require_within_limits(
-    request: LimitedRequest, candidate: Implementation, on_step: Callable[[], object]
-) -> float | None:
-    """Climb the staircase of shorter lengths; return the predicted seconds of a call.
+    workload: Workload, limits: Limits, candidate: Implementation, on_step: Callable[[], object]
+) -> None:
+    """Climb the staircase of shorter lengths.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
     """
-    workload = request.workload
-    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
+    limit_bytes = limits.memory_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
     here_bytes, needed = device("cpu").free_bytes(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
@@ -157,14 +156,13 @@ def require_within_limits(
         clock = case.device.clock
         with case.grad_mode():
             call_s = clock.elapsed(call, 1)
-            if is_first and (step.longest == FIRST_LEN or call_s > request.call_limit_s):
+            if is_first and (step.longest == FIRST_LEN or call_s > limits.call_s):
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
             counts = with_memory and case.device.is_host
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    limits = {"compiles": candidate.compiles, "is_rough": request.is_rough}
-    return require_within(request.call_limit_s, limit_bytes, workload, attempt, **limits)
+    require_within(limits.call_s, limit_bytes, workload, attempt, compiles=candidate.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -178,19 +176,17 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(  # noqa: PLR0913 - the staircase and its limits
+def require_within(
     limit_s: float,
     limit_bytes: int,
     workload: Workload,
     attempt: Callable[[Workload, bool], Cost | None],
     *,
     compiles: bool = False,
-    is_rough: bool = False,
-) -> float | None:
+) -> None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
 
-    Returns the predicted seconds of one call; None if there is no shorter length to predict from. Lengths at which
-    `attempt` returns None are unsupported and skipped. With `is_rough` the climb ends once even quadratic growth would
+    Lengths at which `attempt` returns None are unsupported and skipped. The climb ends once even quadratic growth would
     stay far below the limit and memory does not matter.
 
     Raises:
@@ -203,13 +199,13 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
             break
         most_s = _at(workload.longest, times_s, least=MOST_EXPONENT) if times_s else math.inf
-        if is_rough and not with_memory and most_s <= limit_s / FAR_BELOW:
+        if not with_memory and most_s <= limit_s / FAR_BELOW:
             break
         if (cost := attempt(step, with_memory)) is not None:
             times_s[step.longest] = cost[0]
             peaks |= {} if cost[1] is None else {step.longest: cost[1]}
     if not times_s:
-        return None
+        return
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if _at(workload.longest, times_s) > limit_s:
@@ -224,7 +220,6 @@ def require_within(  # noqa: PLR0913 - the staircase and its limits
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
         raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
-    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:

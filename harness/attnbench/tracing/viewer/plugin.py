@@ -1,4 +1,4 @@
-"""The plug-in torch-tb-profiler, drawn by Vega-Lite; skips damaged traces.
+"""The plug-in torch-tb-profiler, drawn by Vega-Lite.
 
 Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
 which browsers have dropped. Offline both are missing, and every view is an endless spinner. static/ answers to the
@@ -6,8 +6,7 @@ names of both: charts are drawn by the Vega-Lite that report.html carries, and t
 importing one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import torch_tb_profiler
 from torch_tb_profiler.plugin import TorchProfilerPlugin
 from torch_tb_profiler.profiler.diffrun.contract import OpAgg
 from werkzeug import Response
-
-from attnbench.tracing import folders
 
 THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
@@ -78,12 +75,6 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         align(compared)
         return compared
 
-    def _get_run_dirs(self) -> Iterator[str]:
-        """Folders with a readable trace; the plug-in would wait for the others forever."""
-        for folder in super()._get_run_dirs():
-            if readable(Path(folder).glob("*.pt.trace.json*"))[0]:
-                yield folder
-
 
 def align(compared: Any) -> None:  # noqa: ANN401
     """Align both sides of a comparison recursively: a row for each operator of either side, 0 if it is missing."""
@@ -94,19 +85,3 @@ def align(compared: Any) -> None:  # noqa: ANN401
         side.op_aggs = [own.get(name, OpAgg(name, 0, 0, 0, 0, 0)) for name in names]
     for child in compared.children:
         align(child)
-
-
-def readable(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Readable traces, and the faults of the others."""
-    faults = {file: _fault(file, file.stat().st_mtime_ns) for file in files}
-    return [file for file in faults if not faults[file]], [*filter(None, faults.values())]
-
-
-@cache
-def _fault(file: Path, _changed_ns: int) -> str:
-    """The fault of a trace, or "". Cached, since the plug-in looks for new traces all the time."""
-    try:
-        folders.read(file)
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -11,19 +11,17 @@ from queue import SimpleQueue
 
 from tensorboard import default, program
 
-from attnbench.tracing import folders
-
 HOST = "127.0.0.1"
 POLL_S = 0.1
 
 
-def launch(folder: Path, port: int) -> tuple[str, list[str]]:
-    """Serve the traces below `folder`; return the address, and the faults of damaged traces.
+def launch(folder: Path, port: int) -> str:
+    """Serve the traces below `folder`; return the address.
 
     Starts threads, and processes that import the main module: call it only below `if __name__ == ...`.
 
     Raises:
-        ValueError: the port is taken, or no trace can be read.
+        ValueError: the port is taken.
     """
     try:  # before starting anything that needs cleanup
         socket.create_server((HOST, port)).close()
@@ -31,15 +29,12 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
         why = f"port {port} cannot be used ({error.strerror})"
         raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "ERROR")  # read once, at import
-    from attnbench.tracing.viewer.plugin import OfflinePlugin, readable
+    from attnbench.tracing.viewer.plugin import OfflinePlugin
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    good, damaged = readable(folders.trace_files(folder))
-    if not good:
-        raise ValueError("; ".join(damaged))
     board = program.TensorBoard(plugins=[*default.get_static_plugins(), OfflinePlugin])
     board.configure(logdir=str(folder), host=HOST, port=port, load_fast="false")
-    return f"{board.launch()}#pytorch_profiler", damaged
+    return f"{board.launch()}#pytorch_profiler"
 
 
 def stopping() -> SimpleQueue[int]:
