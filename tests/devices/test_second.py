@@ -121,6 +121,46 @@ def test_check_finds_every_implementation_right(second, direction):
     assert sum(verdict == "right" for verdict in verdicts) >= BUNDLED
 
 
+JUDGED = """
+import torch
+from attnbench.processes.messages import Cell, Heartbeat, Limits
+from attnbench.processes.worker.answers import Worker
+from attnbench.storage.records import Arm
+from attnbench.workloads.workload import Workload
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+class Counted(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+        self.count += any(each.device.type == "second" for each in tensors)
+        return result
+
+def in_its_own_process(function, _, **arguments):
+    with _disable_current_modes():
+        return runner.answer(function, **arguments)
+
+runner = Worker(Heartbeat())
+judge = Worker(Heartbeat(), in_its_own_process)
+sizes = dict(seq_len=40, num_heads=2, head_dim=8, mask="causal", direction="forward_backward")
+point = Workload(device="second:1", **sizes)
+cell = Cell(workload=point, arm=Arm(implementation="fused"), spec="fused")
+with Counted() as counted:
+    reply = judge.answer("check", cell=cell, limits=Limits(call_s=60.0, memory_bytes=2**30), seed=0)
+assert reply.status == "ok", reply
+assert len(reply.agreement.rules) >= 10
+print(counted.count)
+"""
+
+
+def test_a_judge_computes_on_the_host(second):
+    """It once computed on the device: some 45,000 launches for a cell."""
+    assert int(second.run("-c", JUDGED)) < 100
+
+
 def test_an_index_that_there_is_not_is_named(second):
     said = second.attnbench("check", "sdpa", "--set=device=second:2", "--set=seq_len=8", codes=(3,))
     assert "this machine has no device second:2" in said
