@@ -129,12 +129,8 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--resume", "nothing"], "there is no run nothing"),
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
         (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
-<<<<<<< HEAD
-        (["run", "--smallest-effect", "2"], "give a share from 1e-06 to 0.1"),
-=======
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--conditions", "hot"], "there is no condition hot"),
->>>>>>> main
         (["check", "mine.py"], "cannot read mine.py"),
         (["report"], "begin with attnbench run"),
         (["run", "--budget", "-1"], "Invalid value"),
