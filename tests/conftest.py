@@ -13,11 +13,10 @@ import torch
 from attnbench.analysis import comparisons
 from attnbench.commands import OUTPUT
 from tests import forks
-from tests.apart import pytest_configure, pytest_runtest_protocol
 from tests.closest import closest_call
 
-__all__ = ["closest_call", "pytest_configure", "pytest_runtest_protocol"]
-"""Hooks: tests marked `cuda` run in a process each; each test's closest call is recorded on demand."""
+__all__ = ["closest_call"]
+"""A hook: each test's closest call is recorded on demand."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -130,6 +130,7 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
         (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
+        (["run", "--conditions", "hot"], "there is no condition hot"),
         (["check", "mine.py"], "cannot read mine.py"),
         (["report"], "begin with attnbench run"),
         (["run", "--budget", "-1"], "Invalid value"),

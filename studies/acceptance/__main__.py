@@ -5,6 +5,7 @@ interrupted study can be resumed. `--list` prints what each test costs. `--old T
 checkout, in turns with this one. G1 to G5, for CUDA devices, are in on_cuda.py.
 """
 
+import itertools
 import math
 import platform
 from collections import defaultdict
@@ -145,21 +146,24 @@ def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool
     )
 
 
-def _tests() -> Iterator[Test]:
-    """List all tests, with the numbers of sessions that their limits need."""
-    for name, is_same in (("one file", True), ("two files", False)):
-        for busy in (0, 1):
-            yield Test(
-                id=f"V1 {name}, {busy} busy",
-                title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
-                limit="settings equal in all; false verdicts in 5 % at most",
-                number=75,
-                seconds=11,
-                take=partial(
-                    _one, sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
-                ),
-                judge=_same,
-            )
+def _identical_code() -> Iterator[Test]:
+    """V1: both sides are the same code."""
+    for (name, is_same), busy in itertools.product({"one file": True, "two files": False}.items(), (0, 1)):
+        yield Test(
+            id=f"V1 {name}, {busy} busy",
+            title=f"identical code, {name}, 2 threads, next to {busy} busy processes, 8 s",
+            limit="settings equal in all; false verdicts in 5 % at most",
+            number=75,
+            seconds=11,
+            take=partial(
+                _one, sessions.compare, share=0.0, budget_s=8.0, num_threads=2, is_same_file=is_same, num_busy=busy
+            ),
+            judge=_same,
+        )
+
+
+def _false_shares() -> Iterator[Test]:
+    """V2 and V3: shares of simulated sessions, and of real intervals."""
     low, high = COVERAGE
     yield Test(
         id="V2",
@@ -198,20 +202,36 @@ def _tests() -> Iterator[Test]:
             take=partial(_one, sessions.compare, share=share, budget_s=8.0, num_threads=1),
             judge=_covered,
         )
-    for busy in (1, 3):
-        for name, what, share, limit, judge in (
-            ("slower", "a planted slowdown of 3 %", 0.03, "slower in 80 % at least, equivalent in none", _MOST),
-            ("same", "identical files", 0.0, "slower in none", _identical),
-        ):
-            yield Test(
-                id=f"V4 {name}, {busy} busy",
-                title=f"{what}, one thread, next to {busy} busy processes, 30 s",
-                limit=limit,
-                number=40,
-                seconds=33,
-                take=partial(_one, sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
-                judge=judge,
-            )
+
+
+def _planted_slowdowns() -> Iterator[Test]:
+    """V4 and V6: a planted slowdown is found, and identical files are never slower."""
+    most = "slower in {} % at least, equivalent in none"
+    for busy, share in itertools.product((1, 3), (0.03, 0.0)):
+        what = "a planted slowdown of 3 %" if share else "identical files"
+        yield Test(
+            id=f"V4 {'slower' if share else 'same'}, {busy} busy",
+            title=f"{what}, one thread, next to {busy} busy processes, 30 s",
+            limit=most.format(80) if share else "slower in none",
+            number=40,
+            seconds=33,
+            take=partial(_one, sessions.compare, share=share, budget_s=30.0, num_threads=1, num_busy=busy),
+            judge=partial(_planted, least=0.8) if share else _identical,
+        )
+    for share in (0.01, 0.0):
+        yield Test(
+            id=f"V6 {'slower' if share else 'same'}",
+            title=f"{f'a planted slowdown of {share:.0%}' if share else 'identical files'}, margin 0.5 %, 60 s",
+            limit=most.format(90) if share else "slower in none",
+            number=20 if share else 100,
+            seconds=62,
+            take=partial(_one, sessions.compare, share=share, budget_s=60.0, smallest_effect=0.005),
+            judge=partial(_planted, least=0.9) if share else _identical,
+        )
+
+
+def _tables() -> Iterator[Test]:
+    """V5: the answers of whole tables."""
     yield Test(
         id="V5",
         title="the quick sweep, right decisions by the true ratio (the median of all sessions)",
@@ -230,19 +250,10 @@ def _tests() -> Iterator[Test]:
         take=method.tables,
         judge=method.judge_tables,
     )
-    for name, share, limit, judge in (
-        ("slower", 0.01, "slower in 90 % at least, equivalent in none", partial(_planted, least=0.9)),
-        ("same", 0.0, "slower in none", _identical),
-    ):
-        yield Test(
-            id=f"V6 {name}",
-            title=f"{f'a planted slowdown of {share:.0%}' if share else 'identical files'}, margin 0.5 %, 60 s",
-            limit=limit,
-            number=20 if share else 100,
-            seconds=62,
-            take=partial(_one, sessions.compare, share=share, budget_s=60.0, smallest_effect=0.005),
-            judge=judge,
-        )
+
+
+def _tools_and_times() -> Iterator[Test]:
+    """V7 and V8: other tools on the same code, and the time of a plain loop."""
     for name, share in (("slower", 0.05), ("same", 0.0)):
         yield Test(
             id=f"V7 {name}",
@@ -253,30 +264,31 @@ def _tests() -> Iterator[Test]:
             take=partial(sessions.rivals, share=share, budget_s=BUDGET_S),
             judge=partial(_against_rivals, is_planted=bool(share)),
         )
-    for threads in (1, 2):
-        for length in (32, 128, 512, 1024):
-            yield Test(
-                id=f"V8 {threads} threads, T={length}",
-                title=f"sdpa, fused and a function by attnbench and by a plain loop, {threads} threads, T={length}",
-                limit=f"within {absolute.MEDIAN_LIMIT:.0%} in the median, no reading beyond {absolute.LIMIT:.0%}",
-                number=5,
-                seconds=45,
-                take=partial(absolute.session, num_threads=threads, seq_len=length),
-                judge=absolute.judge,
-            )
-    for busy in (1, 2):
-        for threads in (1, 2):
-            for by_fixture in (False, True):
-                how = "fixture" if by_fixture else "run"
-                yield Test(
-                    id=f"V9 {busy} busy, {threads} threads, {how}",
-                    title=f"the time by {how} next to {busy} busy processes, {threads} threads",
-                    limit="within 10 % of the quiet one, or a warning and no verdict",
-                    number=5,
-                    seconds=15,
-                    take=partial(_one, sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
-                    judge=_neighbours,
-                )
+    for threads, length in itertools.product((1, 2), (32, 128, 512, 1024)):
+        yield Test(
+            id=f"V8 {threads} threads, T={length}",
+            title=f"sdpa, fused and a function by attnbench and by a plain loop, {threads} threads, T={length}",
+            limit=f"within {absolute.MEDIAN_LIMIT:.0%} in the median, no reading beyond {absolute.LIMIT:.0%}",
+            number=5,
+            seconds=45,
+            take=partial(absolute.session, num_threads=threads, seq_len=length),
+            judge=absolute.judge,
+        )
+
+
+def _next_to_others() -> Iterator[Test]:
+    """V9: other work on the machine never becomes a false time or a finding."""
+    for busy, threads, by_fixture in itertools.product((1, 2), (1, 2), (False, True)):
+        how = "fixture" if by_fixture else "run"
+        yield Test(
+            id=f"V9 {busy} busy, {threads} threads, {how}",
+            title=f"the time by {how} next to {busy} busy processes, {threads} threads",
+            limit="within 10 % of the quiet one, or a warning and no verdict",
+            number=5,
+            seconds=15,
+            take=partial(_one, sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
+            judge=_neighbours,
+        )
     yield Test(
         id="V9 honest",
         title="an honest function next to 3 busy processes, 1.5 s",
@@ -288,8 +300,9 @@ def _tests() -> Iterator[Test]:
     )
 
 
-_MOST = partial(_planted, least=0.8)
-TESTS = {test.id: test for test in _tests()}
+GROUPS = (_identical_code, _false_shares, _planted_slowdowns, _tables, _tools_and_times, _next_to_others)
+TESTS = {test.id: test for group in GROUPS for test in group()}
+"""All tests, with the numbers of sessions that their limits need."""
 
 
 def chosen(names: Sequence[str]) -> list[Test]:

@@ -1,6 +1,5 @@
 """A case's tensors have the layout of the axis `layout` for check and timer, and the oracle's numbers."""
 
-import msgspec
 import pytest
 import torch
 
@@ -70,14 +69,6 @@ def test_a_copy_lies_as_its_original_and_shares_nothing_with_it(layout):
         fill(tensor, -before)
         assert torch.equal(tensor, -before)
         assert torch.equal(original.tensors[name], before)
-
-
-def test_a_layout_that_changes_nothing_is_the_usual_one():
-    assert laid("expanded", num_kv_heads=1).layout == "contiguous"
-    assert laid("broadcast", batch_size=1).layout == "contiguous"
-    assert laid("transposed", scope="module").layout == "contiguous"
-    assert laid("transposed").layout == "transposed"
-    assert msgspec.structs.replace(laid("expanded"), num_kv_heads=1).id == laid("contiguous", num_kv_heads=1).id
 
 
 def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_processors(monkeypatch):

@@ -124,13 +124,6 @@ def test_the_class_of_an_output_is_exactly_the_tensor():
         check(ask_oracle(POINT, 0), Implementation(build=ReturnsSubclass, source="a test"))
 
 
-@pytest.mark.parametrize("mask", ["none", "padding(20,7)", "document(10,11)", "additive", "causal+alibi", "softcap(5)"])
-def test_a_mask_that_is_used_as_it_may_be_is_unchanged(mask):
-    bound = bind(Workload(**(POINT.axes() | {"mask": mask})))
-    assert bound.restore() == []
-    _ = bound.visible, bound.hidden, bound.empty, bound.added(torch.float32), bound.added(torch.bfloat16, hides=False)
-
-
 def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     point = Workload(**(POINT.axes() | {"mask": "padding(20,7)+alibi"}))
     shared, right = bind(point), bind(point)

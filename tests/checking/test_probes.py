@@ -114,19 +114,6 @@ def test_a_kind_of_input_finds_a_mistake(made, axes, probe):
     assert probe in wrong_probes(found)
 
 
-@pytest.mark.parametrize(
-    ("module", "rule"),
-    [
-        (WrongWithoutGradients, "without gradients"),
-        (UsesTheStridesOfTheQuery, "layouts"),
-    ],
-)
-def test_a_rule_finds_what_no_probe_does(module, rule):
-    found = verdict(module)
-    assert not wrong_probes(found)
-    assert rule in broken_rules(found)
-
-
 def test_the_strides_of_the_query_are_wrong_for_the_key_in_a_mixed_layout():
     assert wrong_probes(verdict(UsesTheStridesOfTheQuery, layout="mixed"))
 

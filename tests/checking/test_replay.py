@@ -111,6 +111,7 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
         ({**ONES, "key": torch.ones(1, 1, 3, 4)}, "no inputs of attention: give query"),
         ({**ONES, "window": 3}, "no inputs of attention: give query"),
         ({**ONES, "value": 3}, "no inputs of attention: give query"),
+        (torch.ones(3), "no inputs of attention: give query"),
         ({**ONES, "mask": torch.ones(3, 5, dtype=torch.bool)}, "no inputs of attention"),
         ({**ONES, "gradient": torch.ones(2, 2)}, "no inputs of attention"),
         ({**ONES, "value": torch.full((1, 1, 2, 4), torch.nan)}, "not finite"),

@@ -1,17 +1,19 @@
-"""Counted memory of a call, compared with calls of known memory."""
+"""Counted memory of a call, and memory that calls keep, compared with calls of known memory."""
 
+import itertools
 import subprocess
 import sys
 
-import msgspec
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking.case import Case, bind, build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.devices import cpu, device
 from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
+from attnbench.metrics.call import growth, measure_kept
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Cell, Heartbeat, Limits
 from attnbench.processes.worker.answers import Worker
@@ -21,6 +23,8 @@ from tests.checks import bundled
 
 METRICS = plugs("attnbench.metrics", "METRIC")
 MIB = 2**20
+OUTPUT, SCORES = 2 * 64 * 8 * 4, 2 * 64 * 64 * 4
+"""Bytes of a case's output, and of its scores."""
 
 
 def floats(number: int = MIB // 4) -> torch.Tensor:
@@ -29,7 +33,7 @@ def floats(number: int = MIB // 4) -> torch.Tensor:
 
 def case(direction: str, function=None) -> Case:
     workload = Workload(seq_len=64, num_heads=2, head_dim=8, direction=direction)
-    made = from_value(function, "function") if function else bundled()["fused"]
+    made = from_value(function, "x.py:x") if function else bundled()["fused"]
     return build(workload, made, place(draw_normal(workload, 0), workload), bind(workload))
 
 
@@ -43,44 +47,28 @@ def test_a_recording_imports_no_compiler():
 
 
 def test_each_part_of_a_footprint_is_what_the_call_took():
+    """A result that is a view counts the whole memory behind it, once; inputs do not count."""
+    given = floats()
+
     def call():
         first = floats()
         second = floats(MIB // 2)
         del first
-        return second
+        return second[:1], second[1:2], given[1:]
 
-    found = device("cpu").record(call).footprint()
+    found = device("cpu").record(call).footprint([given])
     assert found.peak_bytes == found.allocated_bytes == 3 * MIB
     assert found.kept_bytes == found.result_bytes == 2 * MIB
     assert found.num_allocations == 2
     assert found.reserved_bytes == 0
 
 
-def test_a_call_that_takes_nothing_has_a_footprint_of_nothing():
-    given = floats()
-    found = device("cpu").record(lambda: given[1:]).footprint([given])
-    assert (found.peak_bytes, found.kept_bytes, found.result_bytes, found.num_allocations) == (0, 0, 0, 0)
-
-
-def test_a_result_that_is_a_view_counts_the_whole_memory_behind_it_and_once():
-    def call():
-        made = floats()
-        return made[:1], made[1:2]
-
-    assert device("cpu").record(call).footprint().result_bytes == MIB
-
-
-def test_what_is_saved_is_what_the_graph_alone_keeps():
-    saved = METRICS["saved_memory"].measure
-    weights = 2 * 64 * 64 * 4
-    assert saved(case("inference")) == 0
-    assert [saved(case(direction)) for direction in ("forward", "backward", "forward_backward")] == [weights + 8] * 3
-
-
-def test_scratch_is_the_peak_less_the_results():
-    seen = case("inference")
-    assert METRICS["scratch_memory"].measure(seen) == 2 * (2 * 64 * 64 * 4)
-    assert METRICS["peak_memory"].measure(seen) == 2 * (2 * 64 * 64 * 4) + 2 * 64 * 8 * 4
+def test_what_is_saved_is_what_the_graph_alone_keeps_and_scratch_is_the_peak_less_the_results():
+    saved, seen = METRICS["saved_memory"].measure, case("inference")
+    assert saved(seen) == 0
+    assert [saved(case(direction)) for direction in ("forward", "backward", "forward_backward")] == [SCORES + 8] * 3
+    assert METRICS["scratch_memory"].measure(seen) == 2 * SCORES
+    assert METRICS["peak_memory"].measure(seen) == 2 * SCORES + OUTPUT
 
 
 def test_the_metrics_of_a_cell_share_one_pass():
@@ -88,69 +76,61 @@ def test_the_metrics_of_a_cell_share_one_pass():
 
     def counting(query, key, value):
         calls.append(1)
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return sdpa(query, key, value)
 
     seen = case("inference", counting)
     on_cpu = ["allocated_memory", "num_allocations", "peak_memory", "saved_memory", "scratch_memory"]
-    assert all(METRICS[name].fits(seen.workload) for name in on_cpu)
     assert all(METRICS[name].measure(seen) >= 0 for name in on_cpu)
     assert len(calls) == 2  # one to allocate what stays, one that is counted
 
 
-def test_what_the_allocator_of_cuda_reserves_is_a_metric_there_alone():
-    there = msgspec.structs.replace(Workload(), device="cuda")
-    over_ranks = {name for name, metric in METRICS.items() if metric.fits(Workload(world_size=2))} - {
-        name for name, metric in METRICS.items() if metric.fits(Workload())
-    }
-    elsewhere = [name for name, metric in METRICS.items() if not metric.fits(Workload()) and name not in over_ranks]
-    assert elsewhere == ["outside_memory", "reserved_memory"]
-    assert all(metric.fits(there) for name, metric in METRICS.items() if name not in over_ranks)
+OFF_THE_HOST, OVER_RANKS = {"outside_memory", "reserved_memory"}, {"bytes_sent", "slowest_rank"}
 
 
-@pytest.mark.parametrize(("place", "fits"), [("cpu", True), ("cuda", False)])
-def test_ranks_of_another_device_have_no_latency_and_do_not_say_how_long_they_wait(place, fits):
+@pytest.mark.parametrize(
+    ("place", "world_size", "lacking"),
+    [
+        ("cpu", 1, OFF_THE_HOST | OVER_RANKS | {"straggling"}),
+        ("cpu", 2, OFF_THE_HOST),
+        ("cuda", 1, OVER_RANKS | {"straggling"}),
+        ("cuda", 2, {"latency", "straggling"}),
+    ],
+)
+def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_reserved(place, world_size, lacking):
     """The latency would include copies of inputs and output through the host's memory."""
-    workload = Workload(device=place, world_size=2)
-    assert METRICS["latency"].fits(workload) is METRICS["straggling"].fits(workload) is fits
-    assert METRICS["slowest_rank"].fits(workload)
-    assert METRICS["latency"].fits(Workload(device=place))
+    workload = Workload(device=place, world_size=world_size)
+    assert {name for name, metric in METRICS.items() if not metric.fits(workload)} == lacking
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
-    before = {
-        "allocated_bytes.all.current": 100,
-        "allocation.all.allocated": 7,
-        "allocated_bytes.all.allocated": 500,
-        "reserved_bytes.all.current": 128,
-    }
-    if is_first:  # torch has no numbers before the first allocation
-        before = {}
-    after = {
-        "allocated_bytes.all.current": 140,
-        "allocated_bytes.all.peak": 190,
-        "allocated_bytes.all.allocated": 640,
-        "allocation.all.allocated": 10,
-        "reserved_bytes.all.peak": 256,
-    }
-    start, calls, taken, reserved = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
-    assert Accelerator.allocated(before, after) == Footprint(
+    """Torch has no numbers before the first allocation."""
+    held, taken, reserved = "allocated_bytes.all", "allocation.all", "reserved_bytes.all"
+    start, number, total, segments = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
+    before = {f"{held}.current": start, f"{taken}.allocated": number, f"{held}.allocated": total}
+    before |= {f"{reserved}.current": segments}
+    after = {f"{held}.current": 140, f"{held}.peak": 190, f"{held}.allocated": 640, f"{taken}.allocated": 10}
+    after |= {f"{reserved}.peak": 256}
+    assert Accelerator.allocated({} if is_first else before, after) == Footprint(
         peak_bytes=190 - start,
         kept_bytes=140 - start,
-        num_allocations=10 - calls,
-        allocated_bytes=640 - taken,
-        reserved_bytes=256 - reserved,
+        num_allocations=10 - number,
+        allocated_bytes=640 - total,
+        reserved_bytes=256 - segments,
     )
 
 
-def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):
+def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_notes_of_values(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    taken = itertools.count(0, 2**40)
+    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))
     worker = Worker(Heartbeat())
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
         cell = Cell(workload=workload, arm=Arm(implementation="it"), spec=spec)
-        worker.answer("observe", cell=cell, metric="peak_memory")
+        (said,) = worker.answer("observe", cell=cell, metric="peak_memory").measurement.warnings
+        assert "outside of torch's allocator" in said
         return worker.case(cell)
 
     first = observed("fused")
@@ -168,19 +148,73 @@ def test_memory_outside_of_the_allocator_stands_beside_the_peak_where_it_matters
     monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: held[0])
 
     def attend(query, key, value):
-        if held[0] == 100:  # at its first call, and never frees it
-            held[0] += taken
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        held[0] = 100 + taken  # at its first call, and never frees it
+        return sdpa(query, key, value)
 
     seen = case("inference", attend)
     assert METRICS["outside_memory"].measure(seen) == taken
     assert ("leaves out 10.0 MiB outside of torch's allocator" in METRICS["peak_memory"].note(seen)) is (taken > 1)
 
 
-def test_the_note_of_a_metric_is_stored_with_its_value(monkeypatch):
-    taken = iter((0, 2**40))
-    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))
-    workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference")
-    cell = Cell(workload=workload, arm=Arm(implementation="sdpa"), spec="sdpa")
-    (said,) = Worker(Heartbeat()).answer("observe", cell=cell, metric="peak_memory").measurement.warnings
-    assert "outside of torch's allocator" in said
+def honest(query, key, value):
+    return sdpa(query, key, value)
+
+
+def keeping(what):
+    """Build a function that keeps this of each call."""
+    held = []
+
+    def function(query, key, value):
+        output = sdpa(query, key, value)
+        held.append(what(query, key, output))
+        return output
+
+    return function
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("direction", ["inference", "backward", "forward_backward"])
+def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
+    made = case(direction, honest)
+    before = {name: tensor.detach().clone() for name, tensor in made.tensors.items()}
+    assert measure_kept(made).each_bytes == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("what", "num_bytes", "said"),
+    [
+        (lambda _query, _key, output: output, OUTPUT, "its output"),
+        (lambda query, key, _output: (query @ key.transpose(-2, -1)).detach(), SCORES, "its scores"),
+    ],
+)
+def test_what_grows_with_each_call_is_counted_and_named_by_one_measurement(what, num_bytes, said, monkeypatch):
+    recorded, record = [], cpu.Cpu.record
+    monkeypatch.setattr(cpu.Cpu, "record", lambda self, call: recorded.append(call) or record(self, call))
+    made = case("inference", keeping(what))
+    assert METRICS["kept_memory"].measure(made) == num_bytes
+    assert METRICS["kept_once"].measure(made) == 0
+    assert said in METRICS["kept_memory"].note(made)
+    assert len(recorded) == 2
+
+
+def test_an_output_that_keeps_its_graph_keeps_more_than_an_output():
+    made = case("forward", keeping(lambda _query, _key, output: output))
+    found = measure_kept(made)
+    assert found.each_bytes > OUTPUT
+    assert "with each call" in growth(found, made.workload)
+
+
+def test_a_table_that_is_made_once_is_no_growth_and_answers_kept_by_their_inputs_are():
+    tables, answers = {}, {}
+
+    def tabled(query, key, value):
+        tables.setdefault(0, torch.zeros(64, 64))
+        return sdpa(query, key, value)
+
+    def caching(query, key, value):
+        return answers.setdefault(query.sum().item(), sdpa(query, key, value)).clone()
+
+    found = measure_kept(case("inference", tabled))
+    assert (found.each_bytes, found.once_bytes) == (0, 64 * 64 * 4)
+    assert measure_kept(case("inference", caching)).each_bytes == OUTPUT

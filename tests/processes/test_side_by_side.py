@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons, judgements, whole
-from attnbench.analysis.sides import by_side
+from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.commands import frame
 from attnbench.processes.messages import Failed
 from attnbench.reports import endings
@@ -153,3 +153,17 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
     assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
+
+
+def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):
+    results = session(tmp_path, budget_s=0.0)
+    assert untried(results) == []
+    words = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 includes it"
+    changes = {"status": Status.timeout, "message": words, "is_predicted": True}
+    for side in (BASE, CANDIDATE):
+        left_out = next(record for record in results.records if record.side == side)
+        others = tuple(record for record in results.records if record is not left_out)
+        found = dataclasses.replace(results, records=(*others, msgspec.structs.replace(left_out, **changes)))
+        assert losses(found) == []
+        (line,) = untried(found)
+        assert "includes it" in line

@@ -14,7 +14,6 @@ import torch
 
 from attnbench.processes import worker_client
 from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, line, request
-from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Status
@@ -24,16 +23,6 @@ from tests.checks import cell_of
 START = line(request("start", {"layout": 0}))
 PYTHON = sys.executable
 """The real interpreter, even if a fixture replaces it."""
-
-
-def test_a_layout_has_first_blocks_of_its_own(tmp_path):
-    found = []
-    for layout in (0, 1, 2, 1):
-        worker = Worker(Heartbeat())
-        worker.answer("start", layout=layout)
-        found.append([len(pad) for pad in worker.pads])
-    assert len(set(map(tuple, found))) == 3
-    assert found[1] == found[3]
 
 
 @pytest.fixture

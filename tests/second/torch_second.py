@@ -1,12 +1,15 @@
 """The device `second` for PyTorch; the entry point `torch.backends` loads it with torch."""
 
 import sys
+from types import SimpleNamespace
 
 import torch
 
 from . import _second
 
 NUM_DEVICES = 2
+default_generators: list[torch.Generator] = []
+spin, memory, set_limit = _second.spin, _second.memory, _second.set_limit
 
 
 def is_available() -> bool:
@@ -33,12 +36,49 @@ def set_device(index) -> None:
     torch.accelerator.set_device_index(index)
 
 
+def index_of(place) -> int:
+    index = torch.device(place).index
+    return current_device() if index is None else index
+
+
+def device(place):
+    return torch.accelerator.device_index(index_of(place))
+
+
+def Event(**options) -> torch.Event:  # noqa: N802 - as in torch.cuda
+    return torch.Event("second", **options)
+
+
 def synchronize(device=None) -> None:
     torch.accelerator.synchronize(device)
 
 
 def empty_cache() -> None:
     """Do nothing: freed memory is not kept."""
+
+
+def mem_get_info(place) -> tuple[int, int]:
+    held, _, _, _, limit = memory(index_of(place))
+    return limit - held, limit
+
+
+def memory_allocated(place) -> int:
+    return memory(index_of(place))[0]
+
+
+def memory_stats(place) -> dict[str, int]:
+    held, peak, number, total, _ = memory(index_of(place))
+    stats = {"current": held, "peak": peak, "allocated": total}
+    stats = {f"allocated_bytes.all.{name}": value for name, value in stats.items()}
+    return stats | {"allocation.all.allocated": number, "reserved_bytes.all.peak": 0}
+
+
+def reset_peak_memory_stats(place) -> None:
+    _second.reset_peak(index_of(place))
+
+
+def get_device_properties(place) -> SimpleNamespace:
+    return SimpleNamespace(total_memory=memory(index_of(place))[4])
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -58,15 +98,9 @@ def set_rng_state(state: torch.Tensor, device="second") -> None:
     default_generators[torch.device(device).index or 0].set_state(state)
 
 
-spin, memory, set_limit, reset_peak = _second.spin, _second.memory, _second.set_limit, _second.reset_peak
-
-
 def load() -> None:
     """Register everything under the name `second`."""
     torch.utils.rename_privateuse1_backend("second")
     torch._register_device_module("second", sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend()
     default_generators.extend(_second.default_generator(index) for index in range(NUM_DEVICES))
-
-
-default_generators: list[torch.Generator] = []

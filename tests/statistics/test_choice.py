@@ -8,6 +8,7 @@ from attnbench.statistics import choice
 from attnbench.statistics.choice import Standing
 from attnbench.storage.records import Arm, Sample, Verdict
 from studies.simulated.virtual import plan
+from tests.statistics.test_stats import samples as one_visit_each
 
 NUM_BLOCKS = 6
 
@@ -17,28 +18,20 @@ def samples(seconds: float, *, num_processes: int = 16, noise: float = 0.01, see
     drift = np.random.default_rng(99).normal(0.0, 0.1, (num_processes, NUM_BLOCKS))
     own = np.random.default_rng(seed).normal(0.0, noise, (num_processes, NUM_BLOCKS))
     own += np.random.default_rng(seed + 1).normal(0.0, noise / 2, (num_processes, 1))
-    return [
-        Sample(
-            value=seconds * float(np.exp(drift[epoch, block] + own[epoch, block])),
-            epoch=epoch,
-            visit=epoch,
-            block=block,
-        )
-        for epoch in range(num_processes)
-        for block in range(NUM_BLOCKS)
-    ]
+    return one_visit_each((seconds * np.exp(drift + own)).tolist())
 
 
-def standing(taken: dict[str, list[Sample]], baseline: str, candidates: set[str] | None = None) -> Standing | None:
+def standing(taken: dict[str, list[Sample]], baseline: str = "sdpa", candidates: set[str] | None = None) -> Standing:
     arms = {Arm(implementation=name): own for name, own in taken.items()}
     asked = plan(1, [baseline, *(name for name in taken if name != baseline)], budget_s=1.0)
-    return choice.standing(asked, arms, arms, candidates=candidates)
+    found = choice.standing(asked, arms, arms, candidates=candidates)
+    assert found is not None
+    return found
 
 
 def test_the_fastest_leads_and_the_others_are_slower() -> None:
     times = {"sdpa": 1.0, "quick": 0.8, "slow": 1.5}
-    found = standing({name: samples(each, seed=number) for number, (name, each) in enumerate(times.items())}, "sdpa")
-    assert found is not None
+    found = standing({name: samples(each, seed=number) for number, (name, each) in enumerate(times.items())})
     assert found.leader == "quick"
     assert list(found.others) == ["sdpa", "slow"]
     assert {each.verdict for each in found.others.values()} == {Verdict.slower}
@@ -48,23 +41,18 @@ def test_the_fastest_leads_and_the_others_are_slower() -> None:
 
 
 def test_without_the_baseline_the_first_is_the_reference_and_a_tie_goes_to_the_baseline() -> None:
-    only = standing({"quick": samples(1.0)}, "sdpa")
+    only = standing({"quick": samples(1.0)})
     assert (only.leader, only.reference, only.others) == ("quick", "quick", {})
     same = samples(1.0)
-    found = standing({"a": same, "sdpa": same}, "sdpa")
-    assert found is not None
-    assert found.leader == "sdpa"
+    assert standing({"a": same, "sdpa": same}).leader == "sdpa"
 
 
 def test_only_candidates_lead() -> None:
     taken = {"sdpa": samples(1.0), "quick": samples(0.5, seed=1), "fair": samples(0.9, seed=2)}
-    found = standing(taken, "sdpa", candidates={"sdpa", "fair"})
-    assert found is not None
-    assert (found.leader, list(found.others)) == ("fair", ["sdpa"])
-    alone = standing(taken, "sdpa", candidates={"quick"})
-    assert alone is not None
-    assert (alone.leader, alone.others) == ("quick", {})
-    assert standing(taken, "sdpa", candidates=set()) is None
+    for candidates, leader, others in (({"sdpa", "fair"}, "fair", ["sdpa"]), ({"quick"}, "quick", [])):
+        found = standing(taken, candidates=candidates)
+        assert (found.leader, list(found.others)) == (leader, others)
+    assert choice.standing(plan(1, ["sdpa"], budget_s=1.0), {}, [], candidates=set()) is None
 
 
 def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
@@ -73,7 +61,6 @@ def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
     for seed in range(30):
         taken = {f"i{number}": samples(1.0, noise=0.05, seed=100 * seed + number) for number in range(12)}
         found = standing(taken, "i0")
-        assert found is not None
         leads += [math.log(each.ratio) for each in found.others.values()]
         medians = {name: np.mean(np.log([each.value for each in own])) for name, own in taken.items()}
         naive += [medians[name] - min(medians.values()) for name in found.others]
@@ -83,17 +70,12 @@ def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
 
 def test_a_small_difference_that_is_known_well_is_equal_and_one_beyond_the_margin_is_not() -> None:
     taken = {"sdpa": samples(1.0, noise=0.002), "near": samples(1.01, noise=0.002, seed=1)}
-    found = standing(taken, "sdpa")
-    assert found is not None
+    found = standing(taken)
     assert found.verdict("near") is Verdict.equivalent
     assert found.open == []
-    far = standing(taken | {"near": samples(1.05, noise=0.002, seed=1)}, "sdpa")
-    assert far is not None
-    assert far.verdict("near") is Verdict.slower
+    assert standing(taken | {"near": samples(1.05, noise=0.002, seed=1)}).verdict("near") is Verdict.slower
     assert found.verdict("nobody") is Verdict.undecided
 
 
 def test_seven_processes_decide_nothing() -> None:
-    found = standing({"sdpa": samples(1.0, num_processes=7), "slow": samples(9.0, num_processes=7)}, "sdpa")
-    assert found is not None
-    assert found.open == ["slow"]
+    assert standing({name: samples(call_s, num_processes=7) for name, call_s in (("sdpa", 1.0), ("slow", 9.0))}).open

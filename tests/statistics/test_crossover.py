@@ -30,13 +30,13 @@ def test_a_ladder_has_both_ends_and_even_steps(low: int, factor: int) -> None:
     assert (values[0], values[-1]) == (low, low * factor)
     assert values == sorted(set(values))
     assert all(after <= max(before + 1, math.ceil(before * STEP) + 1) for before, after in itertools.pairwise(values))
-
-
-def test_a_ladder_keeps_to_multiples() -> None:
     assert all(value % 8 == 0 for value in ladder(8, 256, 8))
-    for low, high, multiple in ((8, 8, 1), (16, 8, 1), (4, 64, 8), (0, 8, 1)):
-        with pytest.raises(ValueError, match="is no way up"):
-            ladder(low, high, multiple)
+
+
+@pytest.mark.parametrize(("low", "high", "multiple"), [(8, 8, 1), (16, 8, 1), (4, 64, 8), (0, 8, 1)])
+def test_a_ladder_goes_up(low: int, high: int, multiple: int) -> None:
+    with pytest.raises(ValueError, match="is no way up"):
+        ladder(low, high, multiple)
 
 
 @given(st.integers(17, 4095))
@@ -69,13 +69,10 @@ def test_two_that_never_change_places_are_looked_at_at_both_ends_and_in_the_midd
     assert located(points) == []
 
 
-def test_a_clear_difference_has_a_sign_and_three_processes_have_none() -> None:
-    draws = np.random.default_rng(0)
-    assert point([*draws.normal(0.1, 0.005, 8)]).sign == 1
-    assert point([*draws.normal(-0.1, 0.005, 8)]).sign == -1
-    assert point([*draws.normal(0.0, 0.005, 8)]).sign == 0
-    assert point([0.5] * 3).sign == 0
-    assert point([0.5] * 3).num_processes == 3
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_a_clear_difference_has_a_sign_and_three_processes_have_none(sign: int) -> None:
+    assert point([*np.random.default_rng(0).normal(0.1 * sign, 0.005, 8)]).sign == sign
+    assert point([0.5] * 3) == Point(sign=0, log=0.5, num_processes=3)
 
 
 def test_equal_times_are_called_different_in_less_than_a_twentieth_of_whole_searches() -> None:

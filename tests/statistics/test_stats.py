@@ -5,13 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attnbench.statistics.intervals import (
-    Estimate,
-    by_process,
-    effect_of,
-    median_estimate,
-    visit_numbers,
-)
+from attnbench.statistics.intervals import by_process, effect_of, median_estimate, visit_numbers
 from attnbench.statistics.verdict import LAYOUT_LOG
 from attnbench.storage.records import Sample
 
@@ -27,13 +21,6 @@ def samples(processes: list[list[float]], visit: int = 0) -> list[Sample]:
         for epoch, values in enumerate(processes)
         for block, value in enumerate(values)
     ]
-
-
-def noisy(
-    rng: np.random.Generator, *, num_processes: int, between: float, within: float, log: float = 0.0
-) -> list[Sample]:
-    levels = rng.normal(log, between, num_processes)
-    return samples([list(np.exp(level + rng.normal(0, within, NUM_BLOCKS))) for level in levels])
 
 
 def test_interval_of_a_median_by_value() -> None:
@@ -56,11 +43,10 @@ def test_more_visits_in_the_same_processes_do_not_narrow_the_interval() -> None:
 @pytest.mark.parametrize("num_processes", [4, 8, 16])
 @pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.02, 0.02), (0.005, 0.05)])
 def test_median_interval_covers_the_truth(num_processes: int, between: float, within: float) -> None:
-    rng = np.random.default_rng(num_processes)
-    found = [
-        median_estimate(noisy(rng, num_processes=num_processes, between=between, within=within)) for _ in range(300)
-    ]
-    assert 0.93 <= np.mean([covers(estimate, 1.0) for estimate in found]) <= 1.0
+    draws = np.random.default_rng(num_processes)
+    logs = draws.normal(0, between, (300, num_processes, 1)) + draws.normal(0, within, (300, num_processes, NUM_BLOCKS))
+    found = [median_estimate(samples(session)) for session in np.exp(logs).tolist()]
+    assert np.mean([each.low <= 1.0 <= each.high for each in found]) >= 0.93
 
 
 def test_a_level_shared_by_a_block_cancels_in_its_ratio() -> None:
@@ -88,19 +74,9 @@ def test_a_control_counts_as_the_same_code_and_skewed_noise_makes_no_difference(
     assert logs.std() < 0.95 * alone.std()
 
 
-def test_a_process_gives_the_mean_of_its_visits() -> None:
+def test_a_process_gives_the_mean_of_its_visits_and_a_single_one_shares_its_bias() -> None:
     visits = {(0, 0): 0.1, (0, 1): 0.3, (2, 2): 0.5}
     assert by_process(visits) == pytest.approx({0: 0.2, 2: 0.5})
-    assert effect_of(visits).num_measured == 2
-    assert effect_of(visits).bias == 0.0
-
-
-def test_visits_of_a_single_process_count_and_share_its_bias() -> None:
-    found = effect_of({(0, visit): 0.1 for visit in range(8)})
-    assert (found.num_processes, found.bias) == (8, LAYOUT_LOG)
-
-
-def covers(estimate: Estimate, truth: float) -> bool:
-    assert estimate.low is not None
-    assert estimate.high is not None
-    return estimate.low <= truth <= estimate.high
+    assert (effect_of(visits).num_measured, effect_of(visits).bias) == (2, 0.0)
+    alone = effect_of({(0, visit): 0.1 for visit in range(8)})
+    assert (alone.num_processes, alone.bias) == (8, LAYOUT_LOG)

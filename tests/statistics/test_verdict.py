@@ -36,17 +36,14 @@ def verdict_of(numbers: list[float], margin: float = 0.02) -> Verdict:
     return judge({"it": effect(numbers)}, margin)["it"].verdict
 
 
-def test_effect_by_value() -> None:
+def test_effect_and_interval_by_value() -> None:
+    """An interval of a single comparison has a fifth of the error."""
     found = effect(four(0.05))
     assert found.log == pytest.approx(0.05)
     assert found.error == pytest.approx(0.005)
     assert (found.degrees, found.num_processes, found.num_measured) == (3, 4, 4)
-
-
-def test_interval_of_a_single_comparison_has_a_fifth_of_the_error() -> None:
-    judged = judge({"it": effect(four(0.05))})["it"]
+    judged = judge({"it": found})["it"]
     assert judged.level == pytest.approx(FALSE_SHARE / 5)
-    assert judged.half_width == pytest.approx(T_3 * 0.005, rel=1e-3)
     assert judged.low == pytest.approx(math.exp(0.05 - T_3 * 0.005), rel=1e-4)
     assert judged.high == pytest.approx(math.exp(0.05 + T_3 * 0.005), rel=1e-4)
 
@@ -91,16 +88,11 @@ def test_too_few_processes_have_no_interval() -> None:
 
 def test_one_process_decides_nothing_below_its_layout() -> None:
     bias = math.log1p(LAYOUT_SPREAD)
-    judged = {log: judge({"it": effect(four(log, 0.0001), bias=bias)})["it"] for log in (0.0, 0.02, 0.06, -0.06)}
-    assert [each.verdict for each in judged.values()] == [
-        Verdict.undecided,
-        Verdict.undecided,
-        Verdict.slower,
-        Verdict.faster,
-    ]
-    assert judged[0.02].reason is Reason.one_process
-    assert judged[0.06].low is not None
-    assert judged[0.06].low < math.exp(0.06 - bias)
+    near, slower, faster = (judge({"it": effect(four(log, 0.0001), bias=bias)})["it"] for log in (0.02, 0.06, -0.06))
+    assert (near.verdict, near.reason) == (Verdict.undecided, Reason.one_process)
+    assert (slower.verdict, faster.verdict) == (Verdict.slower, Verdict.faster)
+    assert slower.low is not None
+    assert slower.low < math.exp(0.06 - bias)
 
 
 @pytest.mark.parametrize("power", [1, 4, 9])
@@ -153,20 +145,11 @@ def test_no_interval_contradicts_its_verdict(seed: int) -> None:
             assert judged.verdict is Verdict.undecided
             continue
         assert low <= judged.ratio <= high
-        is_apart = (low > 1 or high < 1) and abs(log) > math.log1p(margin)
         is_inside = low * (1 + margin) >= 1 and high <= 1 + margin
-        match judged.verdict:
-            case Verdict.slower:
-                assert is_apart
-                assert low > 1
-            case Verdict.faster:
-                assert is_apart
-                assert high < 1
-            case Verdict.equivalent:
-                assert is_inside
-            case Verdict.undecided:
-                assert not is_apart
-                assert not is_inside
+        expected = Verdict.equivalent if is_inside else Verdict.undecided
+        if (low > 1 or high < 1) and abs(log) > math.log1p(margin):
+            expected = Verdict.slower if low > 1 else Verdict.faster
+        assert judged.verdict is expected
         assert (judged.reason is None) is (judged.verdict is not Verdict.undecided)
 
 
@@ -181,12 +164,8 @@ def test_detectable_is_found_in_about_four_of_five_repetitions() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "needed"),
-    [
-        ([0.0], 4),
-        (four(0.0, 0.01), 8),
-        (four(0.019, 0.03), None),  # on the margin: no number of processes decides
-        (four(0.06), 4),
-    ],
+    # On the margin, no number of processes decides.
+    [([0.0], 4), (four(0.0, 0.01), 8), (four(0.019, 0.03), None), (four(0.06), 4)],
 )
 def test_processes_needed(numbers: list[float], needed: int | None) -> None:
     assert judge({"it": effect(numbers)})["it"].processes_needed == needed

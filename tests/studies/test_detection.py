@@ -1,7 +1,7 @@
 """The detection study plants mistakes, counts what is missed, and can be resumed."""
 
-import json
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import typer
@@ -25,12 +25,9 @@ SEES_NOTHING = Workload(
     batch_size=2, num_heads=2, head_dim=16, seq_len=35, mask="causal+padding_to_nothing", direction="backward"
 )
 with tarfile.open(blind.ARCHIVE) as ARCHIVE:
-    FORMS = {
-        member.name: ARCHIVE.extractfile(member).read().decode()
-        for member in ARCHIVE.getmembers()
-        if "/h" in member.name and member.name.endswith(".py")
-    }
-    FORMS = {name: text for name, text in sorted(FORMS.items()) if "mask=None" in text and "Convention: none\n" in text}
+    NAMED = [name for name in sorted(ARCHIVE.getnames()) if "/h" in name and name.endswith(".py")]
+    TEXTS = {name: ARCHIVE.extractfile(name).read().decode() for name in NAMED}
+FORMS = {name: text for name, text in TEXTS.items() if "mask=None" in text and "Convention: none\n" in text}
 
 
 @pytest.mark.one_in(4)
@@ -79,19 +76,15 @@ def test_a_missed_mistake_and_a_rejected_honest_result_are_counted_and_named(pla
 
 
 def test_stored_repetitions_are_not_made_again_with_or_without_a_pool(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
     numbers = []
 
     def make(number):
         numbers.append(number)
         return [{"number": number}]
 
-    piece = frame.Piece(name="A piece", make=make, size=4)
-    path = frame.file_of(tmp_path, piece.name)
-    frame.save(path, json.dumps([{"number": 0}]) + "\n" + '[{"cut off": ')
-    frame.complete([piece], tmp_path, most=2)
+    pieces = [frame.Piece(name="A piece", make=make, size=4), frame.Piece(name="other", make=make)]
+    frame.complete(pieces[:1], tmp_path, most=2)
     with ThreadPoolExecutor(2) as pool:
-        frame.complete([piece, frame.Piece(name="other", make=make)], tmp_path, pool=pool)
-    assert sorted(numbers) == [0, 1, 2, 3]
-    assert [row["number"] for row in frame.rows(tmp_path, piece.name)] == [0, 1, 2, 3]
+        frame.complete(pieces, tmp_path, pool=pool)
+    assert sorted(numbers) == [0, 0, 1, 2, 3]
+    assert [row["number"] for row in frame.rows(tmp_path, "A piece")] == [0, 1, 2, 3]

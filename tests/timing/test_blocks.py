@@ -5,11 +5,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from attnbench.devices import waiting
-from attnbench.statistics.intervals import visit_numbers
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 from attnbench.timing import blocks
 from studies.simulated.machine import VirtualClock
@@ -21,6 +22,14 @@ def timed(name: str, call: Callable[[], object]) -> blocks.TimedCall:
 
 def calls_of(clock: VirtualClock, **costs: float) -> list[blocks.TimedCall]:
     return [timed(name, lambda cost=cost: clock.spend(cost)) for name, cost in costs.items()]
+
+
+def counting(clock: VirtualClock, calls: Counter[str], name: str, cost: float) -> blocks.TimedCall:
+    def call() -> None:
+        calls[name] += 1
+        clock.spend(cost)
+
+    return timed(name, call)
 
 
 def visit(calls: list[blocks.TimedCall], *rest) -> dict[str, tuple[Sample, ...]]:
@@ -42,11 +51,14 @@ def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
     ("step_s", "flags"),
     [(None, 0), (0.0, Flag.waits_read), (2e-5, Flag.waits_read), (1e-3, Flag.waits_read | Flag.waited)],
 )
-def test_a_sample_is_marked_if_its_threads_waited_for_a_good_part_of_it(step_s, flags):
-    clock, readings = VirtualClock(), itertools.count()
+def test_a_sample_keeps_its_faults_the_load_and_whether_its_threads_waited_for_a_good_part_of_it(step_s, flags):
+    clock, readings, counted = VirtualClock(), itertools.count(), Counter()
     waits = lambda: None if step_s is None else step_s * next(readings)  # noqa: E731 - short
-    taken = visit(calls_of(clock, a=1e-3, b=1e-3), clock, at(), blocks.Conditions(read_waits=waits))
+    reported = blocks.Conditions(count_faults=lambda: 5 * counted["a"], read_load=lambda: 1.5, read_waits=waits)
+    taken = visit([counting(clock, counted, "a", 1e-3), *calls_of(clock, b=1e-3)], clock, at(), reported)
     assert {sample.flags for own in taken.values() for sample in own} == {flags}
+    assert {(sample.num_faults, sample.load) for sample in taken["a"]} == {(5, 1.5)}
+    assert {sample.num_faults for sample in taken["b"]} == {0}
 
 
 @pytest.mark.parametrize(("cost", "calls"), [(1e-5, 128), (1e-3, 1), (0.9e-3, 2), (0.5, 1)])
@@ -77,15 +89,8 @@ def test_long_calls_are_calibrated_by_one_call_each():
     assert clock.now() == pytest.approx(2.5)
 
 
-def settings_of(samples: dict[Arm, tuple[Sample, ...]]) -> dict[Arm, list[int]]:
-    return {arm: [sample.num_calls for sample in own] for arm, own in samples.items() if arm != PROBE}
-
-
-STALLS_S = [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf]
-
-
 @pytest.mark.parametrize("slowdown", [3.0, 30.0, 3000.0])
-@pytest.mark.parametrize("lasts_s", STALLS_S)
+@pytest.mark.parametrize("lasts_s", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf])
 def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_however_long(lasts_s, slowdown):
     """In the first visit, which calibrates, and in the next, which uses its samples."""
     for begins_s in [0.0, *(10 ** (exponent / 6) for exponent in range(-33, -5))]:
@@ -96,23 +101,11 @@ def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_howeve
         check_equal(VirtualClock(disturb))
 
 
-@pytest.mark.parametrize("stall_s", STALLS_S[:-1])
-def test_identical_code_has_identical_settings_whichever_reading_is_late(stall_s):
-    for late in range(40):
-        numbers = itertools.count()
-        check_equal(VirtualClock(lambda seconds, _, n=numbers, at=late: seconds + stall_s * (next(n) == at)))
-
-
 def check_equal(clock: VirtualClock) -> None:
     """All arms but a slow one are the same code; all have the same calls before and in a sample."""
     costs = {"base": 1e-4, "same": 1e-4, "slow": 5e-4}
     counted: Counter[str] = Counter()
-
-    def called(name: str) -> None:
-        counted[name] += 1
-        clock.spend(costs[name])
-
-    calls = [timed(name, lambda name=name: called(name)) for name in costs]
+    calls = [counting(clock, counted, name, cost) for name, cost in costs.items()]
     calls.append(blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call))
     calls.append(blocks.TimedCall(arm=PROBE, call=lambda: clock.spend(8e-5)))
     samples: dict[Arm, tuple[Sample, ...]] = {}
@@ -120,7 +113,7 @@ def check_equal(clock: VirtualClock) -> None:
         counted.clear()
         drawn = blocks.Visit(epoch=0, number=number, num_blocks=4, seed=number, known=blocks.known(samples))
         samples = blocks.visit(calls, clock, drawn)
-        first, *others = settings_of(samples).values()
+        first, *others = [[sample.num_calls for sample in own] for arm, own in samples.items() if arm != PROBE]
         assert len(set(first)) == 1
         assert all(own == first for own in others)
         if number:  # a first visit has a first call of each; one arm may warm up one round longer
@@ -128,62 +121,27 @@ def check_equal(clock: VirtualClock) -> None:
 
 
 def test_settings_follow_from_all_arms_and_never_from_the_order_in_which_they_are_known():
+    """Next to a far slower arm, all have fewer calls."""
     seconds = {Arm(implementation=name): call_s for name, call_s in {"a": 1e-4, "b": 3e-4, "c": 20e-3}.items()}
     whole = blocks.choose(seconds, 1e-3)
-    assert whole == blocks.choose(dict(reversed(seconds.items())), 1e-3) == blocks.Settings(
-        num_calls=4, is_touched=True, is_warmed=True
-    )  # fmt: skip
-    assert blocks.choose({**seconds, PROBE: 1e-9}, 1e-3) == whole
+    assert whole == blocks.Settings(num_calls=4, is_touched=True, is_warmed=True)
+    assert whole == blocks.choose(dict(reversed(seconds.items())), 1e-3)
+    assert whole == blocks.choose({**seconds, PROBE: 1e-9}, 1e-3)
     assert blocks.choose(seconds, 1e-3, is_cold=True).is_touched is False
+    assert blocks.choose({Arm(implementation="a"): 1e-5}, 1e-3, is_cold=True).num_calls == blocks.MOST_COLD_CALLS
 
 
-def test_beside_a_far_slower_arm_all_have_fewer_calls():
+def test_every_block_holds_every_arm_once_in_an_order_that_the_seed_draws_anew():
     clock = VirtualClock()
-    taken = visit(calls_of(clock, quick=1e-5, slow=1e-2), clock, at(num_blocks=1))
-    assert {name: own[0].num_calls for name, own in taken.items()} == {"quick": 8, "slow": 8}
-
-
-def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
-    clock = VirtualClock()
-    samples = visit(calls_of(clock, a=1e-3, b=2e-3, c=4e-3), clock, at(num_blocks=60))
+    arms = calls_of(clock, a=1e-3, b=2e-3, c=4e-3)
+    samples = visit(arms, clock, at(num_blocks=60))
     places = {(s.block, s.slot): name for name, taken in samples.items() for s in taken}
     orders = Counter(tuple(places[block, slot] for slot in range(3)) for block in range(60))
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(orders) == math.factorial(3)
     assert [s.start_s for s in samples["a"]] == sorted(s.start_s for s in samples["a"])
-
-
-def test_orders_follow_from_the_seed_alone():
-    def orders(seed):
-        clock = VirtualClock()
-        drawn = blocks.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
-        samples = visit(calls_of(clock, a=1e-3, b=1e-3, c=1e-3), clock, drawn)
-        return {name: [s.slot for s in taken] for name, taken in samples.items()}
-
-    assert orders(5) == orders(5) != orders(6)
-
-
-def test_a_machine_that_slows_down_leaves_the_ratio_alone():
-    """Half the speed after a while: arms run one after the other would have ratios up to twice the true one."""
-    clock = VirtualClock(lambda seconds, now: seconds * (1 + now))
-    contenders = calls_of(clock, a=1.5e-3, b=1e-3)
-    samples = {"a": [], "b": []}
-    for number in range(12):
-        for name, taken in visit(contenders, clock, at(number)).items():
-            samples[name].extend(taken)
-    first, last = samples["b"][0].value, samples["b"][-1].value
-    assert last > 1.4 * first
-    logs = [*visit_numbers([samples["a"]], [samples["b"]]).values()]
-    assert len(logs) == 12
-    assert abs(math.exp(sum(logs) / 12) / 1.5 - 1) < 0.01
-
-
-def counting(clock: VirtualClock, calls: Counter[str], name: str, cost: float) -> blocks.TimedCall:
-    def call() -> None:
-        calls[name] += 1
-        clock.spend(cost)
-
-    return timed(name, call)
+    slots = [[s.slot for s in visit(arms, clock, at(number, num_blocks=60))["a"]] for number in (0, 0, 1)]
+    assert [s.slot for s in samples["a"]] == slots[0] == slots[1] != slots[2]
 
 
 @pytest.mark.parametrize(("short_s", "touches"), [(9e-3, 1), (11e-3, 0)])
@@ -228,26 +186,15 @@ def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
 
 
 def test_each_turn_is_announced_before_the_call():
-    clock = VirtualClock()
-    heard = []
-    contenders = calls_of(clock, a=1e-3, b=1e-3)
-    visit(contenders, clock, at(num_blocks=2), blocks.Conditions(on_turn=lambda arm: heard.append(arm.implementation)))
-    assert heard[:2] == ["a", "b"]
-    assert Counter(heard[-4:]) == {"a": 2, "b": 2}
+    clock, heard = VirtualClock(), []
 
-
-def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
-    clock = VirtualClock()
-    faults = 0
-
-    def call():
-        nonlocal faults
-        faults += 5
+    def call(arm):
+        assert heard[-1] == arm
         clock.spend(1e-3)
 
-    reported = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
-    samples = visit([timed("a", call)], clock, at(), reported)
-    assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
+    arms = [Arm(implementation=name) for name in "ab"]
+    contenders = [blocks.TimedCall(arm=arm, call=partial(call, arm)) for arm in arms]
+    visit(contenders, clock, at(num_blocks=2), blocks.Conditions(on_turn=heard.append))
 
 
 def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
@@ -266,31 +213,15 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     assert reported[::2] == ["flush"] * 24
     assert sorted(reported[1::2]) == ["a"] * 12 + ["b"] * 12
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
-    short = calls_of(clock, a=1e-5)
-    visit(short, clock, at(num_blocks=1))
-    reported.clear()
-    assert visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == reported.count("flush") == 8
-
-
-class Busy:
-    """A process whose threads use this much processor time, as `measure` requests for both."""
-
-    def __init__(self, spins_s: float) -> None:
-        self.spins_s, self.now_s = spins_s, 0.0
-
-    def process_time(self) -> float:
-        return min(self.now_s, self.spins_s)
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @pytest.mark.parametrize(("spins_s", "waits_s"), [(0.0, 1e-3), (4.5e-3, 6e-3), (math.inf, 50e-3)])
 def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(monkeypatch, spins_s, waits_s):
-    busy = Busy(spins_s)
-    monkeypatch.setattr(waiting, "time", busy)
+    slept = []
+    time = SimpleNamespace(sleep=slept.append, process_time=lambda: min(sum(slept), spins_s))
+    monkeypatch.setattr(waiting, "time", time)
     waiting.settle()
-    assert busy.now_s == pytest.approx(waits_s)
+    assert sum(slept) == pytest.approx(waits_s)
 
 
 @pytest.mark.parametrize(

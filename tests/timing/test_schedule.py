@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 from attnbench.statistics.effects import WHOLE
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
@@ -15,35 +16,42 @@ NAMES = ("baseline", "near", "far")
 ASKED = plan(3, NAMES, budget_s=60.0, seed=3)
 WORKLOADS = [workload.id for workload in ASKED.workloads]
 LIVE = {workload: list(ASKED.specs) for workload in WORKLOADS}
-LOGS = {"baseline": 0.0, "near": math.log1p(ASKED.smallest_effect), "far": 0.5}
-"""One arm is on the margin, and stays open."""
-SWING = 0.01
+LOGS = {
+    "near": (math.log1p(ASKED.smallest_effect), 0.01),
+    "far": (0.5, 0.01),
+    "x": (math.log(1.5), 0.0),
+    "y": (0.0, 0.4),
+}
+"""Log ratios, and by how much the number of a process swings around each. One is on the margin, and stays open."""
 
 
 def start(state: State) -> None:
     state.apply(WorkerStarted(time="t", environment=ENVIRONMENT))
 
 
-def visited(state: State, step: Step, logs: Mapping[str, float] = LOGS) -> VisitFinished:
-    """Build a visit of two blocks; the number of a process swings around the truth."""
+def visited(state: State, step: Step) -> VisitFinished:
+    """Build a visit of two blocks; arms of a base have no log ratio."""
     epoch, number = state.num_workers - 1, state.num_visits[step.workload]
-    swing = SWING if number % 4 in {1, 2} else -SWING
     arms = [arm for arm in step.arms for arm in ((arm, arm.as_control()) if ASKED.is_reference(arm) else (arm,))]
     taken = []
     for arm in [*arms, PROBE]:
-        log = logs.get(arm.implementation, 0.0)
-        log += 0.0 if arm == PROBE or arm.implementation == "baseline" else swing
-        samples = tuple(
-            Sample(value=1e-3 * math.exp(log), epoch=epoch, visit=number, block=block) for block in range(2)
-        )
+        log, swing = (0.0, 0.0) if arm.side == "base" else LOGS.get(arm.implementation, (0.0, 0.0))
+        value = 1e-3 * math.exp(log + (swing if number % 4 in {1, 2} else -swing))
+        samples = tuple(Sample(value=value, epoch=epoch, visit=number, block=block) for block in range(2))
         taken.append(ArmSamples(arm=arm, samples=samples))
     return VisitFinished(workload=step.workload, epoch=epoch, visit=number, arms=tuple(taken), elapsed_s=1.0)
 
 
-def steps(live: Mapping[str, list[Arm]] = LIVE, most: int = 1000) -> tuple[list[Step], State, Race]:
+def steps(
+    live: Mapping[str, list[Arm]] = LIVE, most: int = 1000, restarts_every: int = 1000
+) -> tuple[list[Step], State, Race]:
     """Return all steps of a race up to its end."""
-    state, race, taken = State(), Race(ASKED), list[Step]()
-    while len(taken) < most and (step := race.next(state, live)) is not None:
+    state, taken = State(), list[Step]()
+    for number in range(most):
+        if number % restarts_every == 0:
+            race = Race(ASKED)
+        if (step := race.next(state, live)) is None:
+            break
         if step.is_fresh:
             start(state)
         state.apply(visited(state, step))
@@ -52,12 +60,8 @@ def steps(live: Mapping[str, list[Arm]] = LIVE, most: int = 1000) -> tuple[list[
 
 
 def passes(taken: list[Step]) -> list[list[Step]]:
-    found: list[list[Step]] = []
-    for step in taken:
-        if step.is_fresh:
-            found.append([])
-        found[-1].append(step)
-    return found
+    starts = [place for place, step in enumerate(taken) if step.is_fresh]
+    return [taken[start:end] for start, end in pairwise([*starts, len(taken)])]
 
 
 def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None:
@@ -103,18 +107,7 @@ def test_processes_stay_balanced_over_comparisons_and_the_least_visited_comes_fi
 
 def test_what_follows_depends_on_the_journal_alone() -> None:
     """A race that restarts in the middle, as after a kill, continues as the first would have."""
-    taken, _, _ = steps(most=30)
-    state, race, again = State(), Race(ASKED), list[Step]()
-    for number in range(30):
-        if number % 3 == 0:
-            race = Race(ASKED)
-        step = race.next(state, LIVE)
-        assert step is not None
-        if step.is_fresh:
-            start(state)
-        state.apply(visited(state, step))
-        again.append(step)
-    assert again == taken
+    assert steps(most=30, restarts_every=3)[0] == steps(most=30)[0]
 
 
 def test_an_arm_that_fails_is_visited_no_more() -> None:
@@ -139,30 +132,14 @@ def test_all_cells_stay_open_until_the_whole_of_two_sides_is_decided() -> None:
     asked = virtual.with_sides(plan(2, ("x", "y"), budget_s=60.0))
     live = {workload.id: list(asked.specs) for workload in asked.workloads}
     state, race = State(), Race(asked)
-    for number in range(4):
+    for _ in range(4):
         start(state)
-        for workload, every in live.items():
-            arms = [(arm, 1.5 if arm.side != "base" and arm.implementation == "x" else 1.0) for arm in every]
-            swing = 0.4 if number % 4 in {1, 2} else -0.4
-            taken = tuple(
-                ArmSamples(
-                    arm=arm,
-                    samples=(
-                        Sample(
-                            value=ratio * math.exp(swing if arm.side != "base" and arm.implementation == "y" else 0.0),
-                            epoch=number,
-                            visit=number,
-                        ),
-                    ),
-                )
-                for arm, ratio in arms
-            )
-            state.apply(VisitFinished(workload=workload, epoch=number, visit=number, arms=taken, elapsed_s=1.0))
+        for workload, arms in live.items():
+            state.apply(visited(state, Step(workload=workload, arms=tuple(arms))))
     opened = race.open(state, live)
     assert race.judged[WHOLE].verdict is Verdict.undecided
-    assert {judgement.verdict for key, judgement in race.judged.items() if key[1].implementation == "x"} == {
-        Verdict.slower
-    }
+    verdicts = {judgement.verdict for key, judgement in race.judged.items() if key[1].implementation == "x"}
+    assert verdicts == {Verdict.slower}
     assert all(len(arms) == len(live[workload]) for workload, arms in opened.items())
 
 

@@ -1,8 +1,7 @@
 """Check whether an implementation is right with probes and rules; diagnose it in words if it is wrong."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import torch
@@ -24,6 +23,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
+from attnbench.devices import device
 from attnbench.storage.records import EMPTY_ROWS, RANGE, Agreement, Grade, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -34,35 +34,36 @@ BRIEF = ("normal",)
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """The references of all probes at one workload: everything that a check needs, for any candidate.
-
-    The references are without dropout, which is checked separately after everything else is right. With `is_brief` no
-    rules are tried.
-    """
+    """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
 
     workload: Workload
     seed: int
     by_probe: dict[str, Reference]
-    is_brief: bool
+    is_brief: bool  # no rules are tried
+    alignment_bytes: int  # of the candidate's device
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
 
-def ask_oracle(
+def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
     workload: Workload,
     seed: int,
     on_step: Callable[[], object] = lambda: None,
     *,
     is_brief: bool = False,
     left_out: Collection[str] = (),
+    is_apart: bool = False,
 ) -> References:
     """Compute the references of every probe, or only of BRIEF without rules; `on_step` is called before each.
 
-    Probes that show nothing at this workload are left out.
+    Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
+    inputs need not be on the workload's device, and small workloads are judged on the host.
 
     Raises:
         ValueError: no probe shows anything here, so a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
+    alignment_bytes = device(workload.device).alignment_bytes
+    workload = oracle.on_host(workload) if is_apart else workload
     plain = msgspec.structs.replace(workload, dropout=0.0)
     for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
         on_step()
@@ -73,7 +74,14 @@ def ask_oracle(
             reason = str(error)
     if not by_probe:
         raise ValueError(reason)
-    return References(workload=workload, seed=seed, by_probe=by_probe, is_brief=is_brief, on_step=on_step)
+    return References(
+        workload=workload,
+        seed=seed,
+        by_probe=by_probe,
+        is_brief=is_brief,
+        alignment_bytes=alignment_bytes,
+        on_step=on_step,
+    )
 
 
 def check(references: References, implementation: Implementation) -> Agreement:
@@ -101,87 +109,70 @@ def compare(
     other workloads, which may share their short length; new results are added to it. `rejects` are the members of
     EMPTY_ROWS and HIDDEN_NAN that count as findings here, not as notes or conventions.
     """
-    results, earlier = [], list[tuple[Reference, Tensor]]()
+    workload, on_step = references.workload, references.on_step
+    results, right = [], list[tuple[Reference, Tensor]]()  # right outputs of earlier calls
     has_backward, convention = True, "" if EMPTY_ROWS in rejects else None
     try:
         for probe, reference in references.by_probe.items():
-            references.on_step()
-            observation = ask(implementation, reference, on_output=partial(_require_fresh, reference, earlier))
+            on_step()
+            observation = ask(implementation, reference)
+            _require_fresh(observation.output, reference, right)
             has_backward &= observation.has_backward
             observation, here = settle(observation, reference, convention)
             convention = here if convention is None else convention
             of_output, wider = output_error(observation.output, reference)
             if of_output.agrees:
-                earlier.append((reference, observation.output))
+                right.append((reference, observation.output))
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             for each in (reference, wider):
                 each.release()
+    except conduct.ConductError as error:
+        return _broken(error.rule, str(error))
     except Exception as error:
-        if isinstance(error, conduct.ConductError):
-            rule, found = error.rule, str(error)
-        elif GRAPH_USED_UP in str(error):
-            rule, found = OUTPUTS_APART, "an output of an earlier call is returned again: its graph is used up"
-        else:
-            raise
-        broken = RuleResult(rule=rule, holds=False, found=found)
-        return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,))
-    rule_results: tuple[RuleResult, ...] = ()
+        if GRAPH_USED_UP in str(error):
+            return _broken(OUTPUTS_APART, KEPT)
+        raise
+    found: tuple[RuleResult, ...] = ()
     # Code that computes float64 in float32 would break rules here, and their results would count in other dtypes.
-    is_narrow = references.workload.dtype == "float64" and not all(
-        tensor.agrees for probe in results for tensor in probe.tensors
-    )
+    is_narrow = workload.dtype == "float64" and not all(each.agrees for probe in results for each in probe.tensors)
     if not (references.is_brief or implementation.is_approximate or is_narrow):
-        rule_results = _rule_results(references, implementation, {} if known is None else known, rejects)
-    if not has_backward:
-        rule_results += (
-            RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),
+        found = rules.examine(
+            implementation,
+            workload,
+            references.seed,
+            {} if known is None else known,
+            alignment_bytes=references.alignment_bytes,
+            rejects=rejects,
+            on_step=on_step,
         )
-    overflows = any(rule.rule == rules.LARGE_VALUES and rule.is_noted and not rule.holds for rule in rule_results)
+    if not has_backward:
+        found += (RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),)
+    overflows = any(each.rule == rules.LARGE_VALUES and each.is_noted and not each.holds for each in found)
     conventions = ((convention,) if convention else ()) + (RANGE,) * overflows
-    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results, conventions=conventions)
-    if agreement.grade is not Grade.wrong and references.workload.dropout > 0:
-        references.on_step()
-        dropout_results = dropout.examine(implementation, references.workload, references.seed)
-        agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
+    agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=found, conventions=conventions)
+    if agreement.grade is not Grade.wrong and workload.dropout > 0:
+        on_step()
+        found += dropout.examine(implementation, workload, references.seed)
+        agreement = msgspec.structs.replace(agreement, rules=found)
     return agreement
 
 
-def _require_fresh(reference: Reference, earlier: Sequence[tuple[Reference, Tensor]], output: Tensor) -> None:
+def _broken(rule: str, found: str) -> Agreement:
+    """The agreement of a candidate that breaks a rule before anything can be compared."""
+    return Agreement(oracle=oracle.NAME, probes=(), rules=(RuleResult(rule=rule, holds=False, found=found),))
+
+
+def _require_fresh(output: Tensor, reference: Reference, right: list[tuple[Reference, Tensor]]) -> None:
     """Raise ConductError if an output is the right answer to an earlier call, and not to this one.
 
-    Its graph belongs to the earlier call too, so its gradients would be wrong or an error. An output with all rows
-    equal, such as 0, is another mistake.
+    An output with all rows equal, such as 0, is another mistake.
     """
     rows = output.flatten(end_dim=-2)
-    if (rows == rows[0]).all():
-        return
-    for before, earlier_output in earlier:
-        is_again = torch.equal(output, earlier_output)
-        if (
-            is_again and not reference.tolerances["output"].judge(before.expected["output"]).agrees
-        ):  # otherwise both are right
+    for before, earlier in right if not (rows == rows[0]).all() else ():
+        is_right = reference.tolerances["output"].judge(before.expected["output"]).agrees  # here as well
+        if torch.equal(output, earlier) and not is_right:
             raise conduct.ConductError(OUTPUTS_APART, KEPT)
-
-
-def _rule_results(
-    references: References, implementation: Implementation, known: RulesAt, rejects: Collection[str]
-) -> tuple[RuleResult, ...]:
-    """Try the rules at the short length or, if the candidate does not support it, at the workload's own."""
-    seed, on_step, whole = references.seed, references.on_step, references.workload
-    short = whole.at_length(rules.LENGTH) if whole.longest > rules.LENGTH else whole
-    for workload in dict.fromkeys(map(rules.for_rules, (short, whole))):
-        if untried := rules.untried(workload, known):
-            try:
-                candidate = rules.Candidate(implementation, workload, seed, on_step, needs_zeros=EMPTY_ROWS in rejects)
-            except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
-                continue
-            rules.try_rules(candidate, known, untried, on_step)
-        found = rules.results_at(workload, known)
-        return tuple(
-            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in found
-        )
-    return ()
 
 
 def verify(case: Case, reference: Reference) -> str:

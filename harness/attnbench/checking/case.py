@@ -252,10 +252,7 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A module, its inputs on the device in the workload's dtype, and its mask.
-
-    `leaves` are the tensors whose gradients a backward call computes: the inputs by name, then the parameters.
-    """
+    """A module, its inputs on the device in the workload's dtype, and its mask."""
 
     workload: Workload
     module: nn.Module
@@ -270,7 +267,7 @@ class Case:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """Inputs and, in scope `module`, parameters, by name."""
+        """The tensors whose gradients a backward call computes: inputs and, in scope `module`, parameters, by name."""
         if self.workload.scope == "attention":
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
@@ -318,11 +315,7 @@ class Case:
         return lambda: pull(forward(), leaves, grad_output)
 
     def _graph(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Callable[..., tuple[Tensor | None, ...]]]:
-        """An output with its graph, and a function that computes the gradients of its leaves.
-
-        Raises:
-            NoBackwardError: the output has no graph.
-        """
+        """An output with its graph, and a function that computes the gradients of its leaves; or NoBackwardError."""
         with torch.enable_grad():
             output = forward()
         if not output.requires_grad:
@@ -331,10 +324,7 @@ class Case:
         return output, pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
-        """Do the same as `call`, and return the output and the gradients of the inputs, by name.
-
-        The gradient of the output is `grad_value` everywhere.
-        """
+        """Do the same as `call`, and return the output and the gradients of the inputs, by name."""
         leaves, forward = list(self.leaves.values()), self.bound()[0]
         if self._bound and not self._bound[-1].is_plain:
             forward = self.output
@@ -386,10 +376,7 @@ class Case:
 
     @cached_property
     def outside_bytes(self) -> int:
-        """Device memory outside torch's allocator that two calls have taken and still hold, including kernel code.
-
-        Other processes may take or return memory meanwhile.
-        """
+        """Device memory outside torch's allocator that two calls have taken and still hold, including kernel code."""
         before, _ = self._first[1], self.recording
         return max(0, self.device.outside_bytes() - before)
 

@@ -40,20 +40,13 @@ class Conduct:
     faults: dict[str, str] = field(default_factory=dict)
 
     def require_faultless(self) -> None:
-        """Raise the first fault.
-
-        Raises:
-            ConductError: there is a fault.
-        """
+        """Raise the first fault as ConductError."""
         for rule, found in self.faults.items():
             raise ConductError(rule, found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill free memory with NaN where a call on these inputs will allocate scores, sums and output.
-
-    Allocators reuse the most recently freed blocks first. Each call has a fair chance to get a poisoned block.
-    """
+    """Fill free memory, which allocators reuse first, with NaN where a call allocates scores, sums and output."""
     tensors = list(inputs)
     if not tensors:
         return
@@ -102,9 +95,8 @@ def watched(
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether shape, dtype and every value are equal; NaN equals NaN."""
-    if (tensor.shape, tensor.dtype) != (kept.shape, kept.dtype):
-        return False
-    return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor.isnan() & kept.isnan())).all())
+    is_alike = tensor.shape == kept.shape and tensor.dtype == kept.dtype
+    return is_alike and torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:

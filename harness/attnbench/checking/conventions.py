@@ -7,6 +7,7 @@ replaces such rows, and their effect on gradients, by the right answer, so that 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,69 +62,58 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
     The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
     changed. `only` is the convention on another probe, since it is the same on all.
     """
-    if only == "":
+    every = None if only == "" else _empty_rows(seen, reference)
+    if every is None or not (empty := every[..., reference.rows]).any():
         return seen, ""
-    empty, everywhere = _empty(reference, reference.rows, seen), _empty(reference, None, seen)
-    if not empty.any() or reference.workload.sinks != "none":
-        return seen, ""
-    observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in reference.expected}
-    right = reference.expected["output"]
-    is_nan = observed["output"][empty].isnan()
-    has_gradients = len(observed) > 1
-    form = reference.answers_of(NAN, has_gradients=has_gradients)
+    expected = reference.expected
+    observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in expected}
+    right, actual = expected["output"][empty], observed["output"][empty]
+    answers_of = partial(reference.answers_of, has_gradients=len(observed) > 1)
+
+    def replaced(settled: dict[str, Tensor], kind: str) -> tuple[Observation, str]:
+        output = seen.output.clone()
+        output[every.to(output.device)] = right[0].to(output)
+        return replace(seen, output=output, compared=seen.compared | settled), kind
+
+    is_nan = actual.isnan()
     if only in {None, "nan", "nan_gradient"} and (not is_nan.any() or is_nan.all()):
+        form = answers_of(NAN)
         settled = {
-            name: tensor.where(~(tensor.isnan() & form[name].isnan()), reference.expected[name])
+            name: tensor.where(~(tensor.isnan() & form[name].isnan()), expected[name])
             for name, tensor in observed.items()
         }
-        key = "nan" if is_nan.all() else "nan_gradient"
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
             constant = {name: each.nan_to_num(0.0) for name, each in seen.compared.items() if name not in observed}
-            return _replaced(seen, settled | constant, everywhere, right[empty][0]), key
-    shares: list[tuple[float, int, str, dict[str, Tensor]]] = []
+            return replaced(settled | constant, "nan" if is_nan.all() else "nan_gradient")
+    candidates: list[tuple[float, int, str, dict[str, Tensor]]] = []
+    dtype = TORCH_DTYPES[reference.workload.dtype]
     for kind, finite in FINITE:
         if only not in {None, kind}:
             continue
-        form, own = (
-            reference.answers_of(finite, dtype, has_gradients=has_gradients)
-            for dtype in (torch.float64, TORCH_DTYPES[reference.workload.dtype])
-        )
-        slack = {name: _slack(form[name], own[name], reference, name) for name in observed}
-        settled = {  # without the form's effect on the right answer, and without its roundings
-            name: reference.expected[name] + softshrink(tensor - form[name], slack[name])
-            for name, tensor in observed.items()
+        form, rounded = answers_of(finite), answers_of(finite, dtype)
+        slack = {  # the rounding error of the form's effect on the right answer
+            name: YARDSTICKS * largest(rounded[name], form[name])
+            + NUM_ROUNDINGS * torch.finfo(dtype).eps * largest(form[name], expected[name])
+            for name in observed
         }
-        allowed = reference.tolerance("output") + slack["output"]
-        from_form, from_right = (largest(observed["output"][empty], each[empty]) for each in (form["output"], right))
-        if from_form <= allowed and from_form < NEARER * from_right:
-            worst = max(
-                largest(each, reference.expected[name]) / reference.tolerance(name) for name, each in settled.items()
-            )
-            shares.append((worst, len(shares), kind, settled))
-    if not shares:
+        settled = {
+            name: expected[name] + softshrink(tensor - form[name], slack[name]) for name, tensor in observed.items()
+        }
+        from_form, from_right = largest(actual, form["output"][empty]), largest(actual, right)
+        if from_form <= reference.tolerance("output") + slack["output"] and from_form < NEARER * from_right:
+            worst = max(largest(each, expected[name]) / reference.tolerance(name) for name, each in settled.items())
+            candidates.append((worst, len(candidates), kind, settled))
+    if not candidates:
         return seen, ""
-    *_, kind, settled = min(shares)
-    return _replaced(seen, settled, everywhere, right[empty][0]), kind
+    *_, kind, settled = min(candidates)
+    return replaced(settled, kind)
 
 
-def _empty(reference: Reference, rows: Tensor | None, seen: Observation) -> Tensor:
-    """Whether each row of an output sees no key: (B, H, R), or (B, R) in scope `module`; `rows` None: all queries."""
+def _empty_rows(seen: Observation, reference: Reference) -> Tensor | None:
+    """Whether each row of a whole output may get any answer: (B, H, T), or (B, T) in scope `module`; None if none."""
     workload = reference.workload
-    chosen = torch.arange(workload.seq_len) if rows is None else rows
-    if not workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
-        return torch.zeros(0, dtype=torch.bool)
-    empty = ~row_mask(workload, chosen).seen.any(dim=-1)  # (B,1,R)
-    return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,R,D)
-
-
-def _slack(form: Tensor, own: Tensor, reference: Reference, name: str) -> float:
-    """The allowed rounding error in a form's effect on the right answer; `own` is the form in the workload's dtype."""
-    eps = torch.finfo(TORCH_DTYPES[reference.workload.dtype]).eps
-    return YARDSTICKS * largest(own, form) + NUM_ROUNDINGS * eps * largest(form, reference.expected[name])
-
-
-def _replaced(seen: Observation, settled: dict[str, Tensor], everywhere: Tensor, right: Tensor) -> Observation:
-    """The observation with these tensors, and with the right answer (V,) in all rows that see no key."""
-    output = seen.output.clone()
-    output[everywhere.to(output.device)] = right.to(output)
-    return replace(seen, output=output, compared=seen.compared | settled)
+    sizes = workload.batch_size, workload.seq_len, workload.kv_len
+    if workload.sinks != "none" or not workload.mask_rule.has_empty_rows(*sizes):
+        return None
+    empty = ~row_mask(workload, torch.arange(workload.seq_len)).seen.any(dim=-1)  # (B,1,T)
+    return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,T,D)

@@ -25,11 +25,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
 from attnbench.checking.reference import Reference, differences, errors, gradients
-from attnbench.contract import Implementation, repeat_heads
-from attnbench.devices import device
+from attnbench.checking.steps import after, wrong
+from attnbench.contract import Implementation
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -47,7 +46,7 @@ class DropoutTrial:
 
     def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
         """Call the candidate; its exceptions propagate."""
-        self.implementation, self.asked, self.seed = implementation, asked, seed
+        self.implementation, self.seed = implementation, seed
         # In scope `module` D = H*V, so that the output projection can be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
         self.merged = msgspec.structs.replace(asked, embed_dim=width)
@@ -55,20 +54,19 @@ class DropoutTrial:
         queries = keys if asked.seq_len == asked.kv_len else min(asked.seq_len, MOST_KEYS)
         mask = str(asked.mask_rule.at_other_length())
         self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
-        plain = msgspec.structs.replace(self.workload, dropout=0.0, direction="inference")
-        right = Reference(plain, unit_inputs(plain, seed), seed)
-        self.inputs = right.inputs
-        self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
+        plain = msgspec.structs.replace(self.workload, dropout=0.0)
+        self.right = Reference(plain, unit_inputs(plain, seed), seed)
+        self.weights = self.weights_in(self.right.expected["output"])  # (B, H, T, S) without dropout
         self.rescale = 1 / (1 - asked.dropout)  # the factor of every weight that is kept
         rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
-        limits = right.tolerances["output"].of_rows[:, None]
+        limits = self.right.tolerances["output"].of_rows[:, None]
         self.tolerance = (limits + rounding) * self.rescale  # (T, 1) of a query's weights, dropped or rescaled
         self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # clearly not 0
         num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
         case = self.case()
         with case.grad_mode():
-            made = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
-        self.dropped = torch.stack(made)  # (N, B, H, T, S) with dropout
+            seen = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
+        self.dropped = torch.stack(seen)  # (N, B, H, T, S) with dropout
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class DropoutTrial:
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
         """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
         workload = workload or self.workload
-        return build(workload, self.implementation, copied(inputs or self.inputs, workload))
+        return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
 
     def is_scaled_by(self, factor: float, tolerance: Tensor) -> bool:
         """Whether every weight that is not 0 is the right one times a factor, to within the tolerance (T, 1)."""
@@ -155,17 +153,15 @@ def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
     Two neighbours may be both dropped or both kept too often or too rarely for independent draws. With `is_total`, only
     neighbours that are always alike count.
     """
-    p = trial.workload.dropout
+    p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
-    measurable = trial.measurable.expand_as(trial.zeros)
     for axis, name in enumerate(AXES):
-        zeros, clear = trial.zeros.movedim(axis, 0), measurable.movedim(axis, 0)
-        for start in (0, 1):  # disjoint pairs of neighbours along the axis
-            pairs = (len(zeros) - start) // 2
-            one, other = (slice(start + shift, start + 2 * pairs, 2) for shift in (0, 1))
-            both = clear[one] & clear[other]
-            count, size = int(((zeros[one] == zeros[other]) & both).sum()), int(both.sum())
-            if not pairs or chance(np.array([count]), np.array([size]), chance_to)[0] >= FALSE_ALARM / (2 * len(AXES)):
+        length = clear.shape[axis]
+        for start in range(min(2, length - 1)):  # disjoint pairs of neighbours along the axis
+            zeros, both = (each.narrow(axis, start, length - start).unfold(axis, 2, 2) for each in (trial.zeros, clear))
+            alike = (zeros[..., 0] == zeros[..., 1]) & both.all(dim=-1)
+            count, size = int(alike.sum()), int(both.all(dim=-1).sum())
+            if chance(np.array([count]), np.array([size]), chance_to)[0] >= FALSE_ALARM / (2 * len(AXES)):
                 continue
             if count == size:
                 return (
@@ -179,15 +175,13 @@ def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
 def share(trial: DropoutTrial) -> str:
     """The dropped share is p: overall, and for each call, batch row, head, query and key."""
     zeros, p = trial.zeros & trial.measurable, trial.workload.dropout
-    measurable = trial.measurable.expand_as(zeros)
-    groups: list[tuple[str, list[int]]] = [("", list(range(zeros.dim())))]
-    groups += [(name, [axis for axis in range(zeros.dim()) if axis != own]) for own, name in enumerate(AXES)]
-    level = FALSE_ALARM / len(groups) / max(zeros.shape)
+    measurable, axes = trial.measurable.expand_as(zeros), range(zeros.dim())
     unlikely = []
-    for name, others in groups:
-        counts, sizes = zeros.sum(dim=others).flatten().numpy(), measurable.sum(dim=others).flatten().numpy()
+    for number, name in enumerate(("", *AXES)):
+        others = [axis for axis in axes if axis != number - 1]
+        counts, sizes = (each.sum(dim=others).flatten().numpy() for each in (zeros, measurable))
         chances = chance(counts, sizes, p)
-        for index in np.flatnonzero(chances < level):
+        for index in np.flatnonzero(chances < FALSE_ALARM / (1 + len(AXES)) / max(zeros.shape)):
             where = f" in {name} {index}" if name else ""
             dropped = float(counts[index] / sizes[index])
             words = f"{dropped:.1%} of {sizes[index]} weights{where} are dropped: dropout is {p:g}"
@@ -204,7 +198,7 @@ def mean(trial: DropoutTrial) -> str:
 
 def consistent(trial: DropoutTrial) -> str:
     """Output and gradients come from the same draw."""
-    case = trial.case()
+    case, right = trial.case(), trial.right
     for _ in range(2000):  # until something is left
         with torch.enable_grad():
             output = case.output()
@@ -213,22 +207,15 @@ def consistent(trial: DropoutTrial) -> str:
             break
     of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
     keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
-
-    def with_this_draw(form: oracle.Form) -> oracle.Form:
-        def attend(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
-            weights = oracle.weights(query, key, mask, form) * keep.to(query)
-            return weights @ repeat_heads(value, query.shape[1])
-
-        return attend
-
-    plain = msgspec.structs.replace(trial.workload, dropout=0.0)
-    reference = Reference(plain, unit_inputs(plain, trial.seed), trial.seed, change=with_this_draw)
-    observed = {"output": output.detach()} | gradients(case, output, reference)
-    wrong = [each for each in errors(observed, reference) if not each.agrees]
-    if not wrong:
-        return ""
-    names = ", ".join(each.tensor for each in wrong)
-    return f"the backward pass is not that of the weights which the forward pass dropped: {names}"
+    expected = right.answers_of(wrong("dropped", weights=after("weights", lambda weights: weights * keep)))
+    observed = {"output": output.detach()} | gradients(case, output, right)
+    without = {  # as if nothing was dropped, with the same error in proportion
+        name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale
+        for name, each in right.expected.items()
+        if name in observed
+    }
+    names = ", ".join(each.tensor for each in errors(without, right) if not each.agrees)
+    return names and f"the backward pass is not that of the weights which the forward pass dropped: {names}"
 
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
@@ -252,11 +239,8 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try the rules up to the first broken one; an exception of the candidate breaks a rule."""
-    results: list[RuleResult] = []
-    trial = None
-    here = device(workload.device)
-    forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator is always forked
-    with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
+    results, trial = list[RuleResult](), None
+    with torch.random.fork_rng([]):  # the host's generator
         # The candidate can read this seed, so it must not reveal the seed of the inputs.
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
         for name, rule in RULES.items():

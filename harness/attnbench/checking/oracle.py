@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +21,7 @@ from attnbench.checking.case import Inputs
 from attnbench.contract import Weights
 from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 Heads = tuple[Tensor, Tensor, Tensor]
 EVERY = slice(None)
@@ -35,6 +36,15 @@ MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
 MOST_TILES = 512
+
+
+def on_host(workload: Workload) -> Workload:
+    """The workload at which a judge of code in another process computes: on the host, unless there are many scores.
+
+    Its thousands of small operations would each be a launch on the device. TF32 exists only there.
+    """
+    is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
+    return msgspec.structs.replace(workload, device="cpu") if is_small else workload
 
 
 def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
@@ -121,14 +131,6 @@ class RowMask:
             scores = self.change(scores, part)
         return scores
 
-    def derivative(self, scores: Tensor) -> Tensor:
-        """The derivative of `changed` at those scores (B, H, R, S), by the chain rule."""
-        rate = torch.ones_like(scores)
-        for part in self.rule.changes:
-            rate = rate if part.is_additive else rate * part.derivative(scores)
-            scores = self.change(scores, part)
-        return rate
-
 
 def row_mask(
     workload: Workload,
@@ -136,10 +138,7 @@ def row_mask(
     device: torch.device | str = "cpu",
     inputs: Mapping[str, Tensor] | None = None,
 ) -> RowMask:
-    """The workload's mask at those query rows; it keeps the workload's operands from `inputs`.
-
-    The operands are those of all rows. They may be left out if only the visible keys are needed.
-    """
+    """The workload's mask at those query rows; without `inputs` it only knows the visible keys and fixed biases."""
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
     return RowMask(
         rule=workload.mask_rule,
@@ -192,7 +191,7 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor
 
 
 class _Recomputed(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the rows' logsumexp, step by step."""
+    """Attention whose backward pass recomputes the weights from the rows' logsumexp."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
@@ -225,24 +224,22 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The equations of FlashAttention-2, algorithm 2, without tiles; then back through the change of the scores.
+        """The equations of FlashAttention-2, algorithm 2, without tiles; autograd goes on from the masked scores.
 
         A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
         """
         query, key, value, logsumexp, out, sinks = ctx.saved_tensors
         (grad_out,) = grads
-        scale = ctx.mask.scale_for(query.shape[-1])
-        scores = (query @ key.transpose(-2, -1)) * scale
-        masked = ctx.mask.changed(scores).masked_fill(~ctx.mask.seen, -math.inf)
-        weights = (masked - logsumexp).exp().nan_to_num(0.0)
+        with torch.enable_grad():
+            query, key = (each.detach().requires_grad_() for each in (query, key))
+            masked = _masked_scores(query, key, ctx.mask)
+        weights = (masked.detach() - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
-        grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
-        grad_scores = grad_changed * ctx.mask.derivative(scores) * scale
+        grad_masked = weights * (grad_out @ value.transpose(-2, -1) - along)
         return (
-            grad_scores @ key,
-            grad_scores.transpose(-2, -1) @ query,
+            *torch.autograd.grad(masked, (query, key), grad_masked),
             weights.transpose(-2, -1) @ grad_out,
-            None if ctx.learned is None else grad_changed.sum_to_size(ctx.learned),
+            None if ctx.learned is None else grad_masked.sum_to_size(ctx.learned),
             None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),
             None,
         )
@@ -321,9 +318,8 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 ) -> Tensor:
     """A form's result (B, H, R, V), computed at long lengths by one batch row and head at a time.
 
-    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part. Only
-    one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). Other forms, which may mix heads, are
-    not split.
+    `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
+    scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
     if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
@@ -347,10 +343,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
-    """The output at every query row by the textbook form, in the dtype of `inputs`.
-
-    It computes some rows at a time; `on_step` is called before each block.
-    """
+    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` precedes each block."""
 
     def attended_by(rows: Tensor) -> Tensor:
         on_step()
@@ -428,15 +421,13 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale
     mask = row_mask(workload, rows, query.device, inputs.tensors)
     for part in mask.rule.changes:
-        if part.is_additive:
-            places = itertools.product(range(query.shape[0]), range(mask.num_heads))  # one by one, to limit memory
-            bound = bound + max(_best_bias(mask.part(*place), part) for place in places)
-        else:
+        if not part.is_additive:
             bound = part.transform(bound)
+            continue
+        best = torch.zeros_like(bound)
+        for place in itertools.product(range(query.shape[0]), range(mask.num_heads)):  # one by one, to limit memory
+            one = mask.part(*place)
+            of_rows = one.bias(part).masked_fill(~one.seen[0, 0], -math.inf).amax(dim=-1).abs()  # (..., R)
+            best = torch.maximum(best, of_rows.where(of_rows.isfinite(), 0.0).max())
+        bound = bound + best
     return float(bound)
-
-
-def _best_bias(mask: RowMask, part: Mask) -> Tensor:
-    """The largest absolute bias, at the best key of each row."""
-    best = mask.bias(part).masked_fill(~mask.seen[0, 0], -math.inf).amax(dim=-1)  # (..., R)
-    return best.abs().where(best.isfinite(), 0.0).max()

@@ -1,7 +1,7 @@
 """Probes: kinds of inputs that expose mistakes.
 
-A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. The input
-matters more than the tolerance (docs/method.md).
+A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. It raises
+VacuousError if it cannot show anything. The input matters more than the tolerance (docs/method.md).
 """
 
 import math
@@ -99,10 +99,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
 
 
 def seen_edges(workload: Workload) -> tuple[Tensor, Tensor]:
-    """The first and last visible key of each query, both (B, T); 0 and S - 1 for a query that sees none.
-
-    For most masks the edges are known without testing every pair of query and key.
-    """
+    """The first and last visible key of each query, both (B, T); 0 and S - 1 for a query that sees none."""
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
     span = rule.span(row, query, rule.table(*sizes), workload.kv_len - workload.seq_len)
@@ -146,9 +143,6 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 
     In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
     an honest form have lost their digits.
-
-    Raises:
-        VacuousError: the dtype has no such scores.
     """
     if not (size := HUGE_LOGITS[workload.scope].get(workload.dtype, 0.0)):
         raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
@@ -163,9 +157,6 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
 
     The right weights do not change. They do change without subtracting the row's maximum, with a finite initial
     maximum, with a clamp, and with scores that are recomputed with fewer digits.
-
-    Raises:
-        VacuousError: queries and keys of width 1 cannot hold both the shift and the rest.
     """
     _require_width(workload)
     size = SHIFTS[workload.dtype]
@@ -175,7 +166,7 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
 
 
 def _require_width(workload: Workload) -> None:
-    """Raise VacuousError if tokens or keys of one number cannot hold both the shift and the rest."""
+    """Raise VacuousError for tokens or keys of one number: they cannot hold both the shift and the rest."""
     if (workload.embed_dim if workload.scope == "module" else workload.head_dim) == 1:
         raise VacuousError("tokens or keys of one number cannot all have large scores")
 
@@ -230,11 +221,7 @@ def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator)
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
-    """Equal queries and equal keys: every visible key has the same weight, and an extra key shows.
-
-    Raises:
-        VacuousError: in scope `module`, where the values would be equal as well.
-    """
+    """Equal queries and equal keys: every visible key has the same weight, and an extra key shows."""
     if workload.scope == "module":
         raise VacuousError("where all tokens are alike, so are all values")
     inputs = draw_normal(workload, seed)
@@ -243,11 +230,7 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_offset(workload: Workload, seed: int) -> Inputs:
-    """Similar scores over many keys, and values far from 0: sums in half precision lose digits.
-
-    Raises:
-        VacuousError: the dtype is not half precision, there are few keys, or the scope is `module`.
-    """
+    """Similar scores over many keys, and values far from 0: sums in half precision lose digits."""
     if workload.scope == "module" or workload.dtype not in OFFSETS or workload.kv_len < MANY_KEYS:
         raise VacuousError("only sums of many numbers in half precision show it")
     inputs = draw_normal(workload, seed)

@@ -5,7 +5,6 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 """
 
 import math
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -78,20 +77,20 @@ class Reference:
         seed: int,
         *,
         probe: str = "",
-        change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
         rows: Tensor | None = None,
         grad_rows: Tensor | None = None,
         mask: Callable[[oracle.RowMask], oracle.RowMask] = lambda mask: mask,
         has_gradients: bool = True,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle and the textbook forms; `change` and `mask` alter every form and its mask.
+        """Evaluate the oracle and the textbook forms, under the mask that `mask` makes of the workload's.
 
         They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035).
 
         `rows` are the query rows to compare, chosen at random by default. Gradients are compared if the direction has
-        them and the reference `has_gradients`. The output's gradient at those rows is `grad_rows`, or else drawn. Some
-        probes compare fewer gradients, or with wider limits. `on_step` is called before each part of an answer.
+        them and the reference `has_gradients`; that of the query has these rows, too. The output's gradient at those
+        rows is `grad_rows`, or else drawn. Some probes compare fewer gradients, or with wider limits. `on_step` is
+        called before each part of an answer.
 
         Raises:
             ValueError: the reference is not finite.
@@ -101,9 +100,7 @@ class Reference:
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
         draws = generator(workload.seed, 4, seed)
         self.workload, self.seed, self.has_gradients = workload, seed, has_gradients and probe != "huge"
-        self._at = partial(
-            Reference, workload, drawn, seed, probe=probe, has_gradients=has_gradients, on_step=on_step
-        )  # the same with other rows
+        self._at = partial(Reference, workload, drawn, seed, probe=probe, on_step=on_step)  # the same with other rows
         compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
@@ -113,25 +110,24 @@ class Reference:
         *batch, _, width = output_shape(workload)
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
         self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
-        self._compared = compared
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         has_float64 = device(workload.device).has_float64
         of_yardsticks = here if has_float64 or has_own_products else "cpu"
 
         def answers_by(form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
-            form, any_tensor = change(form), inputs.weights.query
+            any_tensor = inputs.weights.query
             grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
             return answers(
-                compared, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form, on_step, mask)
+                compared, inputs, grads, lambda it: oracle.answer(workload, it, self.rows, form, on_step, mask)
             )
 
         reduced = oracle.at_rows(workload, self._rounded, self.rows)
         exact = reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu").double())
         expected = answers_by(oracle.attend, exact)
-        right_output = expected["output"].cpu()
-        if not right_output.isfinite().all():
+        numbers = expected["output"].cpu().flatten()
+        if not numbers.isfinite().all():
             raise ValueError("the reference output is not finite: nothing can be compared with it")
-        if (right_output == right_output.flatten()[0]).all():
+        if (numbers == numbers[0]).all():
             raise VacuousError("the reference output is constant: nothing can be compared with it")
         scales = scales_of(expected)
         if scales.get(SUMMED, 0.0) > 0:
@@ -148,9 +144,8 @@ class Reference:
             for form in oracle.YARDSTICKS:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
-                    apart = by_row(honest[name].to(right) - right, row_axis(name))
-                    yardsticks[name].append(RowErrors(*(self._at_every_row(name, each, 0) for each in apart)))
-        self.expected = {name: self._at_every_row(name, tensor.cpu(), -2) for name, tensor in expected.items()}
+                    yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
+        self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         bound = oracle.score_bound(workload, exact, self.rows)
         self.tolerances = {
             name: Tolerance(
@@ -162,7 +157,7 @@ class Reference:
                 num_roundings=roundings(workload, name, bound),
                 scale=scales[name],
                 leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
-                labels=self.rows if name == "output" else None,
+                labels=self.rows if name in BY_QUERY else None,
             )
             for name, right in self.expected.items()
         }
@@ -177,17 +172,14 @@ class Reference:
     @cached_property
     def grad_output(self) -> Tensor | None:
         """The output's gradient, on the device: 0 outside the rows, so that gradients are exact for any rows."""
-        if self._compared.direction == "inference":
+        if not self.has_gradients or self.workload.direction == "inference":
             return None
         full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
         at_rows = full.index_copy(full.dim() - 2, self.rows, self.grad_rows)
         return at_rows.to(device(self.workload.device).torch_device)
 
     def release(self) -> None:
-        """Free the tensors on a device other than the host; they are moved there again when needed.
-
-        The references of all probes together do not fit next to the work on one of them.
-        """
+        """Free the tensors on a device other than the host, where those of all probes would not fit at once."""
         if not device(self.workload.device).is_host:
             for name in ("inputs", "grad_output"):
                 self.__dict__.pop(name, None)
@@ -196,14 +188,6 @@ class Reference:
     def drawn(self) -> Inputs:
         """The candidate's inputs in float64 on the CPU, rounded to the dtype."""
         return self._rounded.map(torch.Tensor.double)
-
-    def _at_every_row(self, name: str, tensor: Tensor, axis: int) -> Tensor:
-        """Expand a gradient of the compared queries to all queries; return any other tensor unchanged."""
-        if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
-            return tensor
-        shape = list(tensor.shape)
-        shape[axis] = self.workload.seq_len
-        return untouched(tuple(shape)).index_copy_(axis, self.rows, tensor)
 
     def answers_of(
         self,
@@ -217,7 +201,7 @@ class Reference:
         compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
         ask = form.answer(self.workload, self.rows if rows is None else rows)
         inputs = self.drawn.map(lambda tensor: tensor.to(dtype))
-        found = answers(compared, inputs, self.grad_rows.to(dtype), ask)
+        found = self.at_rows(answers(compared, inputs, self.grad_rows.to(dtype), ask))
         return {name: tensor.double() for name, tensor in found.items()}
 
     def tolerance(self, name: str) -> float:
@@ -225,17 +209,27 @@ class Reference:
         return self.tolerances[name].largest
 
     @cached_property
-    def of_queries(self) -> Tensor:
-        """The largest error that each query's output may have (T,); between two compared rows, the later one's."""
-        later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len)).clamp(max=len(self.rows) - 1)
-        return self.tolerances["output"].of_rows[later]
+    def _next_row(self) -> Tensor:
+        """For each query (T,) the number of the first compared row that is not before it, or else of the last one."""
+        later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len))
+        return later.clamp(max=len(self.rows) - 1)
+
+    def observe(self, output: Tensor) -> "Observation":
+        """An output, with its compared rows."""
+        output = output.detach()
+        return Observation(output, {"output": output.index_select(-2, self.rows.to(output.device))})
+
+    def at_rows(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients, that of the query at the compared rows: its other rows, which must be 0, are added to them."""
+        query = gradients.get("gradient of query")
+        if query is None or query.shape[-2] == len(self.rows):
+            return gradients
+        reduced = query.new_zeros(*query.shape[:-2], len(self.rows), query.shape[-1])
+        return gradients | {"gradient of query": reduced.index_add(-2, self._next_row.to(query.device), query)}
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None.
-
-        It does not affect the verdict: it selects further rows for the oracle.
-        """
+        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None."""
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
@@ -244,30 +238,15 @@ class Reference:
         with torch.no_grad():
             return oracle.whole_answer(workload, inputs, self.on_step)
 
-    def suspects(self, output: Tensor) -> Tensor:
-        """The rows of an output that are furthest from the screen (N,), in order; none without a screen."""
+    def at_suspects(self, output: Tensor) -> "Reference | None":
+        """The reference at the rows of an output that are furthest from the screen; None without a screen."""
         if self.screen is None:
-            return self.rows[:0]
+            return None
         apart = (output.detach().to(self.screen) - self.screen).abs()
         apart = apart.where(apart.isfinite(), torch.inf).transpose(-2, -1).flatten(end_dim=-2).amax(dim=0).cpu()  # (T,)
-        apart = apart / self.of_queries
-        apart[self.rows] = -1.0  # the oracle computes them anyway
-        return apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values
-
-    def with_rows(self, more: Tensor) -> "Reference":
-        """The reference with these rows added."""
-        return self._at(rows=torch.cat([self.rows, more]).unique())
-
-
-def untouched(shape: tuple[int, ...]) -> Tensor:
-    """Zeros in float64 that use memory only for written pages.
-
-    Numpy would request huge pages, and a few numbers in each row would touch all of them.
-    """
-    memory = mmap.mmap(-1, torch.float64.itemsize * math.prod(shape))
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.from_numpy(np.frombuffer(memory, dtype=np.float64).reshape(shape))
+        apart = apart / self.tolerances["output"].of_rows[self._next_row]
+        apart[self.rows] = -1.0  # the oracle has computed them
+        return self._at(rows=apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values, has_gradients=False)
 
 
 def reference_for_probe(
@@ -371,12 +350,8 @@ class Observation:
     has_backward: bool = True
 
 
-def ask(
-    implementation: Implementation, reference: Reference, *, on_output: Callable[[Tensor], object] = lambda _: None
-) -> Observation:
+def ask(implementation: Implementation, reference: Reference) -> Observation:
     """Call a candidate with copies of a reference's inputs.
-
-    `on_output` is called with the output before gradients are computed.
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -390,21 +365,18 @@ def ask(
         output = case.output()
     seen.require_faultless()
     require_form(workload, output)
-    on_output(output.detach())
-    rows = reference.rows.to(output.device)
-    observed = {"output": output.detach().index_select(output.dim() - 2, rows)}
-    has_backward = True
+    observed = reference.observe(output)
     if reference.grad_output is not None:
         try:
-            observed |= gradients(case, output, reference)
+            observed.compared.update(gradients(case, output, reference))
         except Exception as error:
-            if not lacks_backward(error):
-                raise
-            has_backward = False
-    missing = sorted(set(reference.expected) - set(observed))
-    if missing and has_backward and workload.direction in {"backward", "forward_backward"}:
+            if lacks_backward(error):
+                return replace(observed, has_backward=False)
+            raise
+    missing = sorted(set(reference.expected) - set(observed.compared))
+    if missing and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
-    return Observation(output=output.detach(), compared=observed, has_backward=has_backward)
+    return observed
 
 
 def lacks_backward(error: Exception) -> bool:
@@ -429,21 +401,16 @@ def gradients(
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
     given = reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
-        made = [
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(
-                leaves.values(), pull_back(output, list(leaves.values()), given, retain_graph=retain_graph), strict=True
-            )
-        ]
+        pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
     seen.require_faultless()
-    for name, gradient in zip(leaves, made, strict=True):
-        require_plain(f"gradient of {name}", gradient)
-    named = dict(zip(leaves, made, strict=True))
-    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors if name in named}
-    packed = {name.removeprefix("parameter "): gradient for name, gradient in named.items()}
+    named: dict[str, Tensor | None] = {}
+    for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
+        named[name] = torch.zeros_like(leaf) if gradient is None else gradient
+        require_plain(f"gradient of {name}", named[name])
+    packed = {name.removeprefix("parameter "): named.pop(name) for name in leaves if name not in case.tensors}
     if packed and hasattr(case.module, "pack"):
-        found |= canonical_gradients(case.module, reference.inputs.weights, packed)
-    return {f"gradient of {name}": gradient for name, gradient in found.items() if gradient is not None}
+        named |= canonical_gradients(case.module, reference.inputs.weights, packed)
+    return reference.at_rows({f"gradient of {name}": each for name, each in named.items() if each is not None})
 
 
 def canonical_gradients(
@@ -497,22 +464,10 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
-    """The error of a whole output, and the reference that it was compared with.
-
-    At long lengths the oracle computes only some rows. The rows that are furthest from an honest evaluation are added;
-    if one of them is wrong, the returned reference includes them.
-    """
-
-    def at(rows: Tensor) -> Tensor:
-        return output.detach().index_select(output.dim() - 2, rows.to(output.device))
-
-    compared = reference.tolerances["output"].judge(at(reference.rows))
-    more = reference.suspects(output)
-    if not compared.agrees or not len(more):
-        return compared, reference
-    expected = oracle.answer(reference.workload, reference.drawn, more)
-    apart = by_row(at(more).cpu().double() - expected, -2).peak
-    if bool((apart <= reference.of_queries[more]).all()):
-        return compared, reference
-    wider = reference.with_rows(more)
-    return wider.tolerances["output"].judge(at(wider.rows)), wider
+    """The error of a whole output, and the reference that it was compared with, which may be that of suspect rows."""
+    compared = reference.tolerances["output"].judge(reference.observe(output).compared["output"])
+    if compared.agrees and (wider := reference.at_suspects(output)) is not None:
+        suspected = wider.tolerances["output"].judge(wider.observe(output).compared["output"])
+        if not suspected.agrees:
+            return suspected, wider
+    return compared, reference

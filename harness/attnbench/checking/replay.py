@@ -45,7 +45,7 @@ def load(file: Path) -> dict[str, Any]:
         is_fine = is_fine and key[:3] == value[:3] and query[1] % key[1] == 0
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"--replay {file} cannot be loaded: {error}") from None
-    except (AttributeError, KeyError, TypeError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
         is_fine = False
     if not is_fine or not names <= set(ENTRIES):
         raise ValueError(

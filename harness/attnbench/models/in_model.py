@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
+from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
 from attnbench.models.records import OWN, Difference, Judged, ModelBuilt, ModelSpec
@@ -97,9 +98,8 @@ class Call:
     key: Tensor
     value: Tensor
     mask: Tensor | None  # boolean (B, 1, T, S), True where visible
-    bias: Tensor | None
+    inputs: dict[str, Tensor]  # sinks and bias, by their names in mask lookups
     scale: float | None
-    sinks: Tensor | None
     softcap: float | None
     is_causal: bool
 
@@ -116,17 +116,10 @@ class Call:
             parts.append(GivenMask(self.mask[:, 0], self.sizes))
         elif self.is_causal:
             parts.append(Causal())
-        if self.bias is not None:
-            parts.append(GivenBias())
+        parts += [GivenBias()] * (BIAS in self.inputs)
         if self.softcap is not None:
             parts.append(Softcap(int(self.softcap)))
         return Combined(*parts) if len(parts) > 1 else parts[0] if parts else Mask()
-
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        """Sinks and bias, by their names in mask lookups."""
-        given = {"sinks": self.sinks, BIAS: self.bias}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
 def call_of(
@@ -146,14 +139,14 @@ def call_of(
         raise ValueError(f"the model hands over a mask of {attention_mask.dtype}, and not a boolean one")
     is_causal = more.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    operands = {"sinks": more.get("s_aux"), BIAS: more.get("position_bias")}
     return Call(
         query=query,
         key=key,
         value=value,
         mask=attention_mask,
-        bias=more.get("position_bias"),
+        inputs={name: tensor for name, tensor in operands.items() if tensor is not None},
         scale=more.get("scaling"),
-        sinks=more.get("s_aux"),
         softcap=more.get("softcap"),
         is_causal=bool(is_causal) and query.shape[2] > 1,
     )
@@ -182,13 +175,8 @@ class Candidate:
     """An implementation, from this project or elsewhere, as an attention function of the package."""
 
     def __init__(self, spec: str) -> None:
-        """Load the implementation.
-
-        Raises:
-            ValueError: it has no `attend`.
-            Exception: any exception of loading it.
-        """
-        self.spec, self.made = spec, implementation(spec)
+        """Load the implementation; any exception of loading it propagates."""
+        self.spec, self.implementation = spec, implementation(spec)
         self.modules: dict[tuple[int, ...], nn.Module] = {}
         self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
 
@@ -202,23 +190,21 @@ class Candidate:
     def require(self, call: Call) -> None:
         """Raise RefusedError if the implementation declares that it ignores a feature that the model needs."""
         usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
-        has = {"a scale": not usual, "sinks": call.sinks is not None}
-        has |= {"a position bias": call.bias is not None, "a softcap": call.softcap is not None}
+        has = {"a scale": not usual, "sinks": "sinks" in call.inputs}
+        has |= {"a position bias": BIAS in call.inputs, "a softcap": call.softcap is not None}
         for what, is_there in has.items():
-            if is_there and (reason := self.made.unsupported(ASKING[what])):
+            if is_there and (reason := self.implementation.unsupported(ASKING[what])):
                 raise RefusedError(f"the model has {what}: {reason}")
 
     def module(self, call: Call) -> nn.Module:
-        """The implementation's module for the call's sizes."""
+        """The implementation's module for the call's sizes; ValueError if it has no `attend`."""
         sizes = (*call.query.shape[1::2], call.key.shape[1], call.value.shape[-1])
         if sizes not in self.modules:
             heads, width, groups, value_dim = sizes
-            weights = Weights(
-                query=torch.zeros(heads, width, 1),
-                key=torch.zeros(groups, width, 1),
-                value=torch.zeros(groups, value_dim, 1),
+            query, key, value = (
+                torch.zeros(*each, 1) for each in ((heads, width), (groups, width), (groups, value_dim))
             )
-            module = self.made.build(weights).eval()
+            module = self.implementation.build(Weights(query=query, key=key, value=value)).eval()
             if not hasattr(module, "attend"):
                 raise ValueError(f"{self.spec} has no attend(query, key, value, mask), which a model's layer calls")
             self.modules[sizes] = module
@@ -226,7 +212,7 @@ class Candidate:
 
     def bound(self, call: Call) -> BoundMask:
         """The call's mask, cached while the model passes the same tensor: layers share it."""
-        key = (id(call.mask), call.bias is not None, call.sizes, call.query.shape[1], call.scale, call.softcap)
+        key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], call.scale, call.softcap)
         if key not in self.masks:
             if len(self.masks) >= MOST_MASKS:
                 self.masks.clear()
@@ -292,28 +278,26 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
     """
     from attnbench.devices import containers
 
-    kind = _class_of(config)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    everything = _num_layers(text)
-    free = containers.available_bytes()
+    kind, dtype = _class_of(config), TORCH_DTYPES[spec.dtype]
+    text = _text(config)
+    everything = int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(text, name, None), int)))
+    free = FREE_SHARE * containers.available_bytes()
     number = min(spec.num_layers or everything, everything)
     while True:
         reduced = _reduced(config, number)
         with torch.device("meta"):
             parameters = sum(each.numel() for each in kind._from_config(copy.deepcopy(reduced)).parameters())  # noqa: SLF001
-        held = parameters * (8 + TORCH_DTYPES[spec.dtype].itemsize) * (2 if spec.has_gradients else 1)
-        if spec.num_layers or held <= FREE_SHARE * free:
+        held = parameters * (8 + dtype.itemsize) * (2 if spec.has_gradients else 1)
+        if spec.num_layers or held <= free:
             break
         if number == 1:
-            raise ValueError(
-                f"one layer of it needs {held / 2**30:.0f} GiB, and {free * FREE_SHARE / 2**30:.0f} are free: give a "
-                "smaller configuration"
-            )
+            sizes = f"{held / 2**30:.0f} GiB, and {free / 2**30:.0f} are free"
+            raise ValueError(f"one layer of it needs {sizes}: give a smaller configuration")
         number = max(1, number // 2)
     torch.manual_seed(spec.seed)
     model = kind._from_config(reduced).eval()  # noqa: SLF001 - AutoModel.from_config reads unknown names
     _draw(model, spec.seed)
-    model = model.to(TORCH_DTYPES[spec.dtype])
+    model = model.to(dtype)
     reference = copy.deepcopy(model).double()
     for each in (model, reference):
         if hasattr(each, "set_experts_implementation"):
@@ -347,21 +331,21 @@ def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
 LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer")
 
 
-def _num_layers(config: Any) -> int:  # noqa: ANN401 - a configuration of the package
-    return int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(config, name, None), int)))
+def _text(config: Any) -> Any:  # noqa: ANN401 - a configuration of the package
+    """The part of a configuration that describes layers of text; the configuration itself without such a part."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
     """The configuration with only the first `number` layers."""
-    made = copy.deepcopy(config)
-    text = made.get_text_config() if hasattr(made, "get_text_config") else made
-    for each in {id(made): made, id(text): text}.values():
+    reduced = copy.deepcopy(config)
+    for each in (reduced, _text(reduced)):
         for name in LAYER_FIELDS:
             if isinstance(value := getattr(each, name, None), int) and value > number:
                 setattr(each, name, number)
-        if isinstance(kinds := getattr(each, "layer_types", None), list) and len(kinds) > number:
+        if isinstance(kinds := getattr(each, "layer_types", None), list):
             each.layer_types = kinds[:number]
-    return made
+    return reduced
 
 
 def _draw(model: nn.Module, seed: int) -> None:
@@ -389,22 +373,19 @@ def _batches(
     """Inputs of a whole and of a padded batch, and for each length the mask of tokens that count (B, T)."""
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-
-    def tokens(count: int) -> Tensor:
-        return torch.randint(3, max(4, getattr(text, "vocab_size", 100)), (batch_size, count), generator=draws)
-
     if main == "pixel_values":
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return {"whole": ({main: torch.randn(batch_size, config.num_channels, size, size, generator=draws)}, {})}
-    given = {"input_ids": tokens(length)}
-    if getattr(config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = tokens(length // 2)
+    has_encoder, most = getattr(config, "is_encoder_decoder", False), getattr(_text(config), "vocab_size", 100)
+    lengths = {"input_ids": length} | ({"decoder_input_ids": length // 2} if has_encoder else {})
+    given = {
+        name: torch.randint(3, max(4, most), (batch_size, count), generator=draws) for name, count in lengths.items()
+    }
     every = torch.ones(batch_size, length, dtype=torch.long)
     some = every.clone()
-    is_decoder = not getattr(config, "is_encoder_decoder", False) and hasattr(model, "generate")
     for row in range(1, batch_size):
         gone = max(1, row * length // (2 * batch_size))
+        is_decoder = not has_encoder and hasattr(model, "generate")
         some[row, slice(None, gone) if is_decoder else slice(length - gone, None)] = 0
     return {
         "whole": ({**given, "attention_mask": every}, {}),
@@ -412,24 +393,26 @@ def _batches(
     }
 
 
+def arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The arguments of the model's step on a batch."""
+    dtype = next(model.parameters()).dtype
+    given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    return {**given, **({"use_cache": False} if "input_ids" in given else {})}
+
+
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
     """Outputs of each attention module and of the model, and gradients of its parameters, by name, in order."""
     seen: dict[str, Tensor] = {}
-    dtype = next(model.parameters()).dtype
 
-    def keep(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _given: object, returned: Any) -> None:  # noqa: ANN401
-            made = returned[0] if isinstance(returned, tuple) else returned
-            if isinstance(made, Tensor):
-                seen[path] = _counted(made.detach(), counted)
+    def keep(path: str, _module: nn.Module, _given: object, returned: Any) -> None:  # noqa: ANN401
+        output = returned[0] if isinstance(returned, tuple) else returned
+        if isinstance(output, Tensor):
+            seen[path] = _counted(output.detach(), counted)
 
-        return hook
-
-    hooks = [module.register_forward_hook(keep(path)) for path, module in attention_modules(model)]
-    given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    hooks = [module.register_forward_hook(partial(keep, path)) for path, module in attention_modules(model)]
     try:
         with torch.set_grad_enabled(grads):
-            output = model(**given, **({"use_cache": False} if "input_ids" in given else {}))
+            output = model(**arguments(model, batch))
     finally:
         for hook in hooks:
             hook.remove()
@@ -441,11 +424,11 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
         if final.dim() == 3 and final.shape[1] in counted:  # noqa: PLR2004 - (B, T, D)
             directions = directions * counted[final.shape[1]][..., None]
         named = {path: each for path, each in model.named_parameters() if each.requires_grad}
-        made = torch.autograd.grad(
+        found = torch.autograd.grad(
             (final * directions.to(final)).sum(), list(named.values()), allow_unused=True, materialize_grads=True
         )
-        found = {f"gradient of {each}": grad for each, grad in zip(named, made, strict=True)}
-        seen |= dict(reversed(found.items()))  # from the output back
+        for path, gradient in reversed(list(zip(named, found, strict=True))):  # from the output back
+            seen[f"gradient of {path}"] = gradient
     return seen
 
 
@@ -476,42 +459,34 @@ def register() -> None:
     def written_out(*given: Any, **more: Any) -> Tensor | None:  # noqa: ANN401 - the package's own signature
         return sdpa_mask(*given, **(more | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
 
-    AttentionInterface.register(REFERENCE, honest(oracle.textbook))
-    AttentionInterface.register(f"{REFERENCE}_2", honest(oracle.recomputed))
-    for name in (REFERENCE, f"{REFERENCE}_2"):
+    for name, form in zip((REFERENCE, f"{REFERENCE}_2"), oracle.YARDSTICKS, strict=True):
+        AttentionInterface.register(name, honest(form))
         AttentionMaskInterface.register(name, written_out)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
     """The float64 model's tensors for each batch, with tolerances from honest forms in the model's own dtype."""
-    expected = {}
+    expected: dict[str, dict[str, Tolerance]] = {}
     for name, (batch, counted) in model.batches.items():
-        with model.attending(model.reference, REFERENCE):
-            right = observed(model.reference, batch, counted, grads=model.spec.has_gradients)
-        yardsticks: dict[str, list[RowErrors]] = {place: [] for place in right}
-        for form in (REFERENCE, f"{REFERENCE}_2"):
-            with model.attending(model.model, form):
-                honest_ones = observed(model.model, batch, counted, grads=model.spec.has_gradients)
-            for place, tensor in right.items():
-                yardsticks[place].append(by_row(honest_ones[place].double() - tensor, _row_axis(place)))
-        expected[name] = {
-            place: Tolerance(
+
+        def answers(which: nn.Module, form: str, batch: Any = batch, counted: Any = counted) -> Any:  # noqa: ANN401
+            with model.attending(which, form):
+                return observed(which, batch, counted, grads=model.spec.has_gradients)
+
+        right = answers(model.reference, REFERENCE)
+        honest_ones = [answers(model.model, form) for form in (REFERENCE, f"{REFERENCE}_2")]
+        expected[name] = {}
+        for place, tensor in right.items():
+            axis = 0 if place.startswith("gradient of ") else -2  # tokens in an output, the first one in a parameter
+            expected[name][place] = Tolerance(
                 place,
                 tensor,
-                yardsticks[place],
-                axis=_row_axis(place),
+                [by_row(each[place].double() - tensor, axis) for each in honest_ones],
+                axis=axis,
                 dtype=TORCH_DTYPES[model.built.dtype],
                 num_roundings=NUM_ROUNDINGS,
             )
-            for place, tensor in right.items()
-        }
     return expected
-
-
-def _row_axis(place: str) -> int:
-    """Axis of the rows: tokens in an output, the first axis in a parameter."""
-    return 0 if place.startswith("gradient of ") else -2
 
 
 def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attention: str) -> Judged:
@@ -542,15 +517,17 @@ def judge(model: Model, expected: Mapping[str, Mapping[str, Tolerance]], attenti
     )
 
 
-def function_name(attention: str) -> str:
-    """The package's name of an attention; registers it if it is not the package's own.
+def function_name(attention: str, name: str = NAME) -> str:
+    """The package's name of an attention; registers it under `name` if it is not the package's own.
 
     Raises:
         Exception: any exception of loading foreign code.
     """
     from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     if attention in OWN:
         return attention
-    AttentionInterface.register(NAME, Candidate(attention))
-    return NAME
+    AttentionInterface.register(name, Candidate(attention))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name

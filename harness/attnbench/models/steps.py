@@ -8,8 +8,8 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from attnbench.models.in_model import NAME, Candidate, Model
-from attnbench.models.records import OWN, StepTime
+from attnbench.models.in_model import NAME, Model, arguments, function_name
+from attnbench.models.records import StepTime
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Arm
 from attnbench.timing.functions import FunctionComparison
@@ -20,25 +20,15 @@ def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> li
 
     Each attention is registered under a name of its own, so that switching costs nothing inside a call.
     """
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     batch, _ = model.batches["whole"]
-    given = {key: value for key, value in batch.items() if key != "attention_mask"}
-    dtype = next(model.model.parameters()).dtype
-    given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
-    words = {**given, **({"use_cache": False} if "input_ids" in given else {})}
+    words = arguments(model.model, {key: value for key, value in batch.items() if key != "attention_mask"})
     configs = {
         id(each): each for module in model.model.modules() if (each := getattr(module, "config", None)) is not None
     }
     take = functools.partial(_step, model.model, configs.values())
     calls: dict[str, Callable[[], object]] = {}
     for place, attention in enumerate(attentions):
-        name = attention
-        if attention not in OWN:
-            name = f"{NAME}_{place}"
-            AttentionInterface.register(name, Candidate(attention))
-            AttentionMaskInterface.register(name, sdpa_mask)
+        name = function_name(attention, f"{NAME}_{place}")
         calls[attention] = functools.partial(take, name, words, model.spec.has_gradients)
     for call in calls.values():
         call()

@@ -35,9 +35,9 @@ class Mask:
     """The mask `none`: every key is visible and keeps its score. Base class of all other masks.
 
     A mask that hides keys overrides `span`. If a query's visible keys are not contiguous, `span` returns None and
-    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias`, or `transform` with
-    its `derivative`. A mask with a learned bias also sets `is_learned` and overrides `parameters`, `index` and
-    `looked_up`. Sizes are B (batch), T (query length) and S (key length) throughout.
+    `sees` is overridden too. A mask that changes scores sets `changes_scores` and overrides `bias` or `transform`. One
+    with a learned bias also sets `is_learned` and overrides `parameters`, `index` and `looked_up`. Sizes are B (batch),
+    T (query length) and S (key length) throughout.
     """
 
     name: str = "none"
@@ -144,10 +144,6 @@ class Mask:
     def transform(self, score: Array) -> Array:
         """The changed score (a torch tensor) of a mask that is not additive, elementwise."""
         return score
-
-    def derivative(self, score: Array) -> Array:
-        """The derivative of `transform` at that score, elementwise."""
-        return 1.0
 
     def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The exact number of keys that each query sees (B, T)."""
@@ -519,9 +515,6 @@ class Softcap(Mask):
 
     def transform(self, score: Array) -> Array:
         return (score / self.arguments[0]).tanh() * self.arguments[0]
-
-    def derivative(self, score: Array) -> Array:
-        return 1.0 - (score / self.arguments[0]).tanh() ** 2
 
 
 BETWEEN = "+"

@@ -33,11 +33,6 @@ def test_steps_grow_fourfold_and_stay_below_the_length():
     assert list(staircase(Workload(seq_len=FIRST_LEN))) == []
 
 
-def test_other_axes_keep_their_proportion_and_masks_fit():
-    step = Workload(seq_len=100, kv_len=300, mask="padding(300)").at_length(30)
-    assert (step.seq_len, step.kv_len, step.mask) == (10, 30, "padding")
-
-
 def test_one_query_with_a_long_cache_climbs_by_the_length_of_the_cache():
     decode = Workload(seq_len=1, kv_len=8192)
     assert [(step.seq_len, step.kv_len) for step in staircase(decode)] == [(1, 4**n) for n in range(2, 7)]

@@ -1,6 +1,4 @@
-"""The operators pass in a real run: failures cost only the cell's status, it ends before timing, and runs once."""
-
-from pathlib import Path
+"""The operators pass in a real run: a broken promise costs only the cell's status, and it runs once."""
 
 import msgspec
 import pytest
@@ -17,41 +15,54 @@ from studies.simulated import virtual
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-PROMISES = Path(__file__).parent / "promises.py"
-NAMES = ("careless", "unpromised", "held")
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
+PROMISES = """
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from attnbench.contract import Attention, Implementation
+
+class Careless(Attention):
+    def attend(self, query, key, value, mask):  # flash takes no mask of three dimensions
+        everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=everything)
+
+class Held(Careless):
+    def attend(self, query, key, value, mask):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return super().attend(query, key, value, mask)
+
+careless = Implementation(build=Careless, source="", backend="flash")
+unpromised = Implementation(build=Careless, source="")
+held = Implementation(build=Held, source="", backend="flash")
+"""
 
 
-def planned(**changes) -> Plan:
-    made = virtual.plan(1, ("sdpa", "sdpa_flash", "sdpa_math"), budget_s=0.0)
-    specs = tuple(f"{PROMISES}:{name}" for name in NAMES)
-    usual = {"workloads": (SMALL,), "implementations": (*made.implementations, *specs), "call_limit_s": 1.0}
-    return msgspec.structs.replace(made, **{**usual, **changes})
+def run(plan: Plan, folder) -> Results:
+    execution.execute(plan, folder, lambda _: None, stages=("check", "operators"))
+    return read(folder)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("run")
-    execution.execute(planned(), folder, lambda _: None, stages=("check", "operators"))
-    return read(folder)
-
-
-def record(results: Results, name: str):
-    (found,) = [one for one in results.records if one.implementation == name]
-    return found
+    (folder / "promises.py").write_text(PROMISES)
+    specs = tuple(f"{folder / 'promises.py'}:{name}" for name in ("careless", "unpromised", "held"))
+    plan = virtual.plan(1, ("sdpa", "sdpa_flash", "sdpa_math", *specs), budget_s=0.0)
+    return run(msgspec.structs.replace(plan, workloads=(SMALL,), call_limit_s=1.0), folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "words"),
     [
-        ("careless", Status.fallback, "the flash backend was asked for and math ran"),
-        ("held", Status.fallback, "asked for and cannot run: Please use the following attn mask shapes: 2d"),
+        ("careless", "the flash backend was asked for and math ran"),
+        ("held", "asked for and cannot run: Please use the following attn mask shapes: 2d"),
     ],
 )
-def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, status, said) -> None:
-    found = record(results, name)
-    assert found.status is status
-    assert said in found.message
+def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, words) -> None:
+    (found,) = [each for each in results.records if each.implementation == name]
+    assert found.status is Status.fallback
+    assert words in found.message
     assert found.is_finding
 
 
@@ -59,17 +70,16 @@ def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, statu
     ("name", "backend"), [("sdpa", "flash"), ("sdpa_flash", "flash"), ("sdpa_math", "math"), ("unpromised", "math")]
 )
 def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backend) -> None:
-    found = record(results, name)
+    (found,) = [each for each in results.records if each.implementation == name]
     assert found.status is Status.ok
     assert ran(found.operators) == backend
     assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
 
 
 def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
-    lines = (results.folder / JOURNAL).read_bytes()
-    (tmp_path / JOURNAL).write_bytes(lines)
-    execution.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
-    assert [one.status for one in read(tmp_path).records] == [one.status for one in results.records]
+    (tmp_path / JOURNAL).write_bytes((results.folder / JOURNAL).read_bytes())
+    again = run(results.plan, tmp_path)
+    assert [one.status for one in again.records] == [one.status for one in results.records]
     seen = [event for event in events(tmp_path / JOURNAL) if isinstance(event, CellProfiled)]
     assert len(seen) == len({event.implementation for event in seen}) == 5
 

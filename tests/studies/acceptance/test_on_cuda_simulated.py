@@ -49,30 +49,29 @@ def test_a_spin_that_is_too_short_fails_g1_and_g5_by_what_the_launches_take(test
     assert abs(shares["one long kernel"]) < 0.02
 
 
-@pytest.mark.parametrize(("test", "said"), [("kernel_sum", "waits +"), ("graph_mode", "waits cannot be timed")])
-def test_a_call_that_synchronises_fails_g1_and_g5(test, said):
+def waits(gpu: SimulatedGpu) -> None:
+    gpu.kernel(30e-6)
+    gpu.wait()
+    gpu.kernel(30e-6)
+
+
+def leaves(gpu: SimulatedGpu) -> None:
+    gpu.kernel(60e-6)
+    gpu.kernel(60e-6, stream=1)
+
+
+@pytest.mark.parametrize(
+    ("test", "call", "said"),
+    [
+        ("kernel_sum", waits, "waits +"),
+        ("graph_mode", waits, "waits cannot be timed"),
+        ("kernel_sum", leaves, "leaves -"),
+        ("graph_mode", leaves, "unjoined work"),
+    ],
+)
+def test_a_call_that_synchronises_and_work_on_another_stream_fail_g1_and_g5(test, call, said):
     gpu = SimulatedGpu()
-
-    def waits() -> None:
-        gpu.kernel(30e-6)
-        gpu.wait()
-        gpu.kernel(30e-6)
-
-    gpu.work["waits"] = waits
-    found = getattr(on_cuda, test)(gpu)
-    assert not found.passes
-    assert said in found.found
-
-
-@pytest.mark.parametrize(("test", "said"), [("kernel_sum", "leaves -"), ("graph_mode", "unjoined work")])
-def test_work_on_another_stream_fails_g1_and_g5(test, said):
-    gpu = SimulatedGpu()
-
-    def leaves() -> None:
-        gpu.kernel(60e-6)
-        gpu.kernel(60e-6, stream=1)
-
-    gpu.work["leaves"] = leaves
+    gpu.work[call.__name__] = partial(call, gpu)
     found = getattr(on_cuda, test)(gpu)
     assert not found.passes
     assert said in found.found

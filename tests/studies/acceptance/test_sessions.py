@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import math
+import os
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from studies import frame
+from studies import first_answer, frame
 from studies.acceptance import __main__ as acceptance
 from studies.acceptance import absolute, sessions
 
@@ -71,17 +74,11 @@ def test_the_quick_sweep_must_decide_each_large_difference_rightly(verdict, pass
     ("way", "off", "passes"), [("fixture", 1.04, True), ("fixture", 1.2, False), ("none", 1, False)]
 )
 def test_each_way_must_give_the_time_of_a_plain_loop(way, off, passes):
-    seconds = dict.fromkeys([*absolute.WAYS], 1.0) | {way: off}
-    rows = [
-        {
-            "session": session,
-            "way": each,
-            "seconds": {} if way == "none" and each == "shared" else {"sdpa": seconds[each]},
-        }
-        for session in range(3)
-        for each in absolute.WAYS
-    ]
-    assert absolute.judge(rows)[1] is passes
+    seconds = dict.fromkeys(absolute.WAYS, 1.0) | {way: off}
+    session = [{"session": 0, "way": each, "seconds": {"sdpa": seconds[each]}} for each in absolute.WAYS]
+    if way == "none":
+        session[-1]["seconds"] = {}
+    assert absolute.judge(session * 3)[1] is passes
 
 
 @pytest.mark.parametrize(("calls", "alike"), [((4, 4), True), ((4, 8), False)])
@@ -94,55 +91,43 @@ def test_arms_with_other_numbers_of_calls_are_not_alike(calls, alike):
     assert sessions._is_alike({"arms": [*arms, probe]}) is alike
 
 
-def test_sessions_go_on_where_they_were_stopped(tmp_path):
+def test_sessions_go_on_where_they_were_stopped_and_the_page_names_what_misses(tmp_path):
     taken = []
 
     def take(number):
         taken.append(number)
         return [row("slower")]
 
-    title = acceptance.TESTS["V4 same, 1 busy"]
-    test = dataclasses.replace(title, number=3, take=take, judge=acceptance._identical)
+    test = acceptance.TESTS["V4 same, 1 busy"]
+    test = dataclasses.replace(test, number=3, seconds=120, take=take, judge=acceptance._identical)
     path = frame.file_of(tmp_path, test.id)
     frame.save(path, json.dumps([row("undecided")]) + "\n" + '[{"cut off": ')
-    assert acceptance.costs([dataclasses.replace(test, seconds=120)], tmp_path, 2, None).endswith(
-        "2 minutes in all, on two idle cores."
-    )
+    assert "\n2 minutes in all" in acceptance.costs([test], tmp_path, 2, None)
     frame.complete(acceptance.pieces(test), tmp_path)
     assert taken == [1, 2]
     assert [one["verdict"] for one in frame.rows(tmp_path, test.id)] == ["undecided", "slower", "slower"]
     text = acceptance.page(tmp_path, "a machine")
     assert "MISS" in text
     assert "Not run: V1" in text
-    assert not str(acceptance.outcome(test, tmp_path)).count("\n")
 
 
 def test_sessions_of_an_older_tree_have_a_row_of_their_own_in_the_table(tmp_path):
-    trees = []
-
     def take(number, tree=None):
-        trees.append(tree)
-        return [row("slower" if tree else "equivalent")]
+        return [row("slower" if tree == tmp_path / "harness" else "equivalent")]
 
     test = dataclasses.replace(acceptance.TESTS["V4 same, 1 busy"], number=2, take=take, judge=acceptance._identical)
     frame.complete(acceptance.pieces(test, tmp_path), tmp_path)
-    assert trees == [None, tmp_path / "harness"] * 2
     assert acceptance.outcome(test, tmp_path).passes
     assert not acceptance.outcome(test, tmp_path, acceptance.OLD).passes
     assert "V4 same, 1 busy, older" in acceptance.table(tmp_path)
 
 
 @pytest.mark.long
-def test_a_session_sees_a_large_slowdown_by_the_command():
-    found = sessions.compare(3, share=1.0, budget_s=40.0)
-    assert found["verdict"] == "slower"
-    assert found["alike"] == 1.0
-    assert found["processes"] >= 4
-
-
-@pytest.mark.long
 def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     """Each once read a format that the commands no longer printed, and no test ran it."""
+    slowed = sessions.compare(3, share=1.0, budget_s=40.0)
+    assert (slowed["verdict"], slowed["alike"]) == ("slower", 1.0)
+    assert slowed["processes"] >= 4
     for by_fixture in (False, True):
         judged = acceptance._neighbours([sessions.neighbour(1, num_busy=0, num_threads=1, by_fixture=by_fixture)])
         assert "neither" in judged[0]
@@ -150,5 +135,24 @@ def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
     assert "attnbench" in acceptance._against_rivals(sessions.rivals(1, share=1.0, budget_s=2.0), is_planted=True)[0]
     monkeypatch.setattr(absolute, "BUSY_SHARE", 1.0)  # the tests themselves keep the machine busy
     seconds = {row["way"]: set(row["seconds"]) for row in absolute.session(1, num_threads=1, seq_len=64)}
-    assert set(seconds) == set(absolute.WAYS)
-    assert all(names == {"sdpa", "fused", "mine"} for names in seconds.values())
+    assert seconds == {way: {"sdpa", "fused", "mine"} for way in absolute.WAYS}
+
+
+STARTS = {
+    "a session of acceptance": lambda folder: sessions.run_python(["-c", "pass"], folder),
+    "a command that is timed": lambda _: first_answer.timed("sdpa"),
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_what_was_added_to_the_path_of_modules_is_passed_on(start, tmp_path, monkeypatch):
+    noted = tmp_path / "noted"
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {noted}\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "dependencies"))
+    start(tmp_path)
+    folders = noted.read_text(encoding="utf-8").split(os.pathsep)
+    assert "harness" in folders[0] or Path(folders[0], "attnbench").is_dir()
+    assert folders[1:][-1:] == [str(tmp_path / "dependencies")]

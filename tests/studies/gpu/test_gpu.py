@@ -23,41 +23,35 @@ def started(monkeypatch):
     monkeypatch.setattr(sys, "executable", forks.python())
 
 
-def run_all(asked, out, stop_after_s=1e9):
-    return steps.run_all(asked, out, stop_after_s)
-
-
-def ended(asked, out):
-    return dict(steps.ended(asked, out))
+def outcomes(asked, out):
+    """Run steps; return their outcomes."""
+    assert steps.run_all(asked, out, 1e9)
+    return [row["outcome"] for _, row in steps.ended(asked, out)]
 
 
 def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_run(tmp_path, started):
     asked = [step("planted-hang", "hang", limit_s=1.0), step("planted-die", "die"), step("versions", "versions")]
-    assert run_all(asked, tmp_path)
-    found = ended(asked, tmp_path)
-    assert [row["outcome"] for row in found.values()] == [HUNG, DIED, OK]
+    assert outcomes(asked, tmp_path) == [HUNG, DIED, OK]
+    found = dict(steps.ended(asked, tmp_path))
     assert found["planted-die"]["reason"] == "SIGABRT"
-    assert run_all(asked, tmp_path)
-    assert ended(asked, tmp_path) == found  # no step ran twice
+    outcomes(asked, tmp_path)
+    assert dict(steps.ended(asked, tmp_path)) == found  # no step ran twice
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_forked", [False, True])
-def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monkeypatch):
+def test_of_a_step_that_hangs_nothing_is_left_running(tmp_path, started):
     """Its child processes once ran on for an hour, if its process was a fork of another one's."""
-    if is_forked:
-        subprocess.run([forks.python(), "-c", ""], check=True)  # its server takes seconds to start
-        monkeypatch.setattr(sys, "executable", forks.python())
-    assert run_all([step("planted-hang", "hang", limit_s=8.0)], tmp_path)
-    started = int((tmp_path / "logs" / "planted-hang.log").read_text())
-    left = psutil.Process(started) if psutil.pid_exists(started) else None
-    if left is not None:  # it is killed, and its new parent may need a moment to notice
-        psutil.wait_procs([left], timeout=10.0)
-    assert left is None or not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    subprocess.run([sys.executable, "-c", ""], check=True)  # its server takes seconds to start
+    assert outcomes([step("planted-hang", "hang", limit_s=8.0)], tmp_path) == [HUNG]
+    number = int((tmp_path / "logs" / "planted-hang.log").read_text())
+    child = psutil.Process(number) if psutil.pid_exists(number) else None
+    if child is not None:  # it is killed, and its new parent may need a moment to notice
+        psutil.wait_procs([child], timeout=10.0)
+    assert child is None or not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_no_step_is_begun_that_may_end_too_late(tmp_path):
-    assert not run_all([step("planted-hang", "hang", limit_s=60.0)], tmp_path, stop_after_s=30.0)
+    assert not steps.run_all([step("planted-hang", "hang", limit_s=60.0)], tmp_path, 30.0)
     assert not list(tmp_path.iterdir())
 
 
@@ -73,6 +67,21 @@ def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatc
     assert (found["outcome"], found["reason"]) == (LEFT_OUT, "no_such_package is not installed")
     work.main("gauge", tmp_path / "gauge.json", "cuda", "kernel_sum")
     assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] in {LEFT_OUT, OK, FAILED}
+
+
+def test_each_test_of_a_device_has_a_process_of_its_own(monkeypatch):
+    """A lost context once failed all tests after it."""
+    started = []
+
+    def lose(*arguments, cwd):
+        started.append(arguments[-1])
+        return subprocess.CompletedProcess(arguments, returncode=len(started) == 1, stdout=b"")
+
+    monkeypatch.setattr(work, "_here", lambda _: None)
+    monkeypatch.setattr(work, "_python", lose)
+    with pytest.raises(work.Wrong, match=r"1 of \d+ fail: test_every_implementation"):
+        work.tests()
+    assert len(set(started)) == len(started) >= 5
 
 
 def test_who_starts_the_steps_needs_python_alone():
@@ -94,18 +103,18 @@ def test_the_whole_has_every_implementation_and_each_step_once():
 @pytest.mark.long
 def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_path, started, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    code = command.main(["--out", str(tmp_path), "--rehearse"])
-    found = dict(steps.ended(plan.steps(plan.rehearsal()), tmp_path))
-    assert (code, {name: row for name, row in found.items() if row["outcome"] == FAILED}) == (0, {})
-    assert found["planted-hang"]["outcome"] == HUNG
-    assert found["planted-die"]["outcome"] == DIED
+    asked = plan.steps(plan.rehearsal())
+    assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
+    found = dict(steps.ended(asked, tmp_path))
+    assert {name: row for name, row in found.items() if row["outcome"] == FAILED} == {}
+    assert (found["planted-hang"]["outcome"], found["planted-die"]["outcome"]) == (HUNG, DIED)
     assert {found[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
     with tarfile.open(tmp_path / command.ARCHIVE) as packed:
         names = packed.getnames()
-    for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
+    for part in ("/table.md", "/journal.jsonl", ".trace.json.gz", "/planted-die.log"):
         assert any(name.endswith(part) for name in names), part
     assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
-    assert dict(steps.ended(plan.steps(plan.rehearsal()), tmp_path)) == found
+    assert dict(steps.ended(asked, tmp_path)) == found
 
 
 def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkeypatch):
@@ -120,5 +129,4 @@ def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkey
 
     monkeypatch.setattr(steps.subprocess.Popen, "wait", held)
     asked = [step("planted-hang", "hang", limit_s=1.0), step("versions", "versions")]
-    assert run_all(asked, tmp_path)
-    assert [row["outcome"] for row in ended(asked, tmp_path).values()] == [HUNG, OK]
+    assert outcomes(asked, tmp_path) == [HUNG, OK]

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,12 @@ from studies.trust.sessions import Cell, Session
 CASES = corpus.cases()
 
 
-def test_the_corpus_is_as_large_as_was_asked_for() -> None:
+def test_the_corpus_is_as_large_as_was_asked_for_and_each_source_defines_its_candidate() -> None:
     cheats = Counter(case.group for case in CASES if case.is_cheat)
     assert set(cheats) == {corpus.SKIPPED, corpus.REPLACED, corpus.SABOTAGED, corpus.CHANGED}
     assert sum(cheats.values()) >= 50
     assert min(cheats.values()) >= 10
     assert sum(case.is_contamination for case in CASES) >= 50
-
-
-def test_every_source_compiles_and_defines_its_candidate_under_a_name_of_its_own() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
     for case in CASES:
         assert "attend" in compile(case.source, case.id, "exec").co_names, case.id
@@ -31,49 +29,41 @@ def test_every_source_compiles_and_defines_its_candidate_under_a_name_of_its_own
         assert case.does.endswith("."), case.id
 
 
-def test_a_change_is_made_at_its_moment_and_once(tmp_path: Path) -> None:
-    counted = "import builtins; builtins.changes_of_the_test = getattr(builtins, 'changes_of_the_test', 0) + 1"
-    query = torch.randn(1, 1, 4, 4, requires_grad=True)
-    seen = {}
-    import builtins
-
-    for when, wrapper in corpus.WRAPPERS.items():
-        names: dict[str, object] = {}
-        builtins.changes_of_the_test = 0  # type: ignore[attr-defined]
-        exec(f"{corpus.prelude()}\nCHANGE = {counted!r}\n{corpus.ONCE}{wrapper}", names)  # noqa: S102 - our own source
-        steps = [builtins.changes_of_the_test]  # type: ignore[attr-defined]
-        attend = names["attend"]
-        if isinstance(attend, type):
-            seen[when] = steps
-            continue
-        for _ in range(2):
-            output = attend(query, query, query)  # type: ignore[operator]
-            steps.append(builtins.changes_of_the_test)  # type: ignore[attr-defined]
-        output.sum().backward()
-        seen[when] = [*steps, builtins.changes_of_the_test]  # type: ignore[attr-defined]
-    del builtins.changes_of_the_test  # type: ignore[attr-defined]
-    assert seen == {
-        "import": [1, 1, 1, 1],
-        "build": [0],
-        "forward": [0, 1, 1, 1],
-        "backward": [0, 0, 0, 1],
-        "timed": [0, 0, 0, 0],
-    }
+@pytest.mark.parametrize(
+    ("when", "changes"),
+    [
+        ("import", [1, 1, 1, 1]),
+        ("forward", [0, 1, 1, 1]),
+        ("backward", [0, 0, 0, 1]),
+        ("timed", [0, 0, 0, 0]),
+    ],
+)
+def test_a_change_is_made_at_its_moment_and_once(when: str, changes: list[int]) -> None:
+    """Before, after two calls and after a backward pass."""
+    names: dict[str, Any] = {"changes": []}
+    source = f"{corpus.prelude()}\nCHANGE = 'changes.append(1)'\n{corpus.ONCE}{corpus.WRAPPERS[when]}"
+    exec(source, names)  # noqa: S102 - our own source
+    query, seen = torch.randn(1, 1, 4, 4, requires_grad=True), [len(names["changes"])]
+    for _ in range(2):
+        output = names["attend"](query, query, query)
+        seen.append(len(names["changes"]))
+    output.sum().backward()
+    assert [*seen, len(names["changes"])] == changes
 
 
 def _cell(latency_s: float | None = 1.0, ratio: float | None = 1.0, status: str = "ok", message: str = "") -> Cell:
     return Cell(status=status, message=message, latency_s=latency_s, ratio=ratio)
 
 
-def _session(case: Cell, lost: str = "", **others: Cell) -> Session:
+def _session(case: Cell, **others: Cell) -> Session:
     usual = {"sdpa": _cell(ratio=None), "fused": _cell(), "chunked": _cell()}
-    return Session(cells={"case": case} | usual | others, lost=lost)
+    return Session(cells={"case": case} | usual | others)
 
 
 CLEAN = Clean(sessions=(_session(_cell(2.0, 2.0)), _session(_cell(2.2, 2.1))))
 
 
-def _row(session: Session, *, is_timeable: bool) -> Row:
+def _row(session: Session, *, is_timeable: bool = True) -> Row:
     case = corpus.Case(id="x", group="g", does="Does.", source="", words=("cache",), is_timeable=is_timeable)
     return outcome.row(case, session, CLEAN)
 
@@ -104,13 +94,13 @@ def test_a_true_time_is_good_and_a_reason_that_names_the_effect(cell, is_timeabl
     ],
 )
 def test_a_bystander_that_changed_is_named(changed: Cell, said: str) -> None:
-    row = _row(_session(_cell(2.0, 2.0), fused=changed), is_timeable=True)
+    row = _row(_session(_cell(2.0, 2.0), fused=changed))
     assert row.changed_bystanders == said
     assert not row.is_good
 
 
 def test_a_run_that_is_lost_is_no_success() -> None:
-    row = _row(Session(cells={}, lost="it hung"), is_timeable=True)
+    row = _row(Session(cells={}, lost="it hung"))
     assert (row.outcome, row.reason) == ("RUN LOST", "it hung")
     assert "sdpa is missing" in row.changed_bystanders
 

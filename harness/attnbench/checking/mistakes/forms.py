@@ -277,7 +277,7 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes without subtracting the maximum, or with an extra term in the sum."""
     eps = (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ()
     forms: list[tuple[str, str, dict[str, Any]]] = [
-        ("no_maximum", "", {}),
+        ("no_maximum", "large scores overflow", {}),
         ("no_maximum", "a tiny number is added to the sum", {"more": 1e-30}),
         ("no_maximum", "1e-6 is added to the sum", {"more": 1e-6}),
         *(("no_maximum", f"scores are clamped, to {most:g} say", {"most": most}) for most in CLAMPS),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import agreement, witness
+from attnbench.checking import agreement, oracle, witness
 from attnbench.checking.case import (
     TORCH_DTYPES,
     Case,
@@ -150,7 +150,7 @@ class Bench:
         """The right answer on other values than the timed ones, computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
-            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED, on_step)
+            self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
         return self._reference
 
     def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
@@ -209,7 +209,7 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
-        self.rules: defaultdict[tuple[str, int], RulesAt] = defaultdict(dict)  # by spec and seed
+        self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -238,7 +238,7 @@ class Worker:
         workload: Workload = arguments["workload"] if about is None else about.workload
         if function not in {"profile", "trace", "observe"}:
             self.observed = None
-        if function not in {"forward", "backward"}:
+        if function != "compute":
             self.candidates = Candidates()
         is_few = workload.num_scores <= FEW_SCORES and function in messages.CONSULTED
         torch.set_num_threads(workload.num_threads or (1 if is_few else self.num_threads))
@@ -378,15 +378,8 @@ class Worker:
             has_pack=packs(candidate.build(weights)),
         )
 
-    def forward(self, cell: Cell, request: messages.Call) -> messages.Tensors | Failed:
-        """Make a call of the implementation for the judge."""
-        return self._for_judge(cell, request)
-
-    def backward(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
-        """Compute the gradients of a call for the judge."""
-        return self._for_judge(cell, request)
-
-    def _for_judge(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
+    def compute(self, cell: Cell, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
+        """Make a call of the implementation for the judge, or compute the gradients of one."""
         self.heartbeat.beat()
         candidate = self.implementation(cell.spec)
         try:
@@ -418,16 +411,16 @@ class Worker:
             if isinstance(prepared, Failed):
                 return prepared
             candidate = stand_in(Remote(self.consult, cell), prepared)
-            references = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
+            answers = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            agreed = agreement.compare(references, candidate, self.rules[cell.spec, seed], rejects=rejects)
+            agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
             if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
                 return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                agreed = agreement.diagnose(references, candidate, agreed)
+                agreed = agreement.diagnose(answers, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
@@ -448,7 +441,7 @@ class Worker:
             self.references = None  # free its memory
             if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(workload, seed, on_step=beat, is_brief=is_brief, left_out=left_out)
+            answers = agreement.ask_oracle(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
@@ -502,7 +495,7 @@ class Worker:
         self, cell: Cell, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
     ) -> Failed | None:
         """Judge outputs that another process has handed in; `row_seed` draws the rows."""
-        workload, key = cell.workload, (cell.workload.id, cell.spec)
+        workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
         inputs, exchange = draw_normal(workload, 0), Exchange(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
