@@ -40,16 +40,13 @@ def measured(share: Plan, attnbench: str = version("attnbench"), folder: str = "
     return measure(msgspec.json.encode(share), attnbench, folder)
 
 
-def test_a_share_is_measured_and_its_journal_handed_back(tmp_path):
+def test_a_share_is_measured_by_a_host_of_this_version_and_its_journal_handed_back(tmp_path):
     host, journal = measured(share_of("fused"))
     assert host == "one"
     (tmp_path / JOURNAL).write_bytes(journal)
     results = read(tmp_path)
     assert results.elapsed_s is not None
     assert {record.status for record in results.records} == {"ok"}
-
-
-def test_a_host_with_another_version_takes_no_part():
     with pytest.raises(ValueError, match=r"and the driver 0\.0\.1"):
         measured(share_of("fused"), "0.0.1")
 

@@ -13,7 +13,7 @@ from attnbench.contract.loading import from_value
 from attnbench.devices import cpu, device
 from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
-from attnbench.metrics import kept
+from attnbench.metrics.call import growth, measure_kept
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Cell, Heartbeat, Limits
 from attnbench.processes.worker.answers import Worker
@@ -177,7 +177,7 @@ def keeping(what):
 def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
     made = case(direction, honest)
     before = {name: tensor.detach().clone() for name, tensor in made.tensors.items()}
-    assert kept.measure(made).each_bytes == 0
+    assert measure_kept(made).each_bytes == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.tensors.items())
 
 
@@ -200,9 +200,9 @@ def test_what_grows_with_each_call_is_counted_and_named_by_one_measurement(what,
 
 def test_an_output_that_keeps_its_graph_keeps_more_than_an_output():
     made = case("forward", keeping(lambda _query, _key, output: output))
-    found = kept.measure(made)
+    found = measure_kept(made)
     assert found.each_bytes > OUTPUT
-    assert "with each call" in kept.explanation(found, made.workload)
+    assert "with each call" in growth(found, made.workload)
 
 
 def test_a_table_that_is_made_once_is_no_growth_and_answers_kept_by_their_inputs_are():
@@ -215,6 +215,6 @@ def test_a_table_that_is_made_once_is_no_growth_and_answers_kept_by_their_inputs
     def caching(query, key, value):
         return answers.setdefault(query.sum().item(), sdpa(query, key, value)).clone()
 
-    found = kept.measure(case("inference", tabled))
+    found = measure_kept(case("inference", tabled))
     assert (found.each_bytes, found.once_bytes) == (0, 64 * 64 * 4)
-    assert kept.measure(case("inference", caching)).each_bytes == OUTPUT
+    assert measure_kept(case("inference", caching)).each_bytes == OUTPUT

@@ -169,7 +169,7 @@ def test_a_module_is_built_by_its_first_call_and_forgotten_there_when_nobody_use
     for _ in range(5):
         case_of(remote).output()
     assert len(candidates._modules) <= 2
-    assert requests == ["forward"] * 5
+    assert requests == ["compute"] * 5
 
 
 def test_a_subclass_of_tensor_is_no_output():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status, relative
 from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
@@ -156,7 +156,12 @@ class Judgement:
     @property
     def error(self) -> str:
         """The largest distance from attention on normal inputs, in words."""
-        shares = [record.agreement.error_share for record in self.compared if record.agreement is not None]
+        shares = [
+            relative(each.error, each.largest)
+            for record in self.compared
+            for probe, each in (record.agreement.tensors() if record.agreement is not None else ())
+            if (probe, each.tensor) == ("normal", "output")
+        ]
         finite = [share for share in shares if share is not None]
         worst = (
             f"off by up to {percent(max(finite))} of the largest value" if len(finite) == len(shares) else "not finite"

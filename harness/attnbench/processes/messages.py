@@ -100,7 +100,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     same_as: str
 
 
-class Backward(msgspec.Struct, frozen=True, kw_only=True):
+class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A judge's request to the process with the candidate: the gradients of a call from that of its output.
 
     `exchange` is the path of the file with tensors, and `forget` lists modules that are no longer used. `random` is the
@@ -114,7 +114,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[str, Place]
 
 
-class Call(Backward, frozen=True, kw_only=True):
+class Call(Backward, frozen=True, kw_only=True, tag=True):
     """A request for the forward call of a module; `needs` names the tensors that get gradients.
 
     `is_inference`: in torch.inference_mode. With `weights` the module is built first.
@@ -229,7 +229,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         return self.failed or self.question or msgspec.json.decode(self.result, type=result)
 
 
-CONSULTED: dict[str, Any] = {"prepare": Prepared, "forward": Tensors, "backward": Tensors}
+CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
 """Functions that a judge may call in the process with the candidate, and the types of their results."""
 
 

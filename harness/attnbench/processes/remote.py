@@ -195,7 +195,6 @@ class Remote:
         stand_in.is_built = True
         tensors, weights = self._exchange.send(inputs, parameters)
         reply = self._asked(
-            "forward",
             Call,
             module=stand_in.number,
             call=self.num_calls,
@@ -220,7 +219,7 @@ class Remote:
     def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
         """The gradients of a call's backward pass, by name."""
         tensors = {GRADIENT: grad_output}
-        reply = self._asked("backward", Backward, call=call, tensors=self._exchange.send(tensors)[0])
+        reply = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
@@ -233,8 +232,8 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, function: str, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - of the kind
-        """Call a function of the candidate's process; return the reply.
+    def _asked(self, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - of the kind
+        """Send a request to the candidate's process; return the reply.
 
         Raises:
             CandidateError: the candidate raised an exception.
@@ -242,7 +241,7 @@ class Remote:
         """
         forget, self.forgotten[:] = tuple(self.forgotten), []
         request = kind(exchange=self._exchange.path, forget=forget, random=states_of(self._generators), **fields)
-        reply = self._ask(function, Tensors, cell=self._cell, request=request)
+        reply = self._ask("compute", Tensors, cell=self._cell, request=request)
         if isinstance(reply, Tensors):
             set_states(self._generators, reply.random)
             return reply

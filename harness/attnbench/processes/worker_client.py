@@ -61,10 +61,7 @@ class WorkerClient(Protocol):
 
     @property
     def delayed_s(self) -> float:
-        """Seconds for which worker and coordinator have waited for a processor; 0 if the system does not count them.
-
-        Every waiting thread counts, so that the value is never below the cost of other work.
-        """
+        """Seconds for which threads of worker and coordinator have waited for a processor; 0: not counted."""
         return 0.0
 
     def start(self, layout: int = 0) -> Started:
@@ -248,7 +245,7 @@ class ProcessClient(WorkerClient):
 
     @property
     def delayed_s(self) -> float:
-        """See WorkerClient."""
+        """Seconds of waiting, never below the cost of other work, since every waiting thread counts."""
         return waits_s(self.process_id) + waits_s(os.getpid())
 
     def start(self, layout: int = 0) -> Started:

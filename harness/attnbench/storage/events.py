@@ -13,8 +13,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
-SUSTAINED_S = 3.0
-"""Seconds of calls before the samples of a visit at a sustained pace; longer while the device's clock is unsteady."""
+SUSTAINED_S = 3.0  # of calls before the samples of a sustained visit; longer while the device's clock is unsteady
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
@@ -110,8 +109,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse values that are out of range or have no JSON before anything is written."""
         for name, (least, most) in LIMITS.items():
             if not least <= (value := getattr(self, name)) <= most or value == math.inf:
-                allowed = f"{least:g} or more" if most == math.inf else f"a share from {least:g} to {most:g}"
-                raise ValueError(f"{name}={value} is not allowed: give {allowed}")
+                share = f"a share up to {most:g}, as in {most / 5:g} for {20 * most:g} %"
+                raise ValueError(f"{name}={value} is not allowed: give {share if most < 1 else f'{least:g} or more'}")
 
     @property
     def specs(self) -> dict[Arm, str]:

@@ -38,7 +38,6 @@ SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. Schema 5 has a different digest, and no number."""
-LONGEST_SIGNATURE = 80
 FIRST_WITH_DIGESTS = 5  # schema
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
@@ -143,7 +142,7 @@ def lines(path: Path, state: State) -> Iterator[Line]:
         schema = event.schema if isinstance(event, RunStarted) else 0
         if schema > SCHEMA:
             raise DamagedError(f"{path} has schema {schema}, newer than {SCHEMA}: update attnbench to read it")
-        signature = SIGNATURE.search(line, max(0, len(line) - LONGEST_SIGNATURE))
+        signature = SIGNATURE.search(line, max(0, len(line) - 80))  # it is shorter
         has_digests = has_digests or signature is not None or schema >= FIRST_WITH_DIGESTS
         place = None if signature is None or signature[1] is None else int(signature[1])
         if has_digests and (signature is None or not _is_unchanged(line, signature)):

@@ -181,12 +181,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return next(grade for grade in (Grade.wrong, Grade.imprecise, Grade.right) if grade in grades)
 
     @property
-    def error_share(self) -> float | None:
-        """The largest output error on normal inputs, relative to the largest value; None if it is not finite."""
-        normal = [each for probe, each in self.tensors() if probe == "normal" and each.tensor == "output"]
-        return relative(normal[0].error, normal[0].largest) if normal else None
-
-    @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
         """Broken rules that affect the grade."""
         return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)

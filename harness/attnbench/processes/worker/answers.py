@@ -238,7 +238,7 @@ class Worker:
         workload: Workload = arguments["workload"] if about is None else about.workload
         if function not in {"profile", "trace", "observe"}:
             self.observed = None
-        if function not in {"forward", "backward"}:
+        if function != "compute":
             self.candidates = Candidates()
         is_few = workload.num_scores <= FEW_SCORES and function in messages.CONSULTED
         torch.set_num_threads(workload.num_threads or (1 if is_few else self.num_threads))
@@ -378,15 +378,8 @@ class Worker:
             has_pack=packs(candidate.build(weights)),
         )
 
-    def forward(self, cell: Cell, request: messages.Call) -> messages.Tensors | Failed:
-        """Make a call of the implementation for the judge."""
-        return self._for_judge(cell, request)
-
-    def backward(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
-        """Compute the gradients of a call for the judge."""
-        return self._for_judge(cell, request)
-
-    def _for_judge(self, cell: Cell, request: messages.Backward) -> messages.Tensors | Failed:
+    def compute(self, cell: Cell, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
+        """Make a call of the implementation for the judge, or compute the gradients of one."""
         self.heartbeat.beat()
         candidate = self.implementation(cell.spec)
         try:
