@@ -134,7 +134,7 @@ def _compared(output: str, folder: Path) -> Row:
     except ValueError:  # nothing was printed, stored or compared
         return {"verdict": "none"}
     (journal,) = folder.glob("results/runs/*/journal.jsonl")
-    visits = [event for event in map(json.loads, journal.open(encoding="utf-8")) if event["type"] == "visit_finished"]
+    visits = [each for each in map(json.loads, journal.read_bytes().splitlines()) if each["type"] == "visit_finished"]
     return {
         "verdict": cell["verdict"],
         "ratio": float(cell["ratio"]),
