@@ -10,6 +10,7 @@ A child differs from a separate process in one way: variables that a library rea
 OMP_NUM_THREADS, are the server's. Other options of Python start a real one.
 """
 
+import array
 import atexit
 import contextlib
 import fcntl
@@ -46,7 +47,7 @@ IMPORTED = (
 """Modules of other packages that the project's commands import."""
 MAX_FILES = 64
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, struct, sys
+import array, json, os, signal, socket, struct, sys
 
 if sys.argv[1][0] == "-" and sys.argv[1] not in ("-P", "-W", "-m", "-c", "-"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
@@ -55,7 +56,7 @@ files = [file for file in files if file < 3 or os.path.exists(f"/proc/self/fd/{{
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
 asked = json.dumps([files, sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0]]).encode()
-socket.send_fds(line, [struct.pack("<I", len(asked))], files)
+line.sendmsg([struct.pack("<I", len(asked))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
 line.sendall(asked)
 child, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -109,13 +110,16 @@ def serve(listening: socket.socket) -> None:
 
 def attend(line: socket.socket) -> None:
     """Run one command in a child of this process; report its end, or kill it if its caller is gone."""
-    head, files, *_ = socket.recv_fds(line, 4, MAX_FILES)
+    files = array.array("i")
+    head, ancillary, *_ = line.recvmsg(4, socket.CMSG_SPACE(MAX_FILES * files.itemsize), socket.MSG_WAITALL)
+    for _, _, data in ancillary:
+        files.frombytes(data)
     numbers, *asked = json.loads(line.recv(*struct.unpack("<I", head), socket.MSG_WAITALL))
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
         line.close()
-        place(files, numbers)
+        place(list(files), numbers)
         os._exit(become(*asked))
     for file in (0, 1, 2, *files):
         os.close(file)

@@ -2,14 +2,7 @@
 
 from collections.abc import Callable
 
-from attnbench.ranks import tokens_of
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
-
-
-def _shares(workload: Workload, order: str) -> list[int]:
-    """Return the number of tokens of each rank."""
-    ranks = range(workload.world_size)
-    return [sum(map(len, tokens_of(order, rank, workload.world_size, workload.seq_len))) for rank in ranks]
 
 
 def _wide_bytes(workload: Workload) -> int:
@@ -40,9 +33,9 @@ def ulysses(workload: Workload) -> tuple[int, int]:
 
 def all_gather(workload: Workload) -> tuple[int, int]:
     """Each rank's keys and values, padded to the longest, go to all others; their gradients come back."""
-    shares, others = _shares(workload, "contiguous"), workload.world_size - 1
-    forward = workload.world_size * others * max(shares) * _kv_numbers(workload) * DTYPE_BYTES[workload.dtype]
-    return forward, others * sum(shares) * _kv_numbers(workload) * _wide_bytes(workload)
+    others, longest = workload.world_size - 1, -(-workload.seq_len // workload.world_size)
+    forward = workload.world_size * others * longest * _kv_numbers(workload) * DTYPE_BYTES[workload.dtype]
+    return forward, others * workload.seq_len * _kv_numbers(workload) * _wide_bytes(workload)
 
 
 THEORY: dict[str, Callable[[Workload], tuple[int, int]]] = {

@@ -4,7 +4,6 @@ Each file there lists for each function its version, its name, the address of it
 syntax, without annotations. They are facts from that source; defaults are literals.
 """
 
-import ast
 import inspect
 import tomllib
 from collections.abc import Callable
@@ -45,17 +44,6 @@ class Snapshot:
         wraps(compute)(function)
         vars(function)["__signature__"] = signature
         return function
-
-
-def written_in(file: Path, name: str) -> inspect.Signature:
-    """Parse the parameters of a top-level function in a source file; nothing is imported."""
-    found = [each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.FunctionDef)]
-    (function,) = [each for each in found if each.name == name]
-    given = function.args
-    for each in [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]:
-        each.annotation = None
-    made = Snapshot(package="", version="", name=name, source=str(file), parameters=ast.unparse(given))
-    return made.signature
 
 
 @cache

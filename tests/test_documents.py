@@ -27,24 +27,8 @@ from tests.recipes import Block
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
-DOCUMENTS = [
-    *WITH_SET_UP,
-    "docs/adapters.md",
-    "docs/agents.md",
-    "docs/ci.md",
-    "docs/cluster.md",
-    "docs/fastest.md",
-    "docs/findings.md",
-    "docs/guide.md",
-    "docs/models.md",
-    "docs/profiling.md",
-    "docs/pytest.md",
-    "docs/python.md",
-    "docs/ranks.md",
-    "docs/side-by-side.md",
-    "docs/triton.md",
-    *PRINTED,
-]
+FENCED = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if "\n```" in path.read_text(encoding="utf-8")]
+DOCUMENTS = [*WITH_SET_UP, *(f"docs/{name}" for name in FENCED if name != "checking.md")]  # a line for a model
 SHOWN = {"text", "console", "json", "yaml"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 TIMEOUT_S = 240
@@ -160,7 +144,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/first-hour.md", "docs/triton.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 

@@ -29,15 +29,12 @@ FIELD = ROOT / "examples" / "field"
 PROGRAM = typer.main.get_command(app)
 DTYPES = ("float32", "float16")
 CELLS = pd.DataFrame(
-    {
-        "implementation": ["fused", "fused", "sdpa"],
-        "dtype": ["float32", "float16", "float32"],
-        "latency_s": [2e-3, 8e-3, None],
-        "latency_low_s": [1e-3, 7e-3, None],
-        "latency_high_s": [3e-3, 9e-3, None],
-        "status": ["ok", "ok", "error"],
-        "message": ["", "", "out of luck"],
-    }
+    [
+        ("fused", "float32", 2e-3, 1e-3, 3e-3, "ok", ""),
+        ("fused", "float16", 8e-3, 7e-3, 9e-3, "ok", ""),
+        ("sdpa", "float32", None, None, None, "error", "out of luck"),
+    ],
+    columns=["implementation", "dtype", "latency_s", "latency_low_s", "latency_high_s", "status", "message"],
 )
 
 
@@ -127,12 +124,8 @@ def test_the_gallery_is_small_and_reduced_already(tmp_path):
     assert sum(map(len, before.values())) < 4.5e6
 
 
-@pytest.fixture(scope="module")
-def findings() -> ModuleType:
-    return program("docs/findings.py")
-
-
-def test_ten_findings_hold_each_with_its_points_and_its_picture(findings):
+def test_ten_findings_hold_each_with_its_points_and_its_picture():
+    findings = program("docs/findings.py")
     kept = json.loads(findings.KEPT.read_text(encoding="utf-8"))
     assert findings.PAGE.read_text(encoding="utf-8") == findings.page(kept), "run: python docs/findings.py page"
     assert list(kept) == list(findings.FINDINGS)
@@ -150,9 +143,9 @@ def test_ten_findings_hold_each_with_its_points_and_its_picture(findings):
             assert picture.width > 600
 
 
-def test_each_finding_has_a_script_that_needs_no_attnbench_and_no_typed_result(findings):
+def test_each_finding_has_a_script_that_needs_no_attnbench_and_no_typed_result():
     """Titles and causes contain results as facts only; other numbers are lengths, sizes and addresses."""
-    for finding in findings.FINDINGS.values():
+    for finding in program("docs/findings.py").FINDINGS.values():
         name, _, argument = finding.repro.partition(" ")
         text = text_of(f"examples/findings/{name}")
         assert "attnbench" not in text
@@ -161,7 +154,8 @@ def test_each_finding_has_a_script_that_needs_no_attnbench_and_no_typed_result(f
         assert re.findall(r"\b\d+(?:\.\d+)? (?:times|percent|%|ms|us)", finding.title + finding.cause) == []
 
 
-def test_a_finding_that_does_not_hold_is_refused(findings, monkeypatch):
+def test_a_finding_that_does_not_hold_is_refused(monkeypatch):
+    findings = program("docs/findings.py")
     monkeypatch.setattr(findings, "_cells", lambda _: CELLS)
     points = {each: findings.Point(run="run", implementation="fused", axes={"dtype": each}) for each in DTYPES}
 
@@ -175,12 +169,8 @@ def test_a_finding_that_does_not_hold_is_refused(findings, monkeypatch):
         measured(5.0)
 
 
-@pytest.fixture(scope="module")
-def hour() -> ModuleType:
-    return program("docs/first_hour.py")
-
-
-def test_each_question_is_answered_by_its_own_command_in_time(hour):
+def test_each_question_is_answered_by_its_own_command_in_time():
+    hour = program("docs/first_hour.py")
     page = hour.PAGE.read_text(encoding="utf-8")
     assert "Made on 20" in page
     for number, question in enumerate(hour.QUESTIONS, 1):
@@ -193,7 +183,8 @@ def test_each_question_is_answered_by_its_own_command_in_time(hour):
         assert question.is_sweep or int(took[1]) <= 60
 
 
-def test_the_readme_is_short_and_shows_what_its_commands_print(hour):
+def test_the_readme_is_short_and_shows_what_its_commands_print():
+    hour = program("docs/first_hour.py")
     text = hour.README.read_text(encoding="utf-8")
     assert len(text.split()) <= 700
     for name, question in hour.SHOWN.items():
@@ -202,7 +193,8 @@ def test_the_readme_is_short_and_shows_what_its_commands_print(hour):
         assert len(block.splitlines()) > 8
 
 
-def test_each_command_can_be_typed(hour):
+def test_each_command_can_be_typed():
+    hour = program("docs/first_hour.py")
     for question in [*hour.QUESTIONS, *hour.SHOWN.values()]:
         for command in re.split("&&|;", f"{question.before} && {question.command}"):
             words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]

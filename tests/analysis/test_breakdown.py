@@ -1,9 +1,6 @@
 """The time of a call by operator, and the backend that ran."""
 
-import pytest
-
 from attnbench.analysis.breakdown import ran, where
-from attnbench.devices.kernels import observed
 from attnbench.storage.records import Operator, Operators
 
 
@@ -16,21 +13,6 @@ def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None
     calls += (operator("aten::where", 0.98e-3), operator("aten::empty", 0.02e-3))
     seen = Operators(calls=calls)
     assert where(seen) == "50 % bmm, 30 % softmax, 10 % mm, 10 % where"
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "flash"),
-        ("aten::_scaled_dot_product_attention_math", "math"),
-        ("aten::_scaled_dot_product_cudnn_attention", "cudnn"),
-        ("aten::_scaled_dot_product_fused_attention_overrideable", "overrideable"),
-        ("aten::scaled_dot_product_attention", ""),
-        ("aten::bmm", ""),
-    ],
-)
-def test_backends_are_known_by_their_operators(name: str, backend: str) -> None:
-    assert observed([operator(name, 1.0)]) == backend
 
 
 def test_what_ran_is_the_backend_or_the_operator_with_the_most_time() -> None:

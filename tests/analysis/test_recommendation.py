@@ -44,15 +44,6 @@ def test_a_clear_winner_says_its_lead_over_the_next_and_over_pytorch(tmp_path: P
     assert "PyTorch's own choice, sdpa" in said
 
 
-def test_too_much_memory_and_answers_that_vary_exclude(results: Results) -> None:
-    peaks = recommend(results)[0].peaks
-    assert set(peaks) == set(NAMES)
-    (found,) = recommend(results, memory_bytes=int(max(peaks.values())) - 1)
-    largest = [name for name, peak in peaks.items() if peak == max(peaks.values())]
-    assert set(found.excluded) >= set(largest)
-    assert all("more than the" in found.excluded[name].detail for name in largest)
-
-
 def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Results) -> None:
     varies = RuleResult(rule=REPEATABLE, holds=False, found="two calls differ by 1e-7", is_noted=True)
     records = tuple(

@@ -167,12 +167,6 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     assert found.stdout.count("is called with query, key and value") == 1  # once, for any number of cells
 
 
-@pytest.mark.parametrize("name", ["unreadable.py", "mine.py:rihgt", "nowhere.py"])
-def test_it_refuses_where_none_can_be_tried(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(folder)
-    assert isinstance(CliRunner().invoke(app, ["check", name]).exception, ValueError)
-
-
 class Wrong(virtual.SimulatedClient):
     """Judges `bad` wrong from this many keys on."""
 

@@ -30,6 +30,9 @@ def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused(
     for words in ("What", "How", "Output", "[default: sdpa]", "attnbench run --resume RUN"):
         assert words in help_text
     assert CliRunner().invoke(app, ["run", "--budget", "-1"]).exit_code == 2
+    lines = CliRunner().invoke(app, ["fastest", "--help"], terminal_width=200).output.splitlines()
+    places = [next(place for place, line in enumerate(lines) if text in line) for text in ("--from", "--to ", " How ")]
+    assert places == sorted(places)  # --to was in the group of --results
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])

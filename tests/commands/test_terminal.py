@@ -66,13 +66,6 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
     assert page.index("High CPU contention") < page.index('"doubtful"')
 
 
-def test_every_cell_has_its_time_verdict_and_memory(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
-    text = "\n".join(printed(results, monkeypatch, 120))
-    assert re.search(r"^length +implementation +time per call +verdict +peak memory$", text, re.MULTILINE)
-    assert re.search(r"^512 +fused +\S+ ms \(.*\) +\d\.\d+x slower \(.*\) +1[67]\.?\d* MiB", text, re.MULTILINE)
-
-
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.OUTPUT, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)

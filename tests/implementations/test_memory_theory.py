@@ -18,10 +18,8 @@ LENGTH = 1024
 SCORES, OUTPUT, ROWS = HEADS * LENGTH**2 * FLOAT, HEADS * LENGTH * WIDTH * FLOAT, HEADS * LENGTH * FLOAT
 TILE = 256
 TILE_SCORES, TILE_OUTPUT, TILE_ROWS = HEADS * TILE**2 * FLOAT, HEADS * TILE * WIDTH * FLOAT, HEADS * TILE * FLOAT
-FLASH_ROWS, FLASH_KEYS = (
-    256,
-    512,
-)  # tiles of torch's kernel on the CPU from 768 queries on; `one_thread` has one scratch
+# tiles of torch's kernel on the CPU from 768 queries on; `one_thread` has one scratch
+FLASH_ROWS, FLASH_KEYS = 256, 512
 FLASH_SCRATCH = (FLASH_ROWS * FLASH_KEYS + 2 * FLASH_ROWS + FLASH_ROWS * WIDTH) * FLOAT
 
 # scores and weights of all heads with the output; scores divided and not yet freed are the same two

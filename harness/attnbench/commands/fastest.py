@@ -50,8 +50,8 @@ def fastest(
     Options:
         memory (SIZE): Exclude implementations that need more beyond their inputs, as in 512MiB or 8GiB.
         is_deterministic: Exclude implementations whose answer to the same input varies.
-        along (AXIS): Find where each two of the named change places: along length (query and key), seq_len, kv_len,
-            num_heads, batch_size or head_dim.
+        along (AXIS): Find the size at which each pair of the named implementations changes places: length (query and
+            key), seq_len, kv_len, num_heads, batch_size or head_dim.
         low (--from N): Where --along begins. 0: by the axis.
         high (--to N): Where --along ends. 0: by the axis.
         policy (FILE): Learn a policy from all workloads, and write it here.

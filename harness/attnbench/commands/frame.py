@@ -20,11 +20,11 @@ from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
 
 PANELS = {
-    "What": "sweep set model implementation baseline along from memory deterministic changes attention layers "
+    "What": "sweep set model implementation baseline along low high memory deterministic changes attention layers "
     "batch-size seq-len dtype gradients invariance interpret",
     "Output": "results resume json quiet verbose to open format policy salvage",
 }
-"""Long option names by the title of their group in help; all other options are in the group How."""
+"""Long option names, or parameters, by the title of their group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
 """The least values of numbers; of all others, 0."""
 SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
@@ -109,7 +109,7 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
     flags = [word for word in words if word.startswith("-")]
     flags = flags or [f"--{parameter.name.removeprefix('is_').replace('_', '-')}"]
     long = max(flags[0].split("/"), key=len).removeprefix("--").removeprefix("no-")
-    panel = next((name for name, members in PANELS.items() if long in members.split()), "How")
+    panel = next((name for name, members in PANELS.items() if {long, parameter.name} & {*members.split()}), "How")
     return parameter.replace(annotation=Annotated[kind, typer.Option(*flags, rich_help_panel=panel, **more)])
 
 

@@ -19,7 +19,7 @@ def history(
     workload: str = "*",
     results: Path = Path("results"),
 ) -> None:
-    """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch.
+    """Follow a metric over stored runs, on each machine, and find where its level changed. Needs no torch.
 
     Options:
         paths ([PATH]...): Run folders, journals, or folders of them. Default: --results.

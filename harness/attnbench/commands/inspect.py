@@ -16,7 +16,7 @@ def inspect(
     to: Path | None = None,
     open_page: bool = False,
 ) -> ExitCode:
-    """Walk a sentence step by step, with every number, and compare an implementation with the oracle.
+    """Walk through a sentence step by step, with every number, and compare an implementation with the oracle.
 
     Options:
         name ([NAME|FILE.py:NAME]): The implementation to compare with the oracle.

@@ -19,7 +19,7 @@ OPTIONS = SelectionOptions(sweep="profile")
 
 
 def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> Conclusion:
-    """Say where the time of a call goes, and trace each of its steps for attnbench tensorboard and Perfetto.
+    """Show where the time of a call goes, and record traces for attnbench tensorboard and Perfetto.
 
     Cells are checked first, and never timed: a profiler slows calls down, some more than others.
     """

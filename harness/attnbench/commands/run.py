@@ -22,7 +22,7 @@ def run(
     resume: str | None = None,
     cluster: str = "",
 ) -> None:
-    """Sweep, check, measure, store and report.
+    """Check implementations, time the right ones against a baseline, and write a report.
 
     Options:
         baseline (NAME): The implementation that others are compared with; it always takes part.

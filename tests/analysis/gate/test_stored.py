@@ -101,8 +101,3 @@ def test_a_run_of_fewer_processes_than_a_gate_needs_becomes_no_baseline(tmp_path
     with pytest.raises(ValueError, match=r"of 2 processes, .*: give --rounds 4"):
         accept(tmp_path, "run")
     assert baselines(tmp_path) == []
-
-
-def test_a_run_without_times_needs_no_more_processes(tmp_path):
-    run(tmp_path / "runs" / "run", scripts.untimed, num_epochs=1)
-    assert accept(tmp_path, "run").exists()
