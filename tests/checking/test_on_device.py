@@ -113,6 +113,24 @@ def test_right_answers_are_computed_on_the_device_where_it_has_float64(has_float
     assert set(asked) == {(oracle.attend, exact), *((form, by_yardsticks) for form in oracle.YARDSTICKS)}
 
 
+def test_a_reference_that_was_released_gives_the_same_again():
+    kind = type("Other", (Cpu,), {"is_host": False})
+    point = Workload(
+        device=elsewhere.NAME, seq_len=6, num_heads=2, head_dim=4, direction="forward_backward", dtype="bfloat16"
+    )
+    with elsewhere.installed(kind):
+        made = reference_for_probe(point, "normal", 0)
+        inputs, grads = made.inputs, made.grad_output
+        made.release()
+        assert made.inputs is not inputs
+        assert all(torch.equal(made.inputs.tensors[name], tensor) for name, tensor in inputs.tensors.items())
+        assert torch.equal(made.grad_output, grads)
+        here = reference_for_probe(msgspec.structs.replace(point, device="cpu"), "normal", 0)
+        inputs = here.inputs
+        here.release()
+        assert here.inputs is inputs
+
+
 LARGE = 2**24
 """Tensors with at least this many elements have no numbers on the host, either."""
 
@@ -156,24 +174,6 @@ def test_a_long_workload_is_checked_by_all_probes_in_a_minute_and_eight_gibibyte
     assert flops / FLOPS_PER_S < MOST_S
     assert seen.peak_bytes < MOST_BYTES
     assert seen.held_bytes < MOST_BYTES / 8  # kept while an implementation needs the memory
-
-
-def test_a_reference_that_was_released_gives_the_same_again():
-    kind = type("Other", (Cpu,), {"is_host": False})
-    point = Workload(
-        device=elsewhere.NAME, seq_len=6, num_heads=2, head_dim=4, direction="forward_backward", dtype="bfloat16"
-    )
-    with elsewhere.installed(kind):
-        made = reference_for_probe(point, "normal", 0)
-        inputs, grads = made.inputs, made.grad_output
-        made.release()
-        assert made.inputs is not inputs
-        assert all(torch.equal(made.inputs.tensors[name], tensor) for name, tensor in inputs.tensors.items())
-        assert torch.equal(made.grad_output, grads)
-        here = reference_for_probe(msgspec.structs.replace(point, device="cpu"), "normal", 0)
-        inputs = here.inputs
-        here.release()
-        assert here.inputs is inputs
 
 
 @pytest.mark.long
