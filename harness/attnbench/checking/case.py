@@ -304,7 +304,7 @@ class Case:
         return bound.call, bound.leaves
 
     def call(self) -> Callable[[], object]:
-        """The function to time: the workload's direction, without arguments; the graph for `backward` is built here."""
+        """The function to time: a call in the workload's direction. For `backward`, this builds the graph."""
         forward, leaves = self.bound()
         if self.workload.direction in {"inference", "forward"}:
             return forward

@@ -148,7 +148,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """The places of outputs and gradients by number and name; empty if dropout makes them random."""
+    """Results that a worker hands in: tensors by call number and name; none if dropout makes them random."""
 
     exchange: str
     tensors: dict[str, Place]

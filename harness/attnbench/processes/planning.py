@@ -190,7 +190,10 @@ def _each_suited(
     built_in: Mapping[str, Axes],
     left_out: dict[str, tuple[str, ...]],
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
-    """All workloads, each implementation's with its built-in axes; the others' are left out of it."""
+    """All workloads that the implementations need, and by name the ids of those that an implementation leaves out.
+
+    An implementation with built-in axes needs the workloads with these values, and leaves out all others.
+    """
     by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     every = {workload.id: workload for each in by_spec.values() for workload in each}
     out: dict[str, tuple[str, ...]] = {}

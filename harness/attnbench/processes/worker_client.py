@@ -245,7 +245,7 @@ class ProcessClient(WorkerClient):
 
     @property
     def delayed_s(self) -> float:
-        """Seconds of waiting, never below the cost of other work, since every waiting thread counts."""
+        """Seconds that threads of the worker and of this process have waited for a processor, added up."""
         return waits_s(self.process_id) + waits_s(os.getpid())
 
     def start(self, layout: int = 0) -> Started:

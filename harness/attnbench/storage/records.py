@@ -407,7 +407,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Place:
-        """The place that workloads must match."""
+        """Device, dtype and number of threads; the ceilings hold for workloads with the same ones."""
         return self.device, self.dtype, self.num_threads
 
     @property

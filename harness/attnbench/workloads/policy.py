@@ -193,7 +193,7 @@ def is_plain(workload: Workload) -> bool:
 
 
 def kind_of(workload: Workload, num_threads: int) -> Kind:
-    """The kind of a workload's call; `num_threads` is the number for num_threads=0."""
+    """The kind of a workload's call. If the workload sets no number of threads, `num_threads` is used."""
     return Kind(
         device=workload.device.partition(":")[0],
         dtype=workload.dtype,

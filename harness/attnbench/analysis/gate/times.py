@@ -76,7 +76,10 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 
 
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
-    """The ruling on all cells of a session with two sides; it may grow by what the rules allow to every cell."""
+    """Rule on the time of all cells together, in a session with two sides.
+
+    It may grow by what the rules allow every cell. None if the session has no such judgement.
+    """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
         return None

@@ -63,7 +63,10 @@ def weights(workload: Workload) -> Iterator[Mistake]:
 def without(  # noqa: PLR0913 - operands, and what is changed
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, lost: Tensor, names: tuple[str, ...]
 ) -> Tensor:
-    """The right form, except that queries or heads `lost` (H or 1, R or 1, 1) pass no gradient to these operands."""
+    """The right context, but the queries or heads in `lost` pass no gradient to the operands in `names`.
+
+    `lost` (H or 1, R or 1, 1) is True at these queries or heads.
+    """
     of_key, of_value = (x.detach() if name in names else x for name, x in (("key", key), ("value", value)))
     right = steps.attend(query, key, value, mask)["context"]
     return steps.attend(query, of_key, of_value, mask)["context"].where(lost, right)
