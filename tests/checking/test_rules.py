@@ -310,6 +310,14 @@ def test_a_rule_is_tried_once_for_workloads_of_a_kind():
     assert again < set(rules.RULES)
 
 
+def test_layouts_are_tried_again_where_gradients_are_compared():
+    known = {}
+    tried(Textbook, known, direction="forward", mask="padding(20,0)")  # a query sees no key: outputs alone
+    before = dict(known)
+    tried(Textbook, known, direction="forward", mask="padding")
+    assert "layouts" in {key[0] for key in known if key not in before}
+
+
 def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
     found = tried(Textbook)
     assert not found["hidden NaN"].holds

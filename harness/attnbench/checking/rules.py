@@ -518,17 +518,26 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
+@lru_cache(maxsize=64)
+def _compares(workload: Workload) -> str:
+    """The direction, which decides what is compared: no gradients where some query sees no key (see Candidate)."""
+    sizes = workload.batch_size, workload.seq_len, workload.kv_len
+    is_less = workload.direction != "inference" and workload.mask_rule.has_empty_rows(*sizes)
+    return f"{workload.direction}, some rows empty" if is_less else workload.direction
+
+
 def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
     """A workload's values on these axes."""
-    hides, is_square = workload.mask_rule.hides, workload.seq_len == workload.kv_len
+    hides, is_square, direction = workload.mask_rule.hides, workload.seq_len == workload.kv_len, _compares(workload)
     way = workload.mask if workload.mask in {"none", "causal"} else (hides, workload.mask_rule.changes_scores)
     known = {
         "half": workload.dtype in {"bfloat16", "float16"},
         "square": is_square,
-        "sizes": (workload.direction, hides, is_square),
+        "direction": direction,
+        "sizes": (direction, hides, is_square),
         "hides": hides,
         "way": way,
-        "numbers": (workload.direction, workload.dtype),
+        "numbers": (direction, workload.dtype),
         # Grouped key heads are repeated before they reach functions.
         "operands": (way, workload.num_heads == workload.num_kv_heads, workload.num_heads > 1),
     }
