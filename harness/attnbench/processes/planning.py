@@ -126,7 +126,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         "memory_limit_bytes": 0,
         "num_rounds": chosen.num_rounds,
         "smallest_effect": SMALLEST_EFFECT if stands_alone else chosen.smallest_effect,
-        "allocator": "retain" if alone else chosen.allocator,  # heaps differ, and so may times
+        "allocator": chosen.allocator,
     }
     return Plan(
         sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
