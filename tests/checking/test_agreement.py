@@ -46,6 +46,14 @@ def test_a_brief_check_finds_a_wrong_answer_too():
     assert {each.tensor for _, each in wrong.tensors() if not each.agrees} == {"gradient of query"}
 
 
+@pytest.mark.parametrize(("head_dim", "seed"), [(2, 16), (2, 17), (8, 22)])
+def test_honest_roundings_of_one_key_are_no_mistake(head_dim, seed):
+    one = {"batch_size": 1, "seq_len": 1, "num_heads": 1, "head_dim": head_dim, "seed": seed}
+    workload = Workload(**one, dtype="bfloat16", scope="module", direction="forward_backward")
+    found = check(references(workload), implementation("chunked"))
+    assert found.agrees, found.diagnosis
+
+
 LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direction": "inference", "mask": "causal"}
 
 

@@ -41,6 +41,8 @@ SCREENED = "needles"
 """The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
 """The number of extra rows for the oracle: those furthest from an honest evaluation."""
+FEW, MOVED_IF_FEW = 64, 8
+"""Up to this many scores, yardsticks may be right by luck, so they are computed on more inputs moved by a rounding."""
 LENIENCY_OF_LARGE = 4.0
 """With large logits a weight near a tie depends on a score's last bit, so a few draws of an honest error say less."""
 BY_QUERY = ("output", "gradient of query")
@@ -140,7 +142,9 @@ class Reference:
             return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=of_yardsticks, dtype=dtype)
 
         yardsticks: dict[str, list[RowErrors]] = {name: [] for name in expected}
-        for inputs in (exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype)), exact.map(moved)):
+        unmoved = exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype))
+        num_moved = MOVED_IF_FEW if workload.num_scores <= FEW else 1
+        for inputs in (unmoved, *(exact.map(moved) for _ in range(num_moved))):
             for form in oracle.YARDSTICKS:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
