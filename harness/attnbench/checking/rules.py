@@ -520,7 +520,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 @lru_cache(maxsize=64)
 def _compares(workload: Workload) -> str:
-    """The direction, which decides what is compared: no gradients where some query sees no key (see Candidate)."""
+    """The direction, which decides on gradients: none are compared where some query sees no key (see Candidate)."""
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
     is_less = workload.direction != "inference" and workload.mask_rule.has_empty_rows(*sizes)
     return f"{workload.direction}, some rows empty" if is_less else workload.direction
