@@ -108,11 +108,11 @@ def left_over(results: Results) -> list[str]:
     """Comparisons without a verdict, by name if they are few, and implementations that are not installed."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
-    if judged:
-        kind = Mark.doubtful if any(cell.mark is Mark.doubtful for cell, _ in judged) else Mark.undecided
+    for kind in (Mark.doubtful, Mark.undecided) if judged else ():
         unsure = [f"{plain(cell.name, 24)} at {shape.name}" for cell, shape in judged if cell.mark is kind]
         names = f" ({'; '.join(unsure)})" if 0 < len(unsure) <= FEW_OPEN else ""
-        parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
+        if unsure or kind is Mark.undecided:
+            parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
     if out := sum(record.is_predicted for record in results.records):
         parts.append(f"Not tried, over a limit: {out} (-v).")
     if absent := cells.absent(results):
