@@ -33,6 +33,7 @@ IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 INCONCLUSIVE = 3
 """Exit code of a run on a machine too busy for verdicts; its report is written all the same."""
 ONE_THREAD = {
+    **dict.fromkeys(("CI", "BUILD_NUMBER"), ""),  # else pytest spells out all that differs: hours for a picture
     "OMP_NUM_THREADS": "1",  # each core has tests of its own: a second thread would only compete
     "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, which would compile the project once more
 }

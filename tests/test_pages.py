@@ -120,7 +120,8 @@ def test_the_gallery_is_small_and_reduced_already(tmp_path):
         }
         for top in (figures.GALLERY, tmp_path / "gallery")
     )
-    assert before == after, "run: python docs/figures.py"
+    changed = [str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+    assert not changed, "run: python docs/figures.py"  # names only: pytest would compare pictures byte by byte
     assert sum(map(len, before.values())) < 4.5e6
 
 
