@@ -37,7 +37,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 def test_a_name_and_a_value_are_checked():
     right = attnbench.check(closure(1.0), **SMALL)
-    assert right.verdict == "right", right
+    assert right.verdict == "right", right.results.records
     assert [workload.seq_len for workload in right.results.plan.workloads] == [16]
     wrong = attnbench.check(closure(1.25), "fused", **SMALL)
     assert wrong.verdicts == {"mine": "WRONG", "fused": "right"}

@@ -240,7 +240,7 @@ def run(
     """
     folder = execution.new_folder(Path(results), Path(sweep).stem)
     found = _executed(sweep, _specs(given, folder), folder, seed, axes, is_exact=False, budget_s=budget)
-    running.write_reports(found, folder)
+    running.write_reports(found)
     return outcome(found)
 
 

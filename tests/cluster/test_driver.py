@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.results import read
 from attnbench.cli import app
-from attnbench.cluster import driver
+from attnbench.cluster import driver, shares
 from attnbench.commands import ExitCode
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import Status
@@ -92,11 +92,9 @@ def test_a_host_of_another_kind_takes_no_part(tmp_path):
         journals.write(tmp_path / name, points, ("sdpa",), num_epochs=1, environment=machine).folder / JOURNAL
         for name, machine in (("run", journals.ENVIRONMENT), ("other", slow))
     )
-    driver.keep(tmp_path, "0", "a", usual.read_bytes())
-    driver.keep(tmp_path, "1", "b", usual.read_bytes())
-    with pytest.raises(ValueError, match=r"another kind of host \(slow"):
-        driver.keep(tmp_path, "2", "c", other.read_bytes())
-    with pytest.raises(ValueError, match="unfinished"):
-        driver.keep(tmp_path, "3", "c", b"")
+    assert not shares.keep(tmp_path, "0", "a", usual.read_bytes())
+    assert not shares.keep(tmp_path, "1", "b", usual.read_bytes())
+    assert "another kind of host (slow" in shares.keep(tmp_path, "2", "c", other.read_bytes())
+    assert "unfinished" in shares.keep(tmp_path, "3", "c", b"")
     stored = sorted(str(each.relative_to(tmp_path / "hosts")) for each in (tmp_path / "hosts").glob(f"*/*/{JOURNAL}"))
     assert stored == [f"a/0/{JOURNAL}", f"b/1/{JOURNAL}"]

@@ -70,8 +70,8 @@ def newest(repo):
 
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
-    def write_few(results, folder):
-        return story.REPORT["markdown"].write(results, folder) == []
+    def write_few(results):
+        return story.REPORT["markdown"].write(results, results.folder) == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compared(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from attnbench import plugins
-from attnbench.processes import sides
+from attnbench.processes import sides, worker_client
 from attnbench.processes.execution import client_for
 from attnbench.processes.sides import is_self_contained
 from attnbench.storage.events import Side, Sides
@@ -106,7 +106,7 @@ def test_a_checkout_begins_anew_after_a_kill(repo, tmp_path):
 
 def test_a_resumed_run_links_the_harness_at_work(tmp_path):
     (tmp_path / "attnbench").symlink_to(tmp_path / "gone")
-    assert (sides.harness_folder(tmp_path) / "attnbench" / "__init__.py").exists()
+    assert (worker_client.harness_folder(tmp_path) / "attnbench" / "__init__.py").exists()
 
 
 @pytest.mark.parametrize(

@@ -104,24 +104,25 @@ def read(path: Path) -> Results:
         ValueError: see `storage.journal.events`.
         DamagedError: see `storage.journal.events`; or the journal is empty.
     """
-    journal = journal_of(path)
-    state = fold(journal)
-    if state.started is None:
-        raise DamagedError(f"{journal} holds no run: its first line is not run_started")
-    return judge(journal.parent, state, state.started)
+    return judge(path if path.is_dir() else path.parent, fold(journal_of(path)))
 
 
-def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
-    """The run with this state, judged by today's rules."""
-    finished = state.finished
+def judge(folder: Path, state: State) -> Results:
+    """The run in a folder with this state, judged by today's rules.
+
+    Raises:
+        DamagedError: the state has no run.
+    """
+    if (started := state.started) is None:
+        raise DamagedError(f"{folder} holds no run: the first line of its journal is not run_started")
+    records, finished = tuple(_records(state, started)), state.finished
     is_cold = started.plan.cache != "warm"
-    records, warnings = judged(tuple(_records(state, started)), state.ceilings, is_cold=is_cold)
-    slow = {workload: tuple(slowed(visits)) for workload, visits in state.devices.items()}
-    for record in records:
-        if record.measurement(LATENCY) is not None and (texts := slow.get(record.workload.id)):
-            warnings[record.key] = (*warnings.get(record.key, ()), *texts)
     gauge = InterferenceGauge()
     discarded = gauge.follow(state.probes)
+    load = system_load(state.history, state.timing_workers)
+    throttled = {workload: throttled_by(visits) for workload, visits in state.devices.items()}
+    slow = {workload: tuple(slowed(visits)) for workload, visits in state.devices.items()}
+    records, warnings = judged(records, state.ceilings, slow, is_cold=is_cold)
     return Results(
         folder=folder,
         started=started,
@@ -136,8 +137,8 @@ def judge(folder: Path, state: State, started: events.RunStarted) -> Results:
         host_ceilings=state.ceilings,
         warnings=warnings,
         doubts=state.doubts,
-        system_load=system_load(state.history, state.timing_workers),
-        throttled={workload: throttled_by(visits) for workload, visits in state.devices.items()},
+        system_load=load,
+        throttled=throttled,
         accepted=tuple(state.accepted),
         num_restored=state.num_restored,
         num_lost=state.num_lost,

@@ -32,7 +32,6 @@ from attnbench.storage.records import (
 from attnbench.storage.samples import Samples
 from attnbench.units import percent, plain, show, significant
 from attnbench.workloads import counts
-from attnbench.workloads.workload import Workload
 
 SLACK = 2.0
 """Factor by which the machine may be faster during timing than while its ceilings were measured: clocks and neighbours
@@ -105,28 +104,30 @@ def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad 
 
 
 def judged(
-    records: Sequence[Record], ceilings: Mapping[tuple[str, Place], Ceilings], *, is_cold: bool
+    records: Sequence[Record],
+    ceilings: Mapping[tuple[str, Place], Ceilings],
+    slow: Mapping[str, tuple[Warned, ...]] | None = None,
+    *,
+    is_cold: bool,
 ) -> tuple[tuple[Record, ...], Warnings]:
     """Mark impossible times `invalid` and remove their numbers; return the records and the warnings by cell.
 
-    `ceilings` are by host and place.
+    `ceilings` are by host and place; `slow` are the warnings of `slowed` by workload.
     """
     kept, warnings = [], Warnings()
     for record in records:
-        doubts: list[tuple[Warned, bool]] = []
-        if _share(record, Flag.other_stream) > MOST:
-            doubts = [(Warn.other_stream.says(ELSEWHERE), True)]
-        elif samples := record.samples(LATENCY):
-            here, time_s = ceilings.get((record.host, record.workload.place)), median(Samples.of(samples).value)
-            doubts = list(_limits(record.workload, time_s, here, is_cold=is_cold))
+        doubts = list(_doubts(record, ceilings.get((record.host, record.workload.place)), is_cold=is_cold))
         proofs = [text for text, is_certain in doubts if is_certain]
         if proofs:
             invalid = {"status": Status.invalid, "message": proofs[0], "measurements": ()}
             kept.append(msgspec.structs.replace(record, **invalid))
             continue
         kept.append(record)
-        if doubts:
-            warnings[record.key] = tuple(text for text, _ in doubts)
+        texts = [text for text, _ in doubts]
+        if record.measurement(LATENCY) is not None:
+            texts += (slow or {}).get(record.workload.id, ())
+        if texts:
+            warnings[record.key] = tuple(texts)
     return tuple(kept), warnings
 
 
@@ -135,11 +136,15 @@ def _share(record: Record, flag: Flag) -> float:
     return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
-def _limits(
-    workload: Workload, time_s: float, ceilings: Ceilings | None, *, is_cold: bool
-) -> Iterator[tuple[Warned, bool]]:
-    """Rates above a ceiling, and whether each is impossible: beyond any copy, even one inside a cache."""
-    if time_s <= 0:
+def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
+    """Work elsewhere, and rates above a ceiling; and whether each is certain, as a rate beyond any copy in a cache."""
+    workload = record.workload
+    if _share(record, Flag.other_stream) > MOST:
+        yield Warn.other_stream.says(ELSEWHERE), True
+        return
+    if not (samples := record.samples(LATENCY)):
+        return
+    if (time_s := median(Samples.of(samples).value)) <= 0:
         yield Warn.above_ceiling.says("impossible: no time passed"), True
         return
     if ceilings is None:

@@ -1,7 +1,7 @@
-"""Hand out the shares of a plan to the hosts of a Ray cluster, and merge the results.
+"""Hand out the shares of a plan to the hosts of a Ray cluster; nothing here reads or writes files.
 
 A host is a node with the resource `bench_slot`. Each share is a Ray task that holds this resource, and that Ray tries
-again if its process or node is lost. All state is in the journals, so that the driver may be killed at any moment.
+again if its process or node is lost.
 
 Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
@@ -10,22 +10,17 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from attnbench.cluster.host import NAME, examine, measure
-from attnbench.cluster.shares import finished, journal_path, kind_of, merge, split
+from attnbench.cluster.host import examine, measure
 from attnbench.devices import device
-from attnbench.processes.execution import now
-from attnbench.processes.sides import current_commit
-from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
-from attnbench.storage.files import put
-from attnbench.storage.journal import HOSTS, JOURNAL, events
+from attnbench.storage.events import Plan
 
 SLOT = "bench_slot"
 NO_HOST = (
@@ -99,32 +94,18 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
-def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the one there, to its end.
+class Answer(NamedTuple):
+    """What became of a share: its host and its journal, or why no host could measure it."""
 
-    `note` receives messages about finished and lost shares.
-
-    Raises:
-        ValueError: no ray, no cluster, or no host; the message says what to do.
-        OSError: the folder cannot be written.
-    """
-    with connected(address) as ray:
-        folder.mkdir(parents=True, exist_ok=True)
-        started = RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
-        if (path := folder / JOURNAL).exists():
-            started = next(event for event in events(path) if isinstance(event, RunStarted))
-        shares = split(plan, len(hosts_of(ray)))
-        merge(folder, started, shares)  # allows to continue from here
-        lost = None
-        try:
-            lost = measured(ray, folder, shares, note)
-        finally:
-            merge(folder, started, shares, lost)
+    share: str
+    host: str = ""
+    journal: bytes = b""
+    lost: str = ""
 
 
-def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[[str], None]) -> dict[str, str]:  # noqa: ANN401 - as above
-    """Measure the open shares of a run; return the reasons for those that no host could measure, by name."""
-    names = {workload.device for plan in shares.values() for workload in plan.workloads}
+def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[Answer]:  # noqa: ANN401 - ray has no types of its own
+    """Measure plans by the names of their shares, each on one host; yield what becomes of each as it ends."""
+    names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(
         resources={SLOT: 1},
         num_cpus=1,
@@ -133,47 +114,18 @@ def measured(ray: Any, folder: Path, shares: Mapping[str, Plan], note: Callable[
         retry_exceptions=True,
     )
     here = version("attnbench"), str(Path.cwd())
-    is_open = [name for name in shares if finished(folder, name) is None]
-    tasks = {work.remote(msgspec.json.encode(shares[name]), *here): name for name in is_open}
-    lost, seen_s = dict[str, str](), time.monotonic()
+    tasks = {work.remote(msgspec.json.encode(plan), *here): share for share, plan in plans.items()}
+    seen_s = time.monotonic()
     while tasks:
         if hosts_of(ray):
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > WAIT_S:
-            lost |= dict.fromkeys(tasks.values(), f"no host was left for it, and none joined within {WAIT_S:g} s")
-            break
+            why = f"no host was left for it, and none joined within {WAIT_S:g} s"
+            yield from (Answer(share, lost=why) for share in tasks.values())
+            return
         for task in ray.wait(list(tasks), num_returns=1, timeout=min(WAIT_S, NODES_EVERY_S))[0]:
             share = tasks.pop(task)
             try:
-                host, journal = ray.get(task)
-                keep(folder, share, host, journal)
+                yield Answer(share, *ray.get(task))
             except (ray.exceptions.RayError, ValueError) as error:
-                lost[share] = _first_line(error)
-                continue
-            note(f"{host} has finished share {share}: {len(tasks)} of {len(shares)} are left")
-    for share, why in lost.items():
-        note(f"share {share} is lost: {why}")
-    return lost
-
-
-def keep(folder: Path, share: str, host: str, journal: bytes) -> None:
-    """Store the journal of a share.
-
-    Raises:
-        ValueError: the journal is damaged or unfinished, or from another kind of host than the others; it is not
-            stored.
-    """
-    if not NAME.fullmatch(host):
-        raise ValueError("its host has no valid name")
-    known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
-    path = journal_path(folder, host, share)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrived = put(path.with_name("arrived.jsonl"), journal)
-    history = list(events(arrived))
-    if not history or not isinstance(history[-1], RunFinished):
-        raise ValueError(f"{host} sent an unfinished journal")
-    kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
-    if kind != first:
-        other = f"it is another kind of host ({kind}) than the first ({first})"
-        raise ValueError(f"{host} takes no part: {other}; give it a run of its own")
-    arrived.replace(path)
+                yield Answer(share, lost=_first_line(error))

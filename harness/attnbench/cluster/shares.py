@@ -1,21 +1,27 @@
-"""The shares of a plan, each measured by one host, and one run from the journals of all hosts.
+"""A run on a cluster: the shares of its plan, each measured by one host, and one journal from those of all hosts.
 
 A share has a few workloads with all their implementations, so that all samples of a cell are from one host. The merged
 journal is an ordinary one with all events of each share, in which `worker_started` names the host of the events after
-it. A share is kept as a whole: an unfinished one is measured again.
+it. A share is kept as a whole: an unfinished one is measured again. All state is in the journals, so the driver may
+be killed at any moment.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from attnbench.cluster import driver
+from attnbench.cluster.host import NAME
+from attnbench.processes.execution import now
+from attnbench.processes.sides import current_commit
 from attnbench.storage import events as kinds
-from attnbench.storage.events import Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
+from attnbench.storage.events import DamagedError, Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
+from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL, events, write
-from attnbench.storage.records import Status
+from attnbench.storage.records import Sample, Status
 
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
 MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each
@@ -40,6 +46,34 @@ def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
         budget_s = plan.budget_s * len(smaller.workloads) / len(plan.workloads) * num_hosts
         shares[f"{place:02}"] = msgspec.structs.replace(smaller, budget_s=budget_s)
     return shares
+
+
+def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
+    """Start a run on a cluster in `folder`, or continue the one there, to its end.
+
+    `note` receives messages about finished and lost shares.
+
+    Raises:
+        ValueError: no ray, no cluster, or no host; the message says what to do.
+        OSError: the folder cannot be written.
+    """
+    with driver.connected(address) as ray:
+        shares = split(plan, len(driver.hosts_of(ray)))
+        started = RunStarted(schema=kinds.SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+        merge(folder, started, shares)  # allows to continue from here
+        lost, is_over = dict[str, str](), False
+        try:
+            is_open = {name: share for name, share in shares.items() if finished(folder, name) is None}
+            for share, host, journal, why in driver.measured(ray, is_open):
+                del is_open[share]
+                if refused := why or keep(folder, share, host, journal):
+                    lost[share] = refused
+                    note(f"share {share} is lost: {refused}")
+                else:
+                    note(f"{host} has finished share {share}: {len(is_open)} of {len(shares)} are left")
+            is_over = True
+        finally:
+            merge(folder, started, shares, lost if is_over else None)
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
@@ -67,8 +101,33 @@ def kind_of(history: Iterable[Event]) -> str:
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
+def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
+    """Store the journal of a share; return "", or why it is not stored.
+
+    It must be whole, from a host with a valid name, and from the same kind of host as the others.
+    """
+    if not NAME.fullmatch(host):
+        return "its host has no valid name"
+    known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
+    path = journal_path(folder, host, share)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrived = put(path.with_name("arrived.jsonl"), journal)
+    try:
+        history = list(events(arrived))
+    except DamagedError as error:
+        return str(error)
+    if not history or not isinstance(history[-1], RunFinished):
+        return f"{host} sent an unfinished journal"
+    kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
+    if kind != first:
+        other = f"it is another kind of host ({kind}) than the first ({first})"
+        return f"{host} takes no part: {other}; give it a run of its own"
+    arrived.replace(path)
+    return ""
+
+
 def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None) -> None:
-    """Rewrite the journal of a run.
+    """Rewrite the journal of a run, or write its first one, which begins with `started`.
 
     `lost` gives the reasons for shares that no host could measure; None: the open shares are still being measured.
 
@@ -79,7 +138,10 @@ def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: M
     results = {name: finished(folder, name) for name in shares}
     measured = [result for result in results.values() if result is not None]
     gone = [(shares[name], why) for name, why in (lost or {}).items() if results[name] is None]
-    write(folder / JOURNAL, merged(started, measured, gone, is_over=lost is not None))
+    if (path := folder / JOURNAL).exists():
+        started = next(event for event in events(path) if isinstance(event, RunStarted))
+    folder.mkdir(parents=True, exist_ok=True)
+    write(path, merged(started, measured, gone, is_over=lost is not None))
 
 
 def merged(
@@ -100,7 +162,7 @@ def merged(
         for event in history:
             match event:
                 case RunFinished():
-                    ends.append(event)
+                    ends = [*ends, event]
                     spent_s[host] += event.elapsed_s
                 case WorkerStarted():
                     num_processes += 1
@@ -121,8 +183,9 @@ def merged(
 
 def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
     """A visit with its process renumbered among those of all shares."""
-    arms = []
-    for taken in visit.arms:
-        samples = tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in taken.samples)
-        arms.append(msgspec.structs.replace(taken, samples=samples))
-    return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=tuple(arms))
+
+    def shifted(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+        return tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in samples)
+
+    arms = tuple(msgspec.structs.replace(taken, samples=shifted(taken.samples)) for taken in visit.arms)
+    return msgspec.structs.replace(visit, epoch=visit.epoch + epochs, arms=arms)

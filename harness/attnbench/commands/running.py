@@ -15,6 +15,7 @@ from rich.text import Text
 from attnbench import plugins
 from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.results import Results, read
+from attnbench.cluster import shares
 from attnbench.commands import OUTPUT, ExitCode
 from attnbench.commands.frame import exit_code, present
 from attnbench.commands.options import SelectionOptions
@@ -63,9 +64,7 @@ def execute(
     try:
         with interruptible(hint):
             if cluster:
-                from attnbench.cluster import driver
-
-                driver.sweep(plan, folder, cluster, note)
+                shares.sweep(plan, folder, cluster, note)
             else:
                 with watching() as watch:
                     execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
@@ -82,7 +81,7 @@ def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
     hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
     with interruptible(hint):
         measured = execute(plan, folder, hint=hint, cluster=cluster)
-        write_reports(measured, folder)
+        write_reports(measured)
     return measured
 
 
@@ -204,13 +203,15 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
             raise ValueError(f"a journal never decides which code runs, and this one names {spec}: {again}")
 
 
-def write_reports(results: Results, folder: Path) -> bool:
-    """Write the usual reports; a failure is printed and does not affect the others. Returns whether any failed.
+def write_reports(results: Results, to: Path | None = None) -> bool:
+    """Write the usual reports into the run's folder, or another. Returns whether any failed.
+
+    A failure is printed, and does not affect the others.
 
     Raises:
         ValueError: the folder cannot be written.
     """
-    failed = False
+    failed, folder = False, to or results.folder
     for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
         if not plug.is_usual:
             continue

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -25,8 +25,8 @@ from attnbench import plugins
 from attnbench.devices import read_counters
 from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, SampleBlocks, T
 from attnbench.processes.runners import SHARED, Runners
-from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, patience
+from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder, patience
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
@@ -35,7 +35,7 @@ from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
-from attnbench.storage.journal import JOURNAL, Journal, fold
+from attnbench.storage.journal import Journal
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
@@ -98,7 +98,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress, which depends only on the journal."""
+    """One run in progress. `state` is its progress: that of the journal."""
 
     plan: Plan
     journal: Journal
@@ -106,10 +106,10 @@ class Session:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
-    state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
         """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
+        self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
@@ -127,9 +127,8 @@ class Session:
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def record(self, event: events.Event) -> None:
-        """Write an event to the journal, and apply it to the state."""
+        """Write an event to the journal, which applies it to the state."""
         self.journal.append(event)
-        self.state.apply(event)
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -328,12 +327,12 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
                 yield cell, metric
 
 
-def trace(session: Session, folder: Path) -> None:
-    """Trace each live cell into a file of its own below `folder` (tracing/folders.py).
+def trace(session: Session) -> None:
+    """Trace each live cell into a file of its own below the journal's folder (tracing/folders.py).
 
     Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
     """
-    cells = session.live_cells
+    cells, folder = session.live_cells, session.journal.path.parent
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"trace of {arm} on {workload.id}", number, len(cells))
         file, cell = folders.trace_file(folder, workload.id, arm.implementation), session.cell(workload, arm)
@@ -574,22 +573,20 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """
     if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
         refuse_interpreted(plan)
-    path = folder / JOURNAL
-    state = fold(path) if path.exists() else State()
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
-        session = Session(plan, journal, worker, watch, clock, read_counters, state)
-        if state.started is None:
-            session.record(
+        session = Session(plan, journal, worker, watch, clock, read_counters)
+        if journal.state.started is None:
+            journal.append(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
         session.start_worker()
-        reason = _run_stages(session, plan.stages or stages, folder, stops_when_wrong=stops_when_wrong)
+        reason = _run_stages(session, plan.stages or stages, stops_when_wrong=stops_when_wrong)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
 
 
-def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops_when_wrong: bool) -> str:
+def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: bool) -> str:
     """Run the stages with these names; return why checks or timing ended early, or ""."""
     plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
     if "check" in names:
@@ -602,7 +599,7 @@ def _run_stages(session: Session, names: Collection[str], folder: Path, *, stops
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
-        trace(session, folder)
+        trace(session)
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
         if name in names and is_timed:

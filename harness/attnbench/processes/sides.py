@@ -20,7 +20,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.processes.planning import build_plan
-from attnbench.processes.worker_client import ROOT
+from attnbench.processes.worker_client import PACKAGE
 from attnbench.storage.events import Plan, Side, Sides
 
 REVISION = "rev:"
@@ -30,8 +30,6 @@ ENVIRONMENT = "env:"
 """Marks the folder of a virtual environment."""
 SIDES_FOLDER = "sides"
 """Subfolder of a run in progress with the checked-out files."""
-PACKAGE = "attnbench"
-"""Always imported from this harness, even if a side contains it."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
 """Code with these words registers objects for the whole process, or imports unpredictable modules."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
@@ -233,15 +231,6 @@ def side_folders(side: Side) -> list[Path]:
         if (place in {top, top / "src"} or not (place / "__init__.py").exists())
         and not any((place / f"{name}.py").exists() for name in LATE)
     ]
-
-
-def harness_folder(folder: Path) -> Path:
-    """Link only this harness into `folder`: its installation folder holds other packages, too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / PACKAGE
-    link.unlink(missing_ok=True)  # a killed run may have linked another one
-    link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
-    return folder.resolve()
 
 
 def _places(path: Path, root: Path) -> list[Path]:

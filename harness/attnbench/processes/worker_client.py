@@ -45,11 +45,22 @@ NUM_STARTS = 2
 LONGEST_LINE = 300
 """Longest quote from a process's last output in a message."""
 ROOT = Path(__file__).parents[2]
+PACKAGE = "attnbench"
+"""Always imported from this harness, even if one of two compared sides contains it."""
 
 
 def module_path(*folders: Path) -> str:
     """PYTHONPATH of a process that searches these folders first, and then those of this process."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
+def harness_folder(folder: Path) -> Path:
+    """Link only this harness into `folder`: its installation folder holds other packages, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / PACKAGE
+    link.unlink(missing_ok=True)  # a killed run may have linked another one
+    link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
+    return folder.resolve()
 
 
 class WorkerClient(Protocol):

@@ -87,6 +87,8 @@ class State:
 
     def apply(self, event: Event) -> None:
         """Add one event."""
+        if isinstance(event, events.CellEvent) and (work := work_of(event)):
+            self.done.add((event.key, work))
         match event:
             case events.RunStarted():
                 self.started = event
@@ -119,8 +121,6 @@ class State:
                 self.num_restored += 1
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
-        if isinstance(event, events.CellEvent) and (work := work_of(event)):
-            self.done.add((event.key, work))
 
     def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
         """Set fields of a cell's record, and its status unless it stays."""

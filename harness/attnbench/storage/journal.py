@@ -3,7 +3,8 @@
 A journal is data, never executed. Each line ends with its number and a digest, so that every changed digit and every
 removed, added or moved line is noticed; only at the end lines may be missing, as after a kill. The events must make
 sense, too (storage/fold.py). A line that a kill cut short is dropped; any other damage is an error that names it, and
-`salvage` keeps the intact lines.
+`salvage` keeps the intact lines. Journals of all earlier schemas are read as if they were current
+(docs/adr/0003-journal.md has the history).
 
 This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
 of results. Idea of joining run and report by files alone: https://asv.readthedocs.io.
@@ -22,14 +23,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from attnbench.storage import older_schemas
+from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.fold import State
+from attnbench.storage.records import BASE, CANDIDATE, Role
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
@@ -37,8 +39,11 @@ HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
 SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
-"""The end of a line: its number and its digest. Schema 5 has a different digest, and no number."""
-FIRST_WITH_DIGESTS = 5  # schema
+"""The end of a line: its number and its digest. Schema 5 has no number, and two digests in one: of the line, which is
+the first half, and of the line after the one before it, which is ignored."""
+FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # schemas
+_SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
+_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -49,11 +54,13 @@ class Journal:
     def __init__(self, folder: Path, *, keeps_copy: bool = False) -> None:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
-        With `keeps_copy`, for runs of untrusted code, all lines stay in memory; if another process has changed the
-        file, it is restored and a note appended at the end.
+        `state` is folded from the events there, and from each that is appended. With `keeps_copy`, for runs of
+        untrusted code, all lines stay in memory; if another process has changed the file, it is restored and a note
+        appended at the end.
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.
+            DamagedError: what is there is damaged.
         """
         self.path, self._synced_s = folder / JOURNAL, -math.inf
         with writing_to(folder, "--results"):
@@ -70,6 +77,7 @@ class Journal:
         self._file.truncate(whole)
         self._num_lines = text.count(b"\n")
         self._copy = bytearray(text[:whole]) if keeps_copy else None
+        self.state = fold(self.path)
 
     def append(self, event: Event) -> None:
         """Write one event to the system, safe from kills, and sync to the disk ten times a second.
@@ -88,6 +96,7 @@ class Journal:
         if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
             os.fsync(self._file.fileno())
             self._synced_s = time.monotonic()
+        self.state.apply(event)
 
     def _next_line(self, event: Event) -> bytes:
         self._num_lines += 1
@@ -113,8 +122,8 @@ def signed(event: Event, number: int) -> bytes:
     return numbered + b',"digest":"%b"}\n' % _digest(numbered)
 
 
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
+def _digest(text: bytes, num_bytes: int = 8) -> bytes:
+    return hashlib.blake2b(text, digest_size=num_bytes).hexdigest().encode()
 
 
 Line = tuple[int, Event | None, str]
@@ -135,7 +144,7 @@ def lines(path: Path, state: State) -> Iterator[Line]:
         event, wrong = None, ""
         try:
             if number == 1:
-                decode = older_schemas.decoder(line) or decode
+                decode = _older_decoder(line) or decode
             event = decode(line)
         except (msgspec.DecodeError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
             wrong = f"not an event of a journal ({error})"
@@ -161,9 +170,61 @@ def lines(path: Path, state: State) -> Iterator[Line]:
 
 def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
     number, digest = signature.groups()
-    if number is None:
-        return older_schemas.is_digest_right(line[: signature.start()] + b"}", digest)
-    return bool(digest == _digest(line[: signature.end(1)]))
+    if number is not None:
+        return bool(digest == _digest(line[: signature.end(1)]))
+    half = _digest(line[: signature.start()] + b"}", num_bytes=6)
+    return bool(digest[: len(half)] == half)
+
+
+def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
+    """A decoder of the lines of a journal with names for arms; None if this first line is of a newer one.
+
+    Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
+    and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old
+    ones. The decoder raises the same errors for a line that is no event.
+
+    Raises:
+        msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
+    """
+    schema = _SCHEMA.match(first_line)
+    if schema is None or int(schema[1]) >= FIRST_WITH_ARMS:
+        return None
+    plan = msgspec.json.decode(first_line)["plan"]
+    baseline, sides = plan["baseline"], plan.get("sides")
+
+    def arm_of(name: str) -> dict[str, Any]:
+        """The arm of an old name: its implementation and role, and its side if there are sides."""
+        if name == _PROBE:
+            return {"role": Role.probe}
+        bare = name.removesuffix(_CONTROL)
+        has_control = bare == baseline if sides is None else bare.endswith(_BASE) or sides.get("is_apart", False)
+        is_control = bare != name and has_control
+        implementation, role = (bare, Role.control) if is_control else (name, Role.measured)
+        if sides is None:
+            return {"implementation": implementation, "role": role}
+        side = BASE if implementation.endswith(_BASE) else CANDIDATE
+        return {"implementation": implementation.removesuffix(_BASE), "role": role, "side": side}
+
+    def decode(line: bytes) -> Event:
+        raw = msgspec.json.decode(line)
+        if raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
+            raw["arms"] = [{"arm": arm_of(name), "samples": taken} for name, taken in raw["arms"].items()]
+        elif raw["type"] == "run_started" and sides is not None:
+            new, specs = raw["plan"], raw["plan"]["implementations"]
+            for side in (BASE, CANDIDATE):
+                new["sides"][side]["implementations"] = {
+                    arm["implementation"]: spec.partition("=")[2] or spec
+                    for spec in specs
+                    if (arm := arm_of(name_of(spec)))["side"] == side
+                }
+            new["implementations"], new["baseline"] = [], ""
+        elif "implementation" in raw and "side" not in raw and sides is not None:
+            arm = arm_of(raw["implementation"])
+            raw["implementation"], raw["side"] = arm["implementation"], arm["side"]
+        event: Event = msgspec.convert(raw, Event)
+        return event
+
+    return decode
 
 
 def _whole_lines(path: Path) -> list[bytes]:
