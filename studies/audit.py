@@ -109,7 +109,7 @@ def of_presets(num_threads: int) -> list[Workload]:
         model = models.preset(name)
         for phase, settings in POINTS.items():
             if phase in model.phases:
-                for each in models.mixes(model, phase, settings if model.kind == "decoder" else {})[0]:
+                for each in models.workloads(model, phase, settings if model.kind == "decoder" else {}):
                     workload = msgspec.structs.replace(each, num_threads=num_threads)
                     if not workload.operands and not workload.scale:  # a plain function is not passed these
                         found.setdefault(workload.id, workload)

@@ -15,9 +15,7 @@ EVERY = models.names()
 def parts(name, phase, **settings):
     """Return the label and (count, workload) of its layers, for each point."""
     given = {axis: [str(value)] for axis, value in settings.items()}
-    workloads, mixes = models.mixes(huggingface.load(name), phase, given)
-    by_id = {workload.id: workload for workload in workloads}
-    return {mix.label: [(count, by_id[each]) for each, count in mix.counts.items()] for mix in mixes}
+    return {label: [*found.values()] for label, found in models.attention(huggingface.load(name), phase, given)}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -27,11 +25,13 @@ def test_every_preset_cites_its_source_and_has_workloads_in_its_phases(name):
     assert model.summary
     assert model.phases
     for phase in model.phases:
-        workloads, mixes = models.mixes(model, phase, {})
-        assert {each for mix in mixes for each in mix.counts} == {workload.id for workload in workloads}
+        workloads, labels = (
+            models.workloads(model, phase, {}),
+            [label for label, _ in models.attention(model, phase, {})],
+        )
         trained = {workload.direction == "forward_backward" for workload in workloads}
         assert trained == {phase == "training"}
-        assert len({mix.label for mix in mixes}) == len(mixes)
+        assert len({*labels}) == len(labels)
         for workload in workloads:
             assert phase != "decode" or workload.seq_len == 1
 

@@ -17,7 +17,6 @@ from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
 from attnbench.workloads import huggingface, models
 from attnbench.workloads import sweep as sweeps
-from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
@@ -81,10 +80,9 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
     stands_alone = bool(model or parsed.keys() - {"device"}) and is_exact
-    mixes: tuple[Mix, ...] = ()
     source = huggingface.load(model) if model else None
     if source is not None:
-        workloads, mixes = models.mixes(source, phase, {"device": [present[-1]]} | parsed)
+        workloads = models.workloads(source, phase, {"device": [present[-1]]} | parsed)
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
@@ -139,7 +137,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,
-        mixes=mixes,
         left_out=left_out,
         **(of_sweep | {name: value for name, value in fields.items() if value is not None}),
     )

@@ -8,7 +8,6 @@ import msgspec
 from attnbench.plugins import name_of, split, variant
 from attnbench.storage import records
 from attnbench.storage.records import BASE, CANDIDATE, Arm, DeviceState, Environment, Sample, Status
-from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
@@ -97,7 +96,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
     left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # by name: workloads without it
     model: str = ""  # the model of the workloads, if planned for one
-    mixes: tuple[Mix, ...] = ()  # composition of the model's layers at each point; or the calls of a service
     stages: tuple[str, ...] = ()  # in order; none: those of a run
     unasked: tuple[str, ...] = ()  # workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()

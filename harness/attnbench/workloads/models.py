@@ -5,7 +5,6 @@ network and a model's weights are not needed.
 """
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -65,13 +64,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(phase for phase in named if phase != "decode" or self.kind == "decoder" or is_said)
 
 
-class Mix(msgspec.Struct, frozen=True, kw_only=True):
-    """The attention of a whole model at one point: the ids of its workloads, and the number of layers for each."""
-
-    label: str
-    counts: dict[str, int]
-
-
 def names() -> list[str]:
     """The names of the presets."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
@@ -107,8 +99,10 @@ def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
     return [{"batch_size": each, "seq_len": 1, "kv_len": cache} for each in DECODE_BATCHES for cache in caches]
 
 
-def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[tuple[Workload, ...], tuple[Mix, ...]]:
-    """The distinct workloads of a model in a phase, and their mix at each point.
+def attention(
+    model: Model, phase: str, settings: Mapping[str, list[str]]
+) -> Iterator[tuple[str, dict[str, tuple[int, Workload]]]]:
+    """Each point of a model in a phase, in words, with its workloads by id and the number of layers for each.
 
     Settings (axis -> values as typed) override the model's values; every combination is a point.
 
@@ -117,18 +111,20 @@ def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[
     """
     if phase not in model.phases:
         raise ValueError(f"{model.name} has no phase {phase}: choose among {', '.join(model.phases)}")
-    found: dict[str, Workload] = {}
-    made: dict[str, Mix] = {}
     for point, setting in itertools.product(points(model, phase), combinations(settings)):
-        counts: dict[str, int] = {}
+        found: dict[str, tuple[int, Workload]] = {}
         for layer in model.layers:
             if phase in layer.phases:
                 workload = _workload(model, layer, phase, point, setting)
-                found.setdefault(workload.id, workload)
-                counts[workload.id] = counts.get(workload.id, 0) + layer.count
-        label = _label(phase, [found[each] for each in counts])
-        made.setdefault(json.dumps(counts), Mix(label=label, counts=counts))
-    return tuple(found.values()), tuple(made.values())
+                count, _ = found.get(workload.id, (0, workload))
+                found[workload.id] = count + layer.count, workload
+        yield _label(phase, [workload for _, workload in found.values()]), found
+
+
+def workloads(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[Workload, ...]:
+    """The distinct workloads of a model in a phase; the parameters and errors are those of `attention`."""
+    every = (found for _, point in attention(model, phase, settings) for found in point.values())
+    return tuple({workload.id: workload for _, workload in every}.values())
 
 
 def combinations(settings: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
