@@ -56,21 +56,27 @@ STUDIES = Path(__file__).parents[2]
 """The folder with this package."""
 
 
-def run_python(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run Python in the folder to its end, whatever its exit code."""
-    environment = {**os.environ, "PYTHONPATH": module_path(tree)}
+def run_python(
+    arguments: Sequence[str], folder: Path, tree: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in the folder to its end, whatever its exit code; `settings` are further environment variables."""
+    environment = {**os.environ, **(settings or {}), "PYTHONPATH": module_path(tree)}
     return subprocess.run(  # noqa: S603 - our own command
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
 
 
-def printed(arguments: Sequence[str], folder: Path) -> Any:  # noqa: ANN401 - whatever the program prints
+def printed(
+    arguments: Sequence[str],
+    folder: Path,
+    settings: Mapping[str, str] | None = None,
+) -> Any:  # noqa: ANN401 - whatever the program prints
     """Run Python in the folder, and parse the last line of its output as JSON.
 
     Raises:
         RuntimeError: there is none; the message is the end of its errors.
     """
-    done = run_python(arguments, folder)
+    done = run_python(arguments, folder, settings=settings)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
