@@ -71,11 +71,13 @@ def test_the_quick_sweep_must_decide_each_large_difference_rightly(verdict, pass
 
 
 @pytest.mark.parametrize(
-    ("way", "off", "passes"), [("fixture", 1.04, True), ("fixture", 1.2, False), ("none", 1, False)]
+    ("way", "off", "passes"),
+    [("fixture", 1.04, True), ("fixture", 1.2, False), ("plain again", 1.2, False), ("none", 1, False)],
 )
 def test_each_way_must_give_the_time_of_a_plain_loop(way, off, passes):
     seconds = dict.fromkeys(absolute.WAYS, 1.0) | {way: off}
-    session = [{"session": 0, "way": each, "seconds": {"sdpa": seconds[each]}} for each in absolute.WAYS]
+    names = ("sdpa", "fused", "mine")
+    session = [{"session": 0, "way": each, "seconds": dict.fromkeys(names, seconds[each])} for each in absolute.WAYS]
     if way == "none":
         session[-1]["seconds"] = {}
     assert absolute.judge(session * 3)[1] is passes
