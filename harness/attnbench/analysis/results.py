@@ -119,8 +119,6 @@ def judge(folder: Path, state: State) -> Results:
     is_cold = started.plan.cache != "warm"
     gauge = InterferenceGauge()
     discarded = gauge.follow(state.probes)
-    load = system_load(state.history, state.timing_workers)
-    throttled = {workload: throttled_by(visits) for workload, visits in state.devices.items()}
     slow = {workload: tuple(slowed(visits)) for workload, visits in state.devices.items()}
     records, warnings = judged(records, state.ceilings, slow, is_cold=is_cold)
     return Results(
@@ -137,8 +135,8 @@ def judge(folder: Path, state: State) -> Results:
         host_ceilings=state.ceilings,
         warnings=warnings,
         doubts=state.doubts,
-        system_load=load,
-        throttled=throttled,
+        system_load=system_load(state.history, state.timing_workers),
+        throttled={workload: throttled_by(visits) for workload, visits in state.devices.items()},
         accepted=tuple(state.accepted),
         num_restored=state.num_restored,
         num_lost=state.num_lost,

@@ -17,7 +17,7 @@ from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
-from attnbench.storage.events import Event, RunFinished, WorkerStarted
+from attnbench.storage.events import RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
     Ceilings,
@@ -72,7 +72,7 @@ class SystemLoad:
     free_bytes: int
 
 
-def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad | None:
+def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collection[int]) -> SystemLoad | None:
     """The load during a run; None without counters, as on a simulated machine.
 
     Covers the time from the start of each worker to its end; the last worker of a killed run has no end and is left
@@ -83,8 +83,6 @@ def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad 
     start: Counters | None = None
     begun = 0
     for place, event in enumerate(history):
-        if not isinstance(event, WorkerStarted | RunFinished):
-            continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
             spans[begun] = start, end
@@ -123,11 +121,9 @@ def judged(
             kept.append(msgspec.structs.replace(record, **invalid))
             continue
         kept.append(record)
-        texts = [text for text, _ in doubts]
-        if record.measurement(LATENCY) is not None:
-            texts += (slow or {}).get(record.workload.id, ())
-        if texts:
-            warnings[record.key] = tuple(texts)
+        falls = () if record.measurement(LATENCY) is None else (slow or {}).get(record.workload.id, ())
+        if texts := (*(text for text, _ in doubts), *falls):
+            warnings[record.key] = texts
     return tuple(kept), warnings
 
 

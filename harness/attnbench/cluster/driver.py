@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -94,17 +94,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
-class Answer(NamedTuple):
-    """What became of a share: its host and its journal, or why no host could measure it."""
-
-    share: str
-    host: str = ""
-    journal: bytes = b""
-    lost: str = ""
-
-
-def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[Answer]:  # noqa: ANN401 - ray has no types of its own
-    """Measure plans by the names of their shares, each on one host; yield what becomes of each as it ends."""
+def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - as above
+    """Measure plans by name, each on one host; yield name, host and journal of each, or why there is none."""
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(
         resources={SLOT: 1},
@@ -121,11 +112,11 @@ def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[Answer]:  # noqa: 
             seen_s = time.monotonic()
         elif time.monotonic() - seen_s > WAIT_S:
             why = f"no host was left for it, and none joined within {WAIT_S:g} s"
-            yield from (Answer(share, lost=why) for share in tasks.values())
+            yield from ((share, "", why) for share in tasks.values())
             return
         for task in ray.wait(list(tasks), num_returns=1, timeout=min(WAIT_S, NODES_EVERY_S))[0]:
             share = tasks.pop(task)
             try:
-                yield Answer(share, *ray.get(task))
+                yield share, *ray.get(task)
             except (ray.exceptions.RayError, ValueError) as error:
-                yield Answer(share, lost=_first_line(error))
+                yield share, "", _first_line(error)

@@ -49,9 +49,7 @@ def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
 
 
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
-    """Start a run on a cluster in `folder`, or continue the one there, to its end.
-
-    `note` receives messages about finished and lost shares.
+    """Start a run on a cluster in `folder`, or continue the one there, to its end; `note` gets messages about shares.
 
     Raises:
         ValueError: no ray, no cluster, or no host; the message says what to do.
@@ -64,13 +62,12 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
         lost, is_over = dict[str, str](), False
         try:
             is_open = {name: share for name, share in shares.items() if finished(folder, name) is None}
-            for share, host, journal, why in driver.measured(ray, is_open):
+            for share, host, journal in driver.measured(ray, is_open):
                 del is_open[share]
-                if refused := why or keep(folder, share, host, journal):
-                    lost[share] = refused
-                    note(f"share {share} is lost: {refused}")
-                else:
-                    note(f"{host} has finished share {share}: {len(is_open)} of {len(shares)} are left")
+                if why := keep(folder, share, host, journal) if isinstance(journal, bytes) else journal:
+                    lost[share] = why
+                left = f"{len(is_open)} of {len(shares)} are left"
+                note(f"share {share} is lost: {why}" if why else f"{host} has finished share {share}: {left}")
             is_over = True
         finally:
             merge(folder, started, shares, lost if is_over else None)
@@ -102,10 +99,7 @@ def kind_of(history: Iterable[Event]) -> str:
 
 
 def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store the journal of a share; return "", or why it is not stored.
-
-    It must be whole, from a host with a valid name, and from the same kind of host as the others.
-    """
+    """Store the journal of a share, if it is whole, and its host of the kind of the others; return "", or why not."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
@@ -120,8 +114,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
-        other = f"it is another kind of host ({kind}) than the first ({first})"
-        return f"{host} takes no part: {other}; give it a run of its own"
+        return f"{host} takes no part: it is {kind}, another kind of host than the first ({first}); give it its own run"
     arrived.replace(path)
     return ""
 
