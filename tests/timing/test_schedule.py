@@ -128,6 +128,20 @@ def test_a_look_out_of_reach_is_said() -> None:
     assert not race.reaches_a_look(state, 3.9)
 
 
+def test_a_pass_over_few_shapes_is_expected_to_be_short() -> None:
+    """With 20 s left, full passes of 10 s reach no look; those over the one open shape of three do."""
+    state, race, now_s = State(), Race(ASKED), 0.0
+    decided = [arm for arm in ASKED.specs if arm.implementation != "near"]
+    live = LIVE | dict.fromkeys(WORKLOADS[1:], decided)
+    while (step := race.next(state, live, now_s)) is not None and now_s < 40.0 - 1e-6:
+        if step.is_fresh:
+            start(state)
+        state.apply(visited(state, step))
+        now_s += 10.0 / len(WORKLOADS)
+    assert step is not None
+    assert (step.workload, step.is_fresh, race.reason) == (WORKLOADS[0], True, "")
+
+
 def test_all_cells_stay_open_until_the_whole_of_two_sides_is_decided() -> None:
     asked = virtual.with_sides(plan(2, ("x", "y"), budget_s=60.0))
     live = {workload.id: list(asked.specs) for workload in asked.workloads}

@@ -115,7 +115,8 @@ class Race(Passes):
 
     judged: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
-    _shortest_s: float = 0.0  # shortest pass; 0: unknown
+    _num_open: int = 0  # workloads in the pass that began then
+    _shortest_s: float = 0.0  # shortest pass, divided by its workloads; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
         """The arms that need more visits, by workload, with their references.
@@ -136,10 +137,11 @@ class Race(Passes):
             elif wanted:
                 opened[workload] = [*dict.fromkeys([*map(references.__getitem__, wanted), *wanted])]
         self.reason = "" if opened or not live else DECIDED if self.judged else NOTHING
-        if self._began_s:
-            self._shortest_s = min(self._shortest_s or math.inf, now_s - self._began_s)
-        self._began_s = now_s
-        num_passes = (self.plan.budget_s - now_s) / self._shortest_s if self._shortest_s else math.inf
+        if self._num_open:
+            self._shortest_s = min(self._shortest_s or math.inf, (now_s - self._began_s) / self._num_open)
+        self._began_s, self._num_open = now_s, len(opened)
+        pass_s = self._shortest_s * len(opened)
+        num_passes = (self.plan.budget_s - now_s) / pass_s if pass_s else math.inf
         if opened and not self.reaches_a_look(state, num_passes):
             self.reason, opened = SPENT, {}
         return opened
