@@ -84,7 +84,7 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     for words, extra in ((["tensorboard"], "tensorboard"), (["model", "."], "transformers")):
         done = CliRunner().invoke(app, words)
-        assert f'pip install "attnbench[{extra}]"' in str(done.exception)
+        assert f"pip install -e '.[{extra}]'" in str(done.exception)
 
 
 HIDDEN = """

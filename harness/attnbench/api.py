@@ -79,9 +79,9 @@ class Outcome:
     def verdict(self) -> str:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
-        After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
-        `undecided`, or `WRONG` or `not compared`. Over several workloads it is the worst, in the order slower,
-        undecided, equivalent, faster.
+        After a check `right`, `imprecise` (or either `where tried`), `approximate`, `WRONG` or `not judged`; after a
+        comparison `faster`, `slower`, `equivalent` or `undecided`, or `WRONG` or `not compared`. Over several workloads
+        it is the worst, in the order slower, undecided, equivalent, faster.
 
         Raises:
             ValueError: there are several verdicts; use `verdicts`.

@@ -170,3 +170,22 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+HUGE = 1000.0
+
+
+def multiple(value: float) -> str:
+    """An error as a multiple of its tolerance: "0.12", or "3e+04" above a thousand."""
+    return significant(value, 2) if value < HUGE else f"{value:.0e}"
+
+
+def factors(values: Sequence[float]) -> str:
+    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal."""
+    ends = dict.fromkeys(f"{end:.2f}x" for end in (min(values, default=1.0), max(values, default=1.0)))
+    return " to ".join(ends)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"

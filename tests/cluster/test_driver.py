@@ -29,7 +29,7 @@ def test_without_ray_the_option_says_what_to_install(tmp_path, monkeypatch):
         ended = CliRunner().invoke(app, [*words, "--cluster", "auto"])
         assert ended.exit_code != 0
         said = str(ended.exception) + ended.output
-        assert 'pip install "attnbench[cluster]"' in said
+        assert "pip install -e '.[cluster]'" in said
 
 
 def test_ray_is_not_imported_unless_a_cluster_is_named():

@@ -98,11 +98,11 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """The worst mark of each implementation, times excluded."""
+    """The worst mark of each implementation, of the base apart ("mine (base)"); times excluded."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:
-            by_name.setdefault(plain(record.implementation), []).append(kind)
+            by_name.setdefault(plain(str(record.arm)), []).append(kind)
     order = list(Mark)
     return {name: min(members, key=order.index) for name, members in by_name.items()}
 

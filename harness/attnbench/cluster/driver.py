@@ -44,7 +44,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ValueError('a cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
+        raise ValueError("a cluster needs Ray: pip install -e '.[cluster]' in the checkout") from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address != "auto":

@@ -59,10 +59,7 @@ EXIT_CODES = {
 }
 """Meanings of exit codes, for --help."""
 RETIRED = {
-    "inspect --seed": "it is 0",
     "list -i": "attnbench check FILE.py says what its implementations cover",
-    "model --seed": "it is 0",
-    "model --timeout": "a step may take 10 minutes",
     "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
     "history --smallest": "attnbench history counts a change of level by 2 % or more",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',

@@ -77,7 +77,7 @@ def examine() -> list[Finding]:
         stolen = psutil.cpu_times_percent(interval=1.0).steal
         values["stolen by the host"] = f"{stolen:.1f} % of the time"
         if stolen > STEAL_PERCENT:
-            advice["stolen by the host"] = "the host takes time away: measure elsewhere, or take more visits"
+            advice["stolen by the host"] = "the host takes time away: measure elsewhere, or give --budget more"
     found = [Finding(name=name, value=value, advice=advice.get(name, "")) for name, value in values.items()]
     return [*found, noise_floor()]
 

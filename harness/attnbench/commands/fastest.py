@@ -112,9 +112,7 @@ def bytes_of(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if text and found is None:
-        raise ValueError(
-            f"--memory {text} is no size: give a number of bytes, or one with a unit, as in 512MiB or 8GiB"
-        )
+        raise ValueError(f"--memory {text} is no size: give bytes, or a number with a unit, as in 512MiB or 8GiB")
     return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
 
 
@@ -131,7 +129,9 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
         if OUTPUT.is_quiet:
             continue
         if each.seconds:
-            print_table(("implementation", "time of a call", "to the choice", "peak memory"), recommended.figures(each))
+            print_table(
+                ("implementation", "time of a call", "than the choice", "peak memory"), recommended.figures(each)
+            )
         for line in recommended.of_excluded(each, is_verbose=OUTPUT.is_verbose):
             say(line, "dim")
         say("")
@@ -160,7 +160,8 @@ def _answer(results: Results, text: str) -> None:
 
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
-        say(f"{'. '.join(story.machine(results))} Full report: attnbench report {results.folder}", "dim")
+        say(" ".join(f"{line.rstrip('.')}." for line in story.machine(results)), "dim")
+        say(f"Full report: attnbench report {results.folder}", "dim")
 
 
 def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
@@ -179,8 +180,8 @@ def _policy_sentence(facts: Mapping[str, Any]) -> str:
     chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
     text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
     if regret := facts["regret"]:
-        text += f"; chosen by the nearest other shape, calls are {percent(regret['mean'])} slower than the best in the "
-        text += f"mean (sdpa alone: {percent(regret['sdpa_mean'])})"
+        text += f"; on average, calls chosen by the nearest other shape are {percent(regret['mean'])} slower than the "
+        text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always taken)"
     return f"{text}. The table is {facts['file']}."
 
 

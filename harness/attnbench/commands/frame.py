@@ -124,10 +124,10 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
     """Print the last sentence, and exit with the code of its ending.
 
-    If a screen has said it, or with --json, it is printed only if it is inconclusive, on standard error.
+    After a screen, or with --json, it is printed on standard error, and only if it is no pass.
     """
     is_silent |= OUTPUT.is_json
-    if not is_silent or conclusion.ending is Ending.inconclusive:
+    if not is_silent or conclusion.ending is not Ending.passed:
         typer.echo(conclusion.sentence, err=is_silent)
     raise typer.Exit(exit_code(conclusion))
 

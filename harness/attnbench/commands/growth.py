@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from attnbench.analysis.conclusion import Conclusion, Question, conclude, marks
+from attnbench.analysis.conclusion import Conclusion, Ending, Question, conclude, marks
 from attnbench.analysis.growth import growths
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
@@ -38,7 +38,10 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
                 typer.echo(f"  {each.sentence}")
 
     present(lambda: [each.facts() for each in grown], show)
-    return conclude(marks(measured), Question.measurement)
+    end = conclude(marks(measured), Question.measurement)
+    if end.ending is Ending.passed and not any(each.fit for each in grown):
+        return replace(end, ending=Ending.inconclusive, words="no growth could be fitted: give three lengths or more")
+    return end
 
 
 COMMAND = Command(growth, order=60)

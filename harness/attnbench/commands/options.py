@@ -27,8 +27,8 @@ class SelectionOptions:
         model (NAME[:PHASE]): Shapes of a model's attention: a preset (attnbench list models) or a Hugging Face
             config.json. PHASE is prefill (the default), decode or training.
         implementations (--implementation -i NAME|FILE.py:NAME): May be repeated. NAME+compile: with torch.compile.
-            LABEL=FILE.py:NAME: under another name. Default: those of the sweep, or all; of two sides, each file of
-            implementations/ that differs.
+            LABEL=FILE.py:NAME: under another name. Default: those of the sweep, or all. Needed to compare revisions,
+            folders or environments.
         call_limit_s (--call-limit SECONDS): Leave out calls that are predicted to take longer. Default: the sweep's.
         memory_limit (GIB): Leave out cells that need more; 0: three quarters of the free memory.
         timeout_s (--timeout SECONDS): Kill a step that takes longer.
@@ -175,4 +175,4 @@ def require_extra(module: str, extra: str) -> None:
         ValueError: it is not; the message has the command that installs it.
     """
     if find_spec(module) is None:
-        raise ValueError(f'{module} is not installed: pip install "attnbench[{extra}]"')
+        raise ValueError(f"{module} is not installed: pip install -e '.[{extra}]' in the checkout")

@@ -12,14 +12,13 @@ from attnbench.cluster.shares import merged
 from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.plugins import name_of, plugs, unknown
-from attnbench.reports import stock
+from attnbench.reports import stock, story
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
 from attnbench.storage.records import FALSE_SHARE
 
 MOST_LINES = 10
-PAGE = "report.html"
 MAY_DIFFER = {
     **dict.fromkeys(("sweep", "model"), ""),
     **dict.fromkeys(("workloads", "implementations", "unasked", "ladders", "alone"), ()),
@@ -74,7 +73,7 @@ def report(
         with writing_to(target):
             put(target / journal.name, journal.read_bytes())
     failed = running.write_reports(stored, target)
-    page = target / PAGE
+    page = target / story.PAGE
     present(
         lambda: {"folders": [str(target)], "failed": failed},
         lambda: typer.echo(f"Report, complete in one file: {page}"),

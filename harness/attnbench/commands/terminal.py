@@ -13,7 +13,7 @@ from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
 from attnbench.reports import cells, screen, story
 from attnbench.storage.records import Record, Status
-from attnbench.units import grouped, plain, text_lines
+from attnbench.units import grouped, multiple, plain, text_lines
 
 NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, as a terminal is narrow."""
@@ -79,7 +79,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     judged = judgements(results)
     for each in judged:
         has_worst = each.worst is not None and each.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
-        worst = f" (error at most {cells.multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
+        worst = f" (error at most {multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:
             say(f"  except: {convention}", "yellow")
@@ -132,10 +132,10 @@ def print_findings(results: Results) -> None:
 def _print_not_tried(records: Iterable[Record]) -> None:
     missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
     predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
-    reasons = Counter(
-        f"{record.arm}: {'over a limit, which --call-limit raises' if record.key in predicted else record.message}"
-        for record in missing
-    )
+    limits = {Status.out_of_memory: "predicted to need too much memory (--memory-limit)"}
+    whys = dict.fromkeys(predicted, "predicted to be too slow (--call-limit)")
+    whys |= {each.key: limits[each.status] for each in missing if each.key in predicted and each.status in limits}
+    reasons = Counter(f"{record.arm}: {whys.get(record.key, record.message)}" for record in missing)
     lines = [f"{line} ({number} cell{'s' * (number > 1)})" for line, number in reasons.items()]
     _print_list("Not tried:", lines)
 

@@ -15,7 +15,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
-from attnbench.units import MISSING, grouped, plain, show
+from attnbench.units import MISSING, factors, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
 FEW = 3
@@ -158,14 +158,14 @@ def _advice(members: Sequence[Shape], base: str) -> list[str]:
     beaten, rest = ([shape for shape in timed if bool(shape.faster) is wins] for wins in (True, False))
     num_open = sum(shape.is_open for shape in rest)
     if beaten:
-        undecided = f"{num_open} shape{'s are' if num_open > 1 else ' is'} undecided."
+        undecided = f"On {num_open} shape{'s' * (num_open > 1)} something undecided may be faster."
         return [*_beaten(beaten, rest, base), *[undecided] * bool(num_open)]
     compared = [cell for shape in timed for cell in shape.compared]
     if len({cell.name for cell in compared}) == 1:
         keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
         return [f"{keep}{_standing(compared)}{f' at {timed[0].length}' * (len(compared) == 1)}."]
     if num_open:
-        end = f"; {num_open} of {len(timed)} shapes are undecided." if num_open < len(timed) else " so far."
+        end = f"; on {num_open} of {len(timed)} shapes something may be." if num_open < len(timed) else " so far."
         return [f"Nothing is shown to be faster than {base}{end}"]
     return [f"Keep {base}: nothing is faster on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}."]
 
@@ -176,17 +176,11 @@ def _standing(compared: Sequence[Cell]) -> str:
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = str(mark)
         if mark in {Mark.faster, Mark.slower}:
-            text = f"{_range([cell.factor for cell in members])} {mark}"
+            text = f"{factors([cell.factor for cell in members])} {mark}"
         if mark is Mark.undecided and len(members) == 1 and (found := members[0].comparison):
             text += f", {factor(found.ratio)} so far ({found.reason})"
         parts.append(text + f" on {len(members)} of {len(compared)} shapes" * (len(members) < len(compared)))
     return f"{compared[0].name} is {', '.join(parts)}"
-
-
-def _range(factors: Sequence[float]) -> str:
-    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal."""
-    ends = dict.fromkeys(f"{end:.2f}x" for end in (min(factors, default=1.0), max(factors, default=1.0)))
-    return " to ".join(ends)
 
 
 def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[str]:
@@ -196,7 +190,7 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
     won = [shape for _, shape in wins[choice]]
     others = [shape for shape in [*beaten, *rest] if shape not in won]
     where, part = _place(won, others)
-    gain = _range([cell.speedup for cell, shape in wins[choice] if shape in part])
+    gain = factors([cell.speedup for cell, shape in wins[choice] if shape in part])
     text = f"Take {choice} {where} ({gain} faster than {base})"
     if more := len(won) - len(part):
         text += f" and on {more} other shape{'s' * (more > 1)}"

@@ -17,13 +17,12 @@ from attnbench.reports import titles
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.units import MISSING, SCALES, duration, grouped, percent, plain, show, significant, span
+from attnbench.units import MISSING, SCALES, duration, grouped, multiple, percent, plain, show, span
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
 LARGEST_EFFECT = 1.0
 """Larger detectable differences are left out of tables."""
-HUGE = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,11 +220,6 @@ def verdict(cell: Cell) -> str:
     return f"undecided ({why}{more}){kernel}"
 
 
-def multiple(value: float) -> str:
-    """An error as a multiple of its tolerance: "0.12", or "3e+04" above a thousand."""
-    return significant(value, 2) if value < HUGE else f"{value:.0e}"
-
-
 def _error(cell: Cell) -> str:
     if cell.error is not None:
         return multiple(cell.error)
@@ -297,7 +291,8 @@ LAST = (
     Column(
         heading="error",
         text=_error,
-        explanation="the largest error / tolerance over all compared tensors: above 1 it is wrong and is not timed",
+        explanation="the largest error / tolerance over all compared tensors; above 1 it is imprecise (still timed) or "
+        "WRONG (not timed)",
         number=lambda cell: cell.error,
     ),
     Column(heading="notes", text=notes),

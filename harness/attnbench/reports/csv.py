@@ -16,8 +16,5 @@ def text(results: Results) -> str:
 
 
 REPORT = Report(
-    summary="every cell as a row of a table, for spreadsheets and pandas",
-    file="records.csv",
-    text=text,
-    is_usual=True,
+    summary="every cell as a row of a table, for spreadsheets and pandas", file="records.csv", text=text, is_usual=True
 )

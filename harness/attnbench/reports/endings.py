@@ -9,7 +9,7 @@ from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, co
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation
 from attnbench.analysis.results import Results
-from attnbench.analysis.sides import failed, untried
+from attnbench.analysis.sides import by_side, failed, matched, untried
 from attnbench.reports import recommended, titles
 from attnbench.storage.records import LATENCY, Verdict
 from attnbench.units import percent, plain
@@ -25,7 +25,7 @@ def of_run(results: Results) -> Conclusion:
     if end.ending is not Ending.passed or not is_compared:
         return end
     if not comparisons(results):
-        return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; nothing could be compared")
+        return Conclusion(ending=Ending.inconclusive, words=f"nothing could be compared (answers: {end.words})")
     if session_doubts(results):
         return Conclusion(ending=Ending.inconclusive, words=f"{end.words}; no time could be judged: see the warning")
     return end
@@ -55,19 +55,24 @@ def of_sides(results: Results) -> Conclusion:
     by_name = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
     for record, _ in failed(results):
         by_name[plain(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
+    for match in matched(*by_side(results)):
+        if match.base is not None and match.base.is_finding and (fixed := match.candidate) and fixed.agreement:
+            name = plain(f"{fixed.implementation} {names[fixed.workload.id]}")
+            by_name.setdefault(name, mark_of(fixed) or Mark.not_judged)
+            details[name] = f"where the base is {mark_of(match.base)}"
     for each in compared:
         name = plain(f"{each.implementation} {names[each.workload.id]}")
-        by_name[name] = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
-        details[name] = _by(each.ratio, each.low, each.high) if len(compared) == 1 else _by(each.ratio)
+        by_name[name] = kind = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
+        details[name] = _by(kind, each.ratio, *((each.low, each.high) if len(compared) == 1 else ()))
     by_name |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
     together, lead, counted = whole(results), "", dict(by_name)
     if together is not None:
         kind = mark(CheckVerdict.right, together.verdict, is_doubtful=together.is_doubtful)
-        if together.detectable is not None:
+        if together.detectable is not None and kind is not Mark.doubtful:
             more.insert(0, f"a slowdown of {percent(together.detectable)} would have shown")
         if len(compared) > 1:
-            lead = f"{kind} over all cells, {_by(together.ratio, together.low, together.high)}; "
+            lead = f"{kind} over all cells, {_by(kind, together.ratio, together.low, together.high)}; "
             decided = kind not in {Mark.undecided, Mark.doubtful}
             counted = {n: m for n, m in by_name.items() if not (decided and m is Mark.undecided)} | {lead: kind}
     single = conclude(by_name, Question.change, details=details, more="; ".join(more))
@@ -75,9 +80,9 @@ def of_sides(results: Results) -> Conclusion:
     return Conclusion(ending=end, words=lead + single.words)
 
 
-def _by(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """The factor without its word, which the mark contains: "1.10x (1.05 to 1.15)"."""
-    return factor(ratio, low, high).replace(" faster", "").replace(" slower", "")
+def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """The factor, without the word that the mark contains: "1.10x (1.05 to 1.15)" if it is `slower`."""
+    return factor(ratio, low, high).replace(f" {kind}", "")
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
@@ -112,8 +117,10 @@ def of_search(results: Results) -> Conclusion:
     """Conclude a search for the sizes at which two implementations change places."""
     by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
     for crossing in recommended.crossings(results):
-        by_name[" and ".join(crossing.implementations)] = Mark.decided if crossing.points else Mark.not_judged
-    return conclude(by_name, Question.measurement)
+        signs = {point.sign for point in crossing.points.values()}
+        kind = Mark.not_judged if not signs else Mark.undecided if signs == {0} else Mark.decided
+        by_name[" and ".join(crossing.implementations)] = kind
+    return conclude(by_name, Question.choice)
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:

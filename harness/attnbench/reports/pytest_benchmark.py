@@ -25,7 +25,7 @@ def document(results: Results) -> dict[str, Any]:
     try:
         from pytest_benchmark.stats import Stats
     except ImportError:
-        raise ValueError('pytest-benchmark is not installed: pip install "attnbench[pytest]"') from None
+        raise ValueError("pytest-benchmark is not installed: pip install -e '.[pytest]' in the checkout") from None
     margin = results.plan.smallest_effect
     return {
         "machine_info": next(map(_machine, results.environments.values()), {"cpu": {}}),

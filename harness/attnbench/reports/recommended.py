@@ -1,6 +1,6 @@
 """The answers of `fastest`, with or without --along: as sentences, as rows, and as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from attnbench.analysis.results import Results
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
-from attnbench.units import MISSING, grouped, percent, plain, show, significant, span
+from attnbench.units import MISSING, grouped, listed, percent, plain, show, significant, span
 
 
 def lines(results: Results) -> list[str]:
@@ -32,10 +32,10 @@ def answer(choice: Recommendation) -> str:
     reference = f"PyTorch's own choice, {choice.reference}"
     name = reference if choice.choice == choice.reference else choice.choice
     if undecided:
-        text = f"Not clear: {name} seems to be the fastest, and {_listed(undecided)} may be as fast"
-        text += f"; equal within {margin}: {_listed(alike)}" if alike else ""
+        text = f"Not clear: {name} seems to be the fastest, and {listed(undecided)} may be as fast"
+        text += f"; equal within {margin}: {listed(alike)}" if alike else ""
     elif alike:
-        text = f"Take {name}: it is as fast as {_listed(alike)}, within {margin}"
+        text = f"Take {name}: it is as fast as {listed(alike)}, within {margin}"
     else:
         alone = "the only one left" if choice.excluded else "the only candidate"
         text = f"Take {name}: it is {'the fastest' if slower else alone}"
@@ -63,10 +63,6 @@ def _lead(choice: Recommendation, other: str, words: str) -> str:
         return ""
     number, *interval = span(lead.ratio, lead.low, lead.high).split(" ", 1)
     return " ".join([f"{number}x", *interval, f"faster than {words}"])
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"
 
 
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
@@ -109,22 +105,18 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
     points: dict[int, Point]
 
 
-def crossings(results: Results) -> list[Crossing]:
+def crossings(results: Results) -> Iterator[Crossing]:
     """Every searched pair along each ladder, with its crossovers."""
-    found = []
     for ladder, pair in ((each, pair) for each in results.plan.ladders for pair in each.pairs):
         known, changes = points(results, ladder, *pair), changes_along(results, ladder, pair)
-        found.append(
-            Crossing(
-                axis=ladder.axis,
-                workload=ladder.workloads[0],
-                implementations=pair,
-                answer=_crossing(ladder, pair, known, changes),
-                changes=changes,
-                points=dict(sorted(known.items())),
-            )
+        yield Crossing(
+            axis=ladder.axis,
+            workload=ladder.workloads[0],
+            implementations=pair,
+            answer=_crossing(ladder, pair, known, changes),
+            changes=changes,
+            points=dict(sorted(known.items())),
         )
-    return found
 
 
 def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point], changes: Sequence[Change]) -> str:
@@ -137,11 +129,17 @@ def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point],
         )
     decided = {value: point.sign for value, point in known.items() if point.sign}
     if not known:
-        return f"{pair[0]} and {pair[1]} could not be sampled together at any {ladder.axis}: see what failed below."
+        again = f"give --budget more, or attnbench check {pair[0]} {pair[1]}"
+        return f"{pair[0]} and {pair[1]} have no common samples at any {ladder.axis}: {again}."
     if not decided:
-        return f"It is undecided which of {_listed(pair)} is faster, from {ladder.axis} {min(known)} to {max(known)}."
+        return f"It is undecided which of {listed(pair)} is faster, {_span(ladder, known)}."
     winner, loser = pair if next(iter(decided.values())) < 0 else pair[::-1]
-    ends = f"from {ladder.axis} {min(decided)} to {max(decided)}"
-    text = f"{winner} is faster than {loser} wherever it is decided, {ends}; they do not change places there."
+    where = f"wherever it is decided, {_span(ladder, decided)}"
+    text = f"{winner} is faster than {loser} {where}; they do not change places there."
     beyond = [value for value in (ladder.values[0], ladder.values[-1]) if value not in decided]
     return f"{text} Not decided: {ladder.axis} {', '.join(map(str, beyond))}." if beyond else text
+
+
+def _span(ladder: Ladder, values: Mapping[int, object]) -> str:
+    low, high = min(values), max(values)
+    return f"at {ladder.axis} {low}" if low == high else f"from {ladder.axis} {low} to {high}"

@@ -1,7 +1,7 @@
 """The closing screen of a run: at most 25 lines of 80 columns for any sweep.
 
 In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, the
-undecided, and the files. If there are too many shapes, the least notable are omitted; `-v` prints every cell.
+undecided, and the files. If there are too many shapes, the least notable are omitted: summary.md has all.
 """
 
 import textwrap
@@ -35,7 +35,7 @@ def screen(results: Results) -> list[Line]:
     """The closing screen of a run; if two states of the code are compared, the answer is in the command's last line."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [plain(text, WIDTH) for text in (*story.findings(results), *story.kept_memory(results))]
-    more = f"{len(findings) - MOST_FINDINGS + 1} more findings: -v, or summary.md"
+    more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
     head = _lines([story.verdict(results)], "bold", most=2)
     head += _lines(story.machine(results))
     head += _lines(story.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
@@ -43,15 +43,14 @@ def screen(results: Results) -> list[Line]:
     tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", MOST_ADVICE)
     tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
     tail += _lines(left_over(results))
-    tail += [
-        Line(f"Report: {results.folder / 'report.html'}"),
-        Line("Open: attnbench report --open   Also there: picture.png, records.csv, summary.md"),
-    ]
+    tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
+    if others := [name for name in ("picture.png", "records.csv", "summary.md") if (results.folder / name).exists()]:
+        tail.append(Line(f"Also there: {', '.join(others)}"))
     body = table(members, titles.base(results.plan), HEIGHT - len(head) - len(tail) - 2)
     return [*head, Line(""), *body, *([Line("")] if body else []), *tail]
 
 
-def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str = "...") -> list[Line]:
+def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str = "More: summary.md") -> list[Line]:
     """The texts, wrapped; if they have more than `most` lines, `more` is the last one."""
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
     lines = lines if len(lines) <= most else [*lines[: most - 1], more]
@@ -71,8 +70,9 @@ def table(members: Sequence[Shape], base: str, height: int = HEIGHT) -> list[Lin
     ranked = sorted(timed, key=lambda shape: (not shape.is_notable, not shape.is_open, -shape.workload.num_scores))
     if dropped := ranked[room - 1 :] if len(timed) > room else []:
         nothing = sum(not (shape.is_notable or shape.is_open) for shape in dropped)
-        note = f"; in {nothing} of them nothing is faster than {base}" if nothing else ""
-        below = [Line(f"{len(dropped)} more rows (-v){note}.", "dim")]
+        where = "any" if nothing == len(dropped) else nothing
+        note = f"; nothing is faster than {base} in {where} of them" if nothing else ""
+        below = [Line(f"{len(dropped)} more rows (summary.md){note}.", "dim")]
     heading, *lines = _rows([shape for shape in timed if shape not in dropped], base)
     return [*above, Line(heading, "bold"), *map(Line, lines), *below]
 
@@ -114,8 +114,9 @@ def left_over(results: Results) -> list[str]:
         if unsure or kind is Mark.undecided:
             parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
     if out := sum(record.is_predicted for record in results.records):
-        parts.append(f"Not tried, over a limit: {out} (-v).")
+        parts.append(f"Not tried, over a limit: {out} (report.html).")
     if absent := cells.absent(results):
-        parts.append(f"Not installed or no GPU: {len(absent)} (attnbench list).")
+        few = [plain(f"{name}: {why}", WIDTH) for name, why in absent.items()] if len(absent) <= FEW_OPEN else []
+        parts.append(f"Unsupported: {'; '.join(few) or f'{len(absent)} (reasons: summary.md)'}.")
     whole = "   ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
-from attnbench.reports import cells
 from attnbench.reports.story import described
-from attnbench.units import escaped, markdown_list, markdown_table, plain
+from attnbench.units import escaped, markdown_list, markdown_table, multiple, plain
 
 FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
 SUFFIX = ".md"
-TITLE = "# Stock attention on this machine"
+TITLE = "# Attention checked on this machine"
 
 
 def require_suffix(file: Path) -> None:
@@ -55,7 +54,7 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
             records=tuple(each for each in whole.records if (each.workload.device, each.workload.dtype) == place),
             planned=tuple(each for each in whole.planned if (each.device, each.dtype) == place),
         )
-        worst = "" if of_place.worst is None else f", error {cells.multiple(of_place.worst)} of the tolerance"
+        worst = "" if of_place.worst is None else f", error {multiple(of_place.worst)} of the tolerance"
         text = f"{of_place.verdict} on {len(of_place.compared)} of {len(of_place.planned)}{worst}"
         if of_place.is_unsupported:
             text = plain(of_place.records[0].message) if of_place.records else "nothing was tried"
@@ -69,7 +68,7 @@ def load(file: Path) -> dict[str, str]:
         ValueError: it is not such a file.
     """
     text = file.read_text(encoding="utf-8")
-    if not text.startswith(TITLE) or "## Verdicts" not in text:
+    if not text.startswith("# ") or "## Verdicts" not in text:
         raise ValueError(f"{file} was not written by attnbench check --report")
     entries = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", html.unescape(text), re.MULTILINE)
     return {re.sub(r"\\(.)", r"\1", name): re.sub(r"\\(.)", r"\1", entry) for name, entry in entries}
@@ -81,11 +80,12 @@ def side_by_side(files: Sequence[Path]) -> str:
     Raises:
         ValueError: a file is not a report.
     """
-    columns = {file.stem: load(file) for file in files}
+    stems = [file.stem for file in files]
+    columns = {file.stem if stems.count(file.stem) == 1 else str(file): load(file) for file in files}
     names = dict.fromkeys(name for texts in columns.values() for name in texts)
     rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
     differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
     num_verdicts = sum(", " in name for name in names)
     num_same = num_verdicts - sum(", " in row[""] for row in differing)
-    same = f"{num_same} of {num_verdicts} verdicts are the same in all {len(columns)}, errors included."
+    same = f"{num_same} of {num_verdicts} verdicts agree in all files, errors included."
     return "\n\n".join([*([markdown_table(differing)] if differing else []), f"{same}\n"])

@@ -18,9 +18,10 @@ from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import Report, answers, cells, endings, recommended, titles
-from attnbench.storage.records import KEPT_MEMORY, Environment, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Environment, Status, Verdict
 from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, markdown_table, percent, plain, show
 
+PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
 MOST_LINES = 200
@@ -92,7 +93,7 @@ def verdict(results: Results) -> str:
     plan = results.plan
     names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
     num_shapes = len(plan.workloads)
-    what = f"{names} implementation{'s' * (names > 1)} on {num_shapes} shape{'s' * (num_shapes > 1)}"
+    what = f"{names} implementation{'s' * (names != 1)} on {num_shapes} shape{'s' * (num_shapes != 1)}"
     what = what if plan.sides is None else f"Two states of the code: {what}"
     head = plain(what if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}")
     checks = sum(record.agreement is not None for record in results.records)
@@ -100,8 +101,8 @@ def verdict(results: Results) -> str:
         return f"{head}, nothing was checked"
     against = f"({checks} check{'s' * (checks > 1)} against float64)"
     worst = marks(results)
-    if {Mark.wrong, Mark.failed, Mark.imprecise}.isdisjoint(worst.values()):
-        return f"{head}, all right {against}"
+    if set(worst.values()) == {Mark.right}:
+        return f"{head}, {'all ' * (len(worst) > 1)}right {against}"
     return f"{head}: {conclude(worst, Question.measurement).words} {against}"
 
 
@@ -233,7 +234,8 @@ def findings(results: Results) -> list[str]:
     lines = []
     for (arm, status, title, reason), records in alike.items():
         lengths = ", ".join(titles.length(record.workload.axes()) for record in records)
-        lines.append(plain(f"{arm}: {status} at length {lengths} ({title}): {reason or 'no reason was recorded'}"))
+        word = Mark.wrong if status is Status.disagrees else status
+        lines.append(plain(f"{arm}: {word} at T={lengths}: {reason or 'no reason was recorded'} ({title})"))
     return lines
 
 
@@ -285,12 +287,7 @@ def interference(results: Results) -> str:
 
 
 REPORT = {
-    "html": Report(
-        summary="one self-contained page with pictures and tables",
-        file="report.html",
-        text=page,
-        is_usual=True,
-    ),
+    "html": Report(summary="one self-contained page with pictures and tables", file=PAGE, text=page, is_usual=True),
     "markdown": Report(
         summary="the whole run as a readable text with tables", file="summary.md", text=summary, is_usual=True
     ),

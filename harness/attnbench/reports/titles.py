@@ -72,10 +72,8 @@ def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
     """The most common value of each axis, and the axes that vary; lengths excluded."""
     members = [workload.axes() for workload in workloads]
     values = {axis: Counter(axes[axis] for axes in members) for axis in GROUP_AXES} if members else {}
-    return (
-        {axis: counts.most_common(1)[0][0] for axis, counts in values.items()},
-        {axis for axis, counts in values.items() if len(counts) > 1},
-    )
+    usual = {axis: counts.most_common(1)[0][0] for axis, counts in values.items()}
+    return usual, {axis for axis, counts in values.items() if len(counts) > 1}
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:

@@ -293,13 +293,14 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
     """Commands that answer what this one left open, the most urgent first."""
+    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files were a copy
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)
     same = "".join(f" --set {shlex.quote(value)}" for word, value in pairs if word == "--set")
     for name, each in implementations.items():
         spec = specs.get(name, name)
         if each.verdict is CheckVerdict.wrong:
-            if "--repro" not in words:
+            if "--repro" not in words and not is_gone:
                 why = f"{name} is wrong: it writes a script that fails with torch alone"
                 yield Next(command=f"attnbench check {spec}{same} --repro repro", why=why)
             for mistake in each.mistakes:
@@ -318,6 +319,6 @@ def _next(results: Results, implementations: Mapping[str, Implementation], words
             longer = re.sub(r" --budget[= ]\S+", "", shlex.join(["attnbench", *words]))
             command = f"{longer} --budget {2 * results.plan.budget_s:g}"
             yield Next(command=command, why=f"{name} is undecided: {speed.reason}")
-        elif speed.verdict is Verdict.slower:
+        elif speed.verdict is Verdict.slower and not is_gone:
             command = f"attnbench profile {specs.get(name, name)}{same}"
             yield Next(command=command, why=f"{name} is slower: where does the time go?")
