@@ -121,3 +121,5 @@ def test_the_command_says_where_the_limit_is(tmp_path):
     (run,) = (tmp_path / "results" / "runs").iterdir()
     metrics = {found.metric for record in read(run).records for found in record.measurements}
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
+    short = command("growth", "fused", "--set=seq_len=16,32", *axes[1:], cwd=tmp_path)
+    assert (short.returncode, "give three lengths or more" in short.stdout) == (3, True)

@@ -80,7 +80,11 @@ def test_reports_are_set_side_by_side(tmp_path):
     assert rows[0] == ["", "one", "two"]
     assert rows[2][0] == "versions"
     assert rows[3:] == [["sdpa, cpu float32", "right on 1 of 1", "WRONG on 1 of 1"], ["sdpa on w", "-", "off"]]
-    assert lines[-1] == "3 of 4 verdicts are the same in all 2, errors included."
+    assert lines[-1] == "3 of 4 verdicts agree in all files, errors included."
+    (tmp_path / "other").mkdir()
+    (tmp_path / "two.md").rename(tmp_path / "other" / "one.md")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "one.md"), str(tmp_path / "other" / "one.md")])
+    assert "3 of 4 verdicts" in done.output  # of one name, none replaces the other
     (tmp_path / "no.md").write_text("# Another")
     done = CliRunner().invoke(app, ["report", str(tmp_path / "no.md")])
     assert "was not written by attnbench check --report" in str(done.exception)

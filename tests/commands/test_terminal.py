@@ -11,6 +11,7 @@ import subprocess
 import termios
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from rich.console import Console
@@ -23,6 +24,7 @@ from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import OUTPUT, ExitCode, running, terminal
 from attnbench.commands import list as listing
 from attnbench.reports import answers, story
+from attnbench.storage.records import Status
 from tests import forks, journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 512))
@@ -70,6 +72,12 @@ def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pyt
     monkeypatch.setattr(terminal.OUTPUT, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)
     assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
+
+
+def test_a_cell_that_needs_too_much_memory_names_that_limit(results, capsys):
+    record = msgspec.structs.replace(results.records[0], status=Status.out_of_memory, is_predicted=True)
+    terminal.print_findings(dataclasses.replace(results, records=(record,)))
+    assert "--memory-limit" in capsys.readouterr().out
 
 
 def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatch):

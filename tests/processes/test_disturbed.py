@@ -148,6 +148,7 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     (crossing,) = recommended.crossings(results)
     assert bool(crossing.changes) is (share == FEW)
     assert crossing.answer.startswith("From " if share == FEW else "It is undecided which ")
+    assert exit_code(endings.of_search(results)) == (0 if share == FEW else 3)
 
 
 BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)

@@ -10,7 +10,7 @@ from attnbench.analysis.comparisons import comparisons, judgements, whole
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.commands import frame
 from attnbench.processes.messages import Failed
-from attnbench.reports import endings
+from attnbench.reports import endings, verdict
 from attnbench.reports.story import summary, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
@@ -62,6 +62,24 @@ def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict,
     sentence = endings.of_sides(results).sentence
     assert words in sentence
     assert sentence.startswith("fail: " if code == 1 else "pass: ")
+
+
+def test_a_candidate_that_repairs_a_wrong_base_passes(tmp_path):
+    results = session(tmp_path, num_cells=1, budget_s=5.0)
+    wrong = {"status": Status.disagrees, "measurements": ()}
+    records = tuple(msgspec.structs.replace(each, **wrong) if each.side == BASE else each for each in results.records)
+    end = endings.of_sides(dataclasses.replace(results, records=records))
+    assert end.sentence.startswith("pass: right (x T=")
+    assert "the base is WRONG" in end.sentence
+
+
+def test_no_command_names_a_file_of_a_revision(tmp_path):
+    results, replaced = session(tmp_path, 0.1, num_cells=1, budget_s=15.0), msgspec.structs.replace
+    end, sides = endings.of_sides(results), results.plan.sides
+    assert "profile" in str(verdict.report(results, end, 1, ["compare"]).next)
+    plan = replaced(results.plan, sides=replaced(sides, candidate=replaced(sides.candidate, commit="1a2b3c4")))
+    revised = dataclasses.replace(results, started=replaced(results.started, plan=plan))
+    assert "profile" not in str(verdict.report(revised, end, 1, ["compare"]).next)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])

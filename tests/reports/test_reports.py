@@ -101,7 +101,7 @@ def test_a_run_in_which_nothing_is_ok_can_be_reported(tmp_path: Path) -> None:
     for report in REPORTS.values():
         report.write(failed, tmp_path)
     assert not (tmp_path / "picture.png").exists()  # nothing to draw
-    assert "module_list: disagrees at length 128" in (tmp_path / "summary.md").read_text()
+    assert "module_list: WRONG at T=128: " in (tmp_path / "summary.md").read_text()
 
 
 class TestMarkdown:
@@ -127,7 +127,7 @@ class TestMarkdown:
         assert escaped("a|b `c` *d* [e](f) <g> \\") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; \\\\"
 
     def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
-        assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
+        assert "- module_list: WRONG at T=128, 2048: " in summary
         assert (
             "naive_loop" not in summary.split("## Findings", maxsplit=1)[1].split("## Cells", maxsplit=1)[0]
         )  # predicted: not a finding
