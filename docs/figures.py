@@ -130,8 +130,8 @@ def followed() -> str:
     regret = policy.regret
     learned = f"[{len(policy.rows)} shapes](../results/gallery/fastest/policy.json) drawn at random on one machine"
     return (
-        f"On {learned}, the nearest other shape chose calls {percent(regret.mean)} slower than the winner in the mean; "
-        f"PyTorch's own choice everywhere is {percent(regret.sdpa_mean)} slower. At worst it was "
+        f"On {learned}, calls chosen by the nearest other shape are {percent(regret.mean)} slower than the fastest on "
+        f"average ({percent(regret.sdpa_mean)} if PyTorch's own choice is always taken). At worst it was "
         f"{significant(1 + regret.worst, 2)}x the winner's time ({significant(1 + regret.sdpa_worst, 2)}x)."
     )
 

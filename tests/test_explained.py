@@ -68,6 +68,7 @@ def shown() -> dict[str, set[str]]:
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
         "gate": {*Kind, *GateOutcome},
+        "screen": {"quiet", "noisy", "steady", "margin", "baseline"},
     }
 
 

@@ -6,13 +6,12 @@ an operand.
 """
 
 import functools
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from attnbench.plugins import unknown
 
 FILES = "explained.toml"
 KINDS = {
@@ -27,6 +26,7 @@ KINDS = {
     "probe": "Inputs of a check",
     "mistake": "Known mistakes",
     "gate": "Rulings of the gate",
+    "screen": "Words of the closing screen",
 }
 """The title of each kind, in the order of the page."""
 
@@ -71,7 +71,9 @@ def explained(name: str) -> list[Explanation]:
         return found
     if found := [each for each in explanations() if "*" in each.name and fnmatchcase(plain, _plain(each.name))]:
         return found[:1]
-    raise ValueError(unknown("name", name, sorted({each.name for each in explanations()})))
+    near = get_close_matches(name, sorted({each.name for each in explanations()}), n=3)
+    guess = f" (did you mean {' or '.join(near)}?)" if near else ""
+    raise ValueError(f"no screen has the word {name}{guess}; all words: attnbench explain")
 
 
 def _plain(name: str) -> str:

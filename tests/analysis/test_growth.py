@@ -94,7 +94,7 @@ def test_the_length_that_varies_is_followed_and_the_other_is_named(tmp_path):
 
 def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
     said = fused.sentence
-    assert said.startswith("fused: 256 MiB are reached at T=2032; there memory grows with T^1.98, fitted over T=")
+    assert said.startswith("fused: 256 MiB is reached at T=2032; there memory grows with T^1.98, fitted over T=")
 
 
 def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
@@ -105,7 +105,7 @@ def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
 
 def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     flat = tuple((length, 1000.0) for length, _ in fused.points)
-    assert "never reached" in replace(fused, points=flat, fit=fit(flat)).sentence
+    assert "is not reached" in replace(fused, points=flat, fit=fit(flat)).sentence
     few = replace(fused, points=fused.points[:2], fit=None)
     assert "needs three lengths or more; 2 could be measured" in few.sentence
     assert few.reach is None
@@ -116,7 +116,7 @@ def test_the_command_says_where_the_limit_is(tmp_path):
     done = command("growth", "fused", *axes, "--memory-limit", "0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
-    assert f"512 MiB are reached at T={reached};" in done.stdout
+    assert f"512 MiB is reached at T={reached};" in done.stdout
     assert "inference" in done.stdout
     (run,) = (tmp_path / "results" / "runs").iterdir()
     metrics = {found.metric for record in read(run).records for found in record.measurements}

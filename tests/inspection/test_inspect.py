@@ -88,7 +88,7 @@ def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed()
         (["w " * 25], [], "is too long to look at"),
         (["a"] * 5, [], "too many to look at"),
         ([TIME], ["nmu_heads=3"], "did you mean num_heads?"),
-        ([TIME], ["seq_len=3"], "seq_len is not for inspect"),
+        ([TIME], ["seq_len=3"], "takes no --set seq_len"),
         ([TIME], ["num_heads=3", "embed_dim=8"], "divisors of embed_dim"),
         ([TIME], ["num_heads=2,4"], "takes one value"),
         ([TIME], ["num_heads=9"], "at most 8 heads"),
@@ -254,7 +254,7 @@ def test_the_right_form_agrees_in_every_step():
 def test_the_first_difference_is_reported_with_its_words():
     found = found_in("no_scale")
     (line,) = text.first_difference(found)
-    assert line.startswith("weights: first difference, head ")
+    assert line.startswith("weights: largest difference at head ")
     first = found.diffs[0].first
     _, head, row, column = first.place
     assert f"head {head}, query '{WORDS[row]}', key '{WORDS[column]}'" in line

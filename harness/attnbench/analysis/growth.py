@@ -54,9 +54,9 @@ class Growth:
         if self.limit_bytes <= 0:
             return f"{name}: {text}, {fitted}"
         if self.reach is None:
-            return f"{name}: {limit} are never reached, or are less than it takes at any length; {text}, {fitted}"
+            return f"{name}: {limit} is not reached in the fitted curve; {text}, {fitted}"
         length = round(self.reach, min(0, 4 - len(str(int(self.reach)))))
-        return f"{name}: {limit} are reached at {letter}={length:.0f}; there {text}, {fitted}"
+        return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
     def facts(self) -> dict[str, Any]:
         """The growth, as in JSON."""

@@ -20,7 +20,7 @@ from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
 
 PANELS = {
-    "What": "sweep set model implementation baseline along low high memory deterministic changes attention layers "
+    "What": "sweep set model implementation baseline along low high memory deterministic attention layers "
     "batch-size seq-len dtype gradients invariance interpret",
     "Output": "results resume json quiet verbose to open format policy salvage",
 }

@@ -39,21 +39,21 @@ def list_what(what: What = "implementations") -> None:
 
 
 QUESTIONS: dict[str, dict[str, object]] = {
-    "attend": {},
+    "attention only": {},
     "module": {"scope": "module"},
     "causal": {"mask": "causal", "scope": "module"},
     "window": {"mask": "sliding_window(8)", "scope": "module"},
-    "pad": {"mask": "padding", "scope": "module"},
+    "padding": {"mask": "padding", "scope": "module"},
     "alibi": {"mask": "causal+alibi", "scope": "module"},
-    "cap": {"mask": "causal+softcap(20)", "scope": "module"},
-    "G<H": {"num_kv_heads": 2, "scope": "module"},
-    "T!=S": {"kv_len": 96, "scope": "module"},
-    "V!=K": {"value_dim": 32, "scope": "module"},
+    "softcap": {"mask": "causal+softcap(20)", "scope": "module"},
+    "grouped heads": {"num_kv_heads": 2, "scope": "module"},
+    "other key length": {"kv_len": 96, "scope": "module"},
+    "other value width": {"value_dim": 32, "scope": "module"},
     "f64": {"dtype": "float64", "scope": "module"},
     "bf16": {"dtype": "bfloat16", "scope": "module"},
     "f16": {"dtype": "float16", "scope": "module"},
     "train": {"direction": "forward_backward", "scope": "module"},
-    "drop": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
+    "dropout": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
     "layout": {"layout": "transposed"},
 }
 QUESTIONS |= {
@@ -61,7 +61,7 @@ QUESTIONS |= {
     for name in names()
     if name != Workload().device and not device(name).untried
 }
-"""Columns: whether the implementation supports a small workload with these axes, by default in inference. `attend`
+"""Columns: whether the implementation supports a small workload with these axes, by default in inference. The first
 needs scope attention, as does `layout`, which only that scope has; the others use scope module, which all
 implementations have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}

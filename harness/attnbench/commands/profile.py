@@ -41,7 +41,7 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
             for cell in members:
                 terminal.say(f"{cell['implementation']}: {cell['trace'] or cell['status']}")
                 if cell["spends"]:
-                    terminal.say(f"{cell['implementation']} spends {cell['spends']}")
+                    terminal.say(f"Time of {cell['implementation']}: {cell['spends']}")
         terminal.print_findings(traced)
         if any(cell["trace"] for cell in cells):
             typer.echo(f"\nView them: attnbench tensorboard {folder}")

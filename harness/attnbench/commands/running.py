@@ -218,7 +218,7 @@ def write_reports(results: Results, to: Path | None = None) -> bool:
         try:
             plug.write(results, folder)
         except OSError as error:
-            again = f"finished cells are kept: free some, then attnbench report {results.folder}"
+            again = f"finished cells are kept: free some space or fix this, then: attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
         except Exception as error:  # noqa: BLE001 - a broken report must not affect the others
             failed = True

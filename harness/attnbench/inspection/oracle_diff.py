@@ -108,7 +108,7 @@ def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workl
     chosen: dict[str, str] = {}
     for axis, values in sweep.parse_settings(settings).items():
         if axis not in AXES:
-            raise ValueError(f"--set {axis} is not for inspect: the words decide; set {', '.join(AXES)}")
+            raise ValueError(f"inspect takes no --set {axis}: choose among {', '.join(AXES)}")
         if len(values) != 1:
             raise ValueError(f"--set {axis}={','.join(values)} is not allowed: inspect takes one value of an axis")
         chosen[axis] = values[0]
@@ -117,7 +117,7 @@ def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workl
     point = sweep.make(usual | chosen | fixed)
     if point.num_heads > MOST_HEADS or max(point.head_dim, point.value_dim, point.embed_dim) > LARGEST_WIDTH:
         limits = f"at most {MOST_HEADS} heads and widths of at most {LARGEST_WIDTH}"
-        raise ValueError(f"{point.num_heads} heads of width {point.head_dim} are too many to look at: choose {limits}")
+        raise ValueError(f"these sizes are too large to look at: choose {limits}")
     return point
 
 

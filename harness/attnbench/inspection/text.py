@@ -119,8 +119,8 @@ def first_difference(inspection: Inspection) -> list[str]:
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
         text = first.trouble
         if there := first.values_there():
-            values = f"{there[0]:.4g}, the oracle says {there[1]:.4g}"
-            text = f"first difference, {first.where(diff.walk.words)}: {values}"
+            values = f"{there[0]:.4g}, the oracle has {there[1]:.4g}"
+            text = f"largest difference at {first.where(diff.walk.words)}: {values}"
         lines.append(f"{sentence}{name}: {text}")
     return lines
 

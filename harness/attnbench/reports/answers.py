@@ -163,7 +163,8 @@ def _advice(members: Sequence[Shape], base: str) -> list[str]:
     compared = [cell for shape in timed for cell in shape.compared]
     if len({cell.name for cell in compared}) == 1:
         keep = f"Keep {base}: " if {cell.mark for cell in compared} == {Mark.slower} else ""
-        return [f"{keep}{_standing(compared)}{f' at {timed[0].length}' * (len(compared) == 1)}."]
+        same = f" to {base}" * ({cell.mark for cell in compared} == {Mark.equal})
+        return [f"{keep}{_standing(compared)}{same}{f' at {timed[0].length}' * (len(compared) == 1)}."]
     if num_open:
         end = f"; on {num_open} of {len(timed)} shapes something may be." if num_open < len(timed) else " so far."
         return [f"Nothing is shown to be faster than {base}{end}"]
@@ -241,7 +242,7 @@ def memory_line(members: Sequence[Shape]) -> str:
     ordered = sorted(peaks[largest].items(), key=lambda item: item[1])
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
-    return plain(f"Memory at {largest.name}: {'; '.join(parts)}.")
+    return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
 
 
 COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful, Mark.slower, Mark.right)

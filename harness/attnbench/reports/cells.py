@@ -180,7 +180,7 @@ class Column:
 
     heading: str
     text: Callable[[Cell], str]  # never blank
-    explanation: str = ""  # completes "`heading` is ..."
+    explanation: str = ""  # follows "`heading`: "
     number: Callable[[Cell], float | None] | None = None  # sorts the column; None: it is sorted by its text
 
 
@@ -192,7 +192,7 @@ def columns(results: Results) -> list[Column]:
 def legend(shown_columns: Iterable[Column]) -> str:
     """Explain each column in a sentence."""
     explained = [column for column in shown_columns if column.explanation]
-    return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in explained)
+    return " ".join(f"{column.heading.capitalize()}: {column.explanation}." for column in explained)
 
 
 def status(cell: Cell) -> str:
@@ -265,13 +265,14 @@ FIRST = (
     Column(
         heading="time per call",
         text=lambda cell: MISSING if cell.seconds is None else span(cell.seconds, *cell.ends, "s"),
-        explanation="the baseline's median times the ratio, with the 95 % interval of its own median in brackets",
+        explanation="the baseline's median times the measured ratio; in brackets the 95 % interval of this "
+        "implementation's own median",
         number=lambda cell: cell.seconds,
     ),
     Column(
         heading="verdict",
         text=verdict,
-        explanation="the factor to the baseline in the same blocks, with its 95 % interval in brackets",
+        explanation="the time next to the baseline's in the same blocks; in brackets the interval of the factor",
         number=lambda cell: cell.ratio,
     ),
     Column(
