@@ -31,9 +31,10 @@ from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import plan_to_choose, rejected
 from attnbench.reports import Picture, answers, recommended, screen, story, titles
+from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.storage.records import FALSE_SHARE
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ import cloudpickle
 
 GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
-WORST_LAST = (Verdict.faster, Verdict.equivalent, Verdict.undecided, Verdict.slower)
-"""The verdict over several workloads is the last of these that any workload has."""
 
 
 class Outcome:
@@ -291,7 +290,7 @@ def outcome(results: Results) -> Outcome:
     """Wrap a run with a verdict for each implementation except the baseline."""
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
     verdicts = dict.fromkeys(names, "not compared")
-    for verdict in WORST_LAST:
+    for verdict in reversed(WORST_FIRST):  # the worst over several workloads stays
         verdicts |= {each.implementation: str(verdict) for each in comparisons(results) if each.verdict is verdict}
     wrong = {each.implementation: str(CheckVerdict.wrong) for each in results.records if each.is_wrong}
     return Outcome(results, {name: (verdicts | wrong)[name] for name in names})

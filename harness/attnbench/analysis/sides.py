@@ -1,4 +1,4 @@
-"""Two states of the code, cell by cell: what was lost, went wrong, or was not tried."""
+"""Two states of the code, cell by cell: cells that were lost, went wrong or were not tried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ def limits() -> str:
     return ", ".join(texts) or "no limits"
 
 
-def noise_floor(budget_s: float = AA_S) -> Finding:
+def noise_floor() -> Finding:
     """The apparent difference of two arms with identical code, measured as in a run, threads included."""
     import torch
 
@@ -103,7 +103,7 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
     probe = device("cpu").interference_probe(torch.get_num_threads())
     compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one", gauge_work=probe)
-    compared.run(budget_s, stops=False)
+    compared.run(AA_S, stops=False)
     return judge_noise(compared)
 
 
