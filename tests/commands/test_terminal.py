@@ -151,7 +151,7 @@ def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monk
         assert bool(entry["why"]) is ("no" in answers)
     listing.print_support(entries)
     table, _, absent = capsys.readouterr().out.partition("Not here:")
-    assert re.search("^sdpa +cap$", table, re.MULTILINE)
+    assert re.search("^sdpa +softcap$", table, re.MULTILINE)
     assert all(entry["implementation"] in (table if "yes" in entry.values() else absent) for entry in entries)
     monkeypatch.setattr(OUTPUT, "is_verbose", True)
     listing.print_support(entries)

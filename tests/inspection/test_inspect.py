@@ -260,7 +260,7 @@ def test_the_first_difference_is_reported_with_its_words():
     assert f"head {head}, query '{WORDS[row]}', key '{WORDS[column]}'" in line
     here, right = first.values_there()
     assert abs(here - right) == first.largest
-    assert f"{here:.4g}, the oracle says {right:.4g}" in line
+    assert f"{here:.4g}, the oracle has {right:.4g}" in line
     assert f"[{here:.2f}]" in shown(found)
     assert line in shown(found)
     assert "(word " in text.first_difference(found_in("no_scale", "a b b a"))[0]  # a word that stands twice

@@ -34,12 +34,13 @@ class Line(NamedTuple):
 def screen(results: Results) -> list[Line]:
     """The closing screen of a run; if two states of the code are compared, the answer is in the command's last line."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
-    findings = [plain(text, WIDTH) for text in (*story.findings(results), *story.kept_memory(results))]
+    findings = [*story.findings(results), *story.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
     head = _lines([story.verdict(results)], "bold", most=2)
     head += _lines(story.machine(results))
     head += _lines(story.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
-    head += _lines(findings, "red", MOST_FINDINGS, more)
+    room = WIDTH if len(findings) > 1 else 2 * WIDTH
+    head += _lines([plain(text, room) for text in findings], "red", MOST_FINDINGS, more)
     tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", MOST_ADVICE)
     tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
     tail += _lines(left_over(results))
@@ -120,7 +121,7 @@ def left_over(results: Results) -> list[str]:
     if out := sum(record.is_predicted for record in results.records):
         parts.append(f"Not tried, over a limit: {out} (report.html).")
     if absent := cells.absent(results):
-        few = [plain(f"{name}: {why}", WIDTH) for name, why in absent.items()] if len(absent) <= FEW_OPEN else []
-        parts.append(f"Unsupported: {'; '.join(few) or f'{len(absent)} (reasons: summary.md)'}.")
+        few = [plain(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
+        parts.append(f"Unsupported: {'; '.join(few) if len(few) <= FEW_OPEN else f'{len(few)} (reasons: summary.md)'}.")
     whole = "   ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts
