@@ -96,7 +96,8 @@ class Tolerance:
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
-        if float(whole.peak) > VANISHING_SHARE * scale:
+        is_zero = float(whole.peak) <= VANISHING_SHARE * scale
+        if not is_zero:
             if name != "output":
                 lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
                 leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
@@ -108,7 +109,7 @@ class Tolerance:
         rounding = RowErrors(*(one * each for each in sizes))
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if name != "output":
-            yardstick = RowErrors(*map(_with_others, yardstick, answer))
+            yardstick = yardstick if is_zero else RowErrors(*map(_with_others, yardstick, answer))
             one_row = rounding.peak / math.sqrt(self.num_rows / self.count)  # RMS of a segment with one such row
             rounding = RowErrors(rounding.peak, torch.maximum(rounding.square, one_row))
         factor = few * leniency
