@@ -33,8 +33,9 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
+from attnbench.contract.bound_mask import SPLIT
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
-from attnbench.workloads.masks import Padding
+from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35
@@ -403,7 +404,17 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
         yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
 
 
-@rule("masks of heads", *HIDING, may_refuse=True)
+@rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
+def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
+    """A function that takes both combines them, or refuses them: some code takes `mask` alone."""
+    parts = [part for part in candidate.workload.mask_rule.parts if part.hides]
+    if _has_mask(candidate.workload) and len(parts) > 1 and any(isinstance(part, Causal) for part in parts):
+        outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
+        is_refused = isinstance(outcome, Exception) and not isinstance(outcome, conduct.ConductError)
+        yield "" if is_refused else outcome
+
+
+@rule("masks of heads", *HIDING, "grouped", may_refuse=True)
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     """A function takes masks that differ between heads, or refuses them.
 
@@ -536,6 +547,7 @@ def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
         "direction": direction,
         "sizes": (direction, hides, is_square),
         "hides": hides,
+        "grouped": workload.num_heads != workload.num_kv_heads,
         "way": way,
         "numbers": (direction, workload.dtype),
         # Grouped key heads are repeated before they reach functions.
@@ -619,6 +631,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
     try:
         for outcome in trials(candidate):
             is_tried = True
+            if isinstance(outcome, conduct.ConductError):
+                return violated(found=str(outcome))
             if isinstance(outcome, Exception):
                 refusal = refusal or outcome
             elif outcome:

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.workloads.masks import Causal, Mask, Padding
+from attnbench.workloads.masks import Causal, Combined, Mask, Padding
 
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
+SPLIT = "split"
+"""The form of a mask in which a function gets the causal part by `is_causal`, and the rest as its mask."""
 
 
 class BoundMask:
@@ -100,6 +102,16 @@ class BoundMask:
             return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
         return self._form("visible", make) if self.rule.hides else None
+
+    @property
+    def beside_causal(self) -> Tensor | None:
+        """`visible` without the causal part, aligned at the start; None unless there are such a part and others."""
+        hiding = [part for part in self.rule.parts if part.hides]
+        others = [part for part in hiding if not isinstance(part, Causal)]
+        if not 0 < len(others) < len(hiding):
+            return None
+        rest = others[0] if len(others) == 1 else Combined(*others)
+        return self._form("visible beside the causal part", lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:
