@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
-from attnbench.workloads.masks import Causal, Padding
+from attnbench.workloads.masks import Padding
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35
@@ -407,8 +407,7 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     """A function that takes both combines them, or refuses them: some code takes `mask` alone."""
-    parts = [part for part in candidate.workload.mask_rule.parts if part.hides]
-    if _has_mask(candidate.workload) and len(parts) > 1 and any(isinstance(part, Causal) for part in parts):
+    if candidate.workload.scope == "attention" and candidate.workload.mask_rule.beside_causal is not None:
         outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
         is_refused = isinstance(outcome, Exception) and not isinstance(outcome, conduct.ConductError)
         yield "" if is_refused else outcome

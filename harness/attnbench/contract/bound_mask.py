@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.workloads.masks import Causal, Combined, Mask, Padding
+from attnbench.workloads.masks import Causal, Mask, Padding
 
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
@@ -105,13 +105,9 @@ class BoundMask:
 
     @property
     def beside_causal(self) -> Tensor | None:
-        """`visible` without the causal part, aligned at the start; None unless there are such a part and others."""
-        hiding = [part for part in self.rule.parts if part.hides]
-        others = [part for part in hiding if not isinstance(part, Causal)]
-        if not 0 < len(others) < len(hiding):
-            return None
-        rest = others[0] if len(others) == 1 else Combined(*others)
-        return self._form("visible beside the causal part", lambda: BoundMask(rest, self.sizes, self.device).visible)
+        """`visible` by the parts beside the causal one; None unless there are both."""
+        rest = self.rule.beside_causal
+        return rest and self._form(str(rest), lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:

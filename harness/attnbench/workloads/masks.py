@@ -77,6 +77,13 @@ class Mask:
         return (self,)
 
     @property
+    def beside_causal(self) -> "Mask | None":
+        """The parts that hide keys beside the causal one, aligned at the start; None unless there are both."""
+        hiding = [part for part in self.parts if part.hides]
+        others = [part for part in hiding if not isinstance(part, Causal)]
+        return (Combined(*others) if len(others) > 1 else others[0]) if 0 < len(others) < len(hiding) else None
+
+    @property
     def hides(self) -> bool:
         """Whether it may hide a key, which is true of every mask that overrides `span`."""
         return type(self).span is not Mask.span
