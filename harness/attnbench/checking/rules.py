@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
-from attnbench.workloads.masks import Padding
+from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35
@@ -399,6 +399,9 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     for form in memory.MASK_FORMS:
         if form not in memory.OTHER_MASKS:
             yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
+    if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it takes such a mask
+        words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
+        yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)
     if candidate.grad_output is not None and candidate.workload.mask_rule.is_learned:
         copied = candidate.ask(form=memory.COPIED_ROW)
         yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
@@ -406,11 +409,15 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A function that takes both combines them, or refuses them: some code takes `mask` alone."""
-    if candidate.workload.scope == "attention" and candidate.workload.mask_rule.beside_causal is not None:
+    """A function that takes both combines them, or refuses them: some code takes `mask` alone.
+
+    Next to a mask without a causal part, which is_causal changes, only side effects count.
+    """
+    rule = candidate.workload.mask_rule
+    if candidate.workload.scope == "attention" and rule.beside_causal is not None:
         outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
-        is_refused = isinstance(outcome, Exception) and not isinstance(outcome, conduct.ConductError)
-        yield "" if is_refused else outcome
+        is_comparable = not isinstance(outcome, Exception) and any(isinstance(part, Causal) for part in rule.parts)
+        yield outcome if is_comparable or isinstance(outcome, conduct.ConductError) else ""
 
 
 @rule("masks of heads", *HIDING, "grouped", may_refuse=True)

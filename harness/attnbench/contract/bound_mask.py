@@ -105,7 +105,7 @@ class BoundMask:
 
     @property
     def beside_causal(self) -> Tensor | None:
-        """`visible` by the parts beside the causal one; None unless there are both."""
+        """`visible` by the parts beside the causal one; None if there are none."""
         rest = self.rule.beside_causal
         return rest and self._form(str(rest), lambda: BoundMask(rest, self.sizes, self.device).visible)
 

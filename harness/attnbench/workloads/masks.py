@@ -78,10 +78,9 @@ class Mask:
 
     @property
     def beside_causal(self) -> "Mask | None":
-        """The parts that hide keys beside the causal one, aligned at the start; None unless there are both."""
-        hiding = [part for part in self.parts if part.hides]
-        others = [part for part in hiding if not isinstance(part, Causal)]
-        return (Combined(*others) if len(others) > 1 else others[0]) if 0 < len(others) < len(hiding) else None
+        """The parts that hide keys but for the causal one, aligned at the start; None if there are no others."""
+        others = [part for part in self.parts if part.hides and not isinstance(part, Causal)]
+        return Combined(*others) if len(others) > 1 else next(iter(others), None)
 
     @property
     def hides(self) -> bool:
