@@ -1,9 +1,9 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file holds 337 wrong functions and 205 right ones. Their authors knew the definition of
+`blind.tar.xz` next to this file holds 401 wrong functions and 269 right ones. Their authors knew the definition of
 attention, the signature that a function may have, and public bug reports; each file names its source. They proved each
-wrong function against a float64 loop, by ten times the error of an honest form at least, those from m301 on by four
-times. The archive keeps them out of imports and lint. Rerun the command to resume.
+wrong function against a float64 loop, by ten times the error of an honest form at least, those from m301 to m499 by
+four times. The archive keeps them out of imports and lint. Rerun the command to resume.
 """
 
 import csv
@@ -36,6 +36,7 @@ def blind(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the page goes.")],
     kind: Annotated[str, typer.Option(help="mutants, honest or all.")] = "all",
     most: Annotated[int, typer.Option(min=1, help="Files of each kind.")] = 1000,
+    since: Annotated[int, typer.Option(help="The number of the first file: 501 for the latest set.")] = 0,
 ) -> None:
     """Check every file, and write a page with the verdicts."""
     verdicts: dict[str, dict[str, str]] = {}
@@ -44,7 +45,8 @@ def blind(
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(name, filter="data")
         for each in KINDS if kind == "all" else [kind]:
-            files = sorted(Path(name, each).glob("[mh][0-9]*.py"))[:most]
+            every = sorted(Path(name, each).glob("[mh][0-9]*.py"))
+            files = [file for file in every if int(file.stem[1:4]) >= since][:most]
             frame.complete([Piece(name=each, make=partial(checked, files), size=-(-len(files) // BATCH))], to)
             verdicts[each] = {row["name"]: row["verdict"] for row in frame.rows(to, each)}
             with Path(name, each, "index.tsv").open(encoding="utf-8", newline="") as lines:

@@ -334,3 +334,17 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
+
+
+def mask_alone(query, key, value, *, mask=None, is_causal=False, scale=None):
+    """Ignore is_causal next to a mask, as much public code does."""
+    if mask is None and is_causal:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ value
+
+
+def test_code_that_ignores_is_causal_next_to_a_mask_is_noted():
+    found = tried(mask_alone, direction="forward", mask="causal+padding", batch_size=2)["is_causal with a mask"]
+    assert not found.holds
+    assert found.is_noted

@@ -530,9 +530,8 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     logs, scores = ((each - each.sum(-1, keepdim=True) / count).where(is_clear, 0.0) for each in (logs, scores))
     factor = float((logs * scores).sum() / scores.square().sum().clamp(min=SMALLEST))
     scaled = torch.softmax(factor * masked, dim=-1).nan_to_num(0.0)
-    if abs(factor - 1) <= 2 * allowed or largest(scaled, actual) > min(
-        2 * allowed, CLOSER * largest(results["weights"], actual)
-    ):
+    near = min(2 * allowed, CLOSER * largest(results["weights"], actual))
+    if abs(factor - 1) <= 2 * allowed or not largest(scaled, actual) <= near:  # NaN is near nothing
         return None
     words = f"the scores are {factor:.4g} times what they should be, as if the softmax had a temperature"
     return finding(words, ["scores_scaled"], "scores")

@@ -58,11 +58,14 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "the first rows of longer tensors": longer,
 }
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
+OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
     "expanded over batch rows and heads": lambda mask, sizes: mask.expand(sizes),
+    OF_TWO_AXES: lambda mask, _: mask[0, 0] if mask.shape[:2] == (1, 1) else mask,
+    TRANSPOSED_OF_TWO: lambda mask, _: transposed(mask[0, 0] if mask.shape[:2] == (1, 1) else mask),
     OF_OTHERS: lambda mask, _: mask.roll(1, -1),
     OF_HEADS: lambda mask, sizes: torch.where(
         torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
@@ -71,7 +74,6 @@ MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
 """Other forms in which a function may get its mask or bias at sizes (B, H, T, S)."""
-OTHER_MASKS = {OF_HEADS, OF_OTHERS, ONE_ROW, COPIED_ROW}
+OTHER_MASKS = {OF_HEADS, OF_OTHERS, ONE_ROW, COPIED_ROW, OF_TWO_AXES, TRANSPOSED_OF_TWO}
 """Forms that are different masks: each key takes its neighbour's rule, in every head or in every other one; or all
-queries take the first one's row.
-"""
+queries take the first one's row. Or forms that some code does not take."""

@@ -33,8 +33,9 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
+from attnbench.contract.bound_mask import SPLIT
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
-from attnbench.workloads.masks import Padding
+from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35
@@ -398,12 +399,28 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     for form in memory.MASK_FORMS:
         if form not in memory.OTHER_MASKS:
             yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
+    if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it takes such a mask
+        words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
+        yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)
     if candidate.grad_output is not None and candidate.workload.mask_rule.is_learned:
         copied = candidate.ask(form=memory.COPIED_ROW)
         yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
 
 
-@rule("masks of heads", *HIDING, may_refuse=True)
+@rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
+def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
+    """A function that takes both combines them, or refuses them: some code takes `mask` alone.
+
+    Next to a mask without a causal part, which is_causal changes, only side effects count.
+    """
+    rule = candidate.workload.mask_rule
+    if candidate.workload.scope == "attention" and rule.beside_causal is not None:
+        outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
+        is_comparable = not isinstance(outcome, Exception) and any(isinstance(part, Causal) for part in rule.parts)
+        yield outcome if is_comparable or isinstance(outcome, conduct.ConductError) else ""
+
+
+@rule("masks of heads", *HIDING, "grouped", may_refuse=True)
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     """A function takes masks that differ between heads, or refuses them.
 
@@ -536,6 +553,7 @@ def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
         "direction": direction,
         "sizes": (direction, hides, is_square),
         "hides": hides,
+        "grouped": workload.num_heads != workload.num_kv_heads,
         "way": way,
         "numbers": (direction, workload.dtype),
         # Grouped key heads are repeated before they reach functions.
@@ -619,6 +637,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
     try:
         for outcome in trials(candidate):
             is_tried = True
+            if isinstance(outcome, conduct.ConductError):
+                return violated(found=str(outcome))
             if isinstance(outcome, Exception):
                 refusal = refusal or outcome
             elif outcome:

@@ -12,6 +12,8 @@ from attnbench.workloads.masks import Causal, Mask, Padding
 
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
+SPLIT = "split"
+"""The form of a mask in which a function gets the causal part by `is_causal`, and the rest as its mask."""
 
 
 class BoundMask:
@@ -100,6 +102,12 @@ class BoundMask:
             return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
         return self._form("visible", make) if self.rule.hides else None
+
+    @property
+    def beside_causal(self) -> Tensor | None:
+        """`visible` by the parts beside the causal one; None if there are none."""
+        rest = self.rule.beside_causal
+        return rest and self._form(str(rest), lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:

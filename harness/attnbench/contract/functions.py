@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody imports it
 
 from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract.bound_mask import SPLIT
 from attnbench.contract.declared import END, Declared, kind, words
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
 from attnbench.plugins import ALIASES, KEYWORDS
@@ -106,6 +107,9 @@ class Signature:
             causal = ""
         has_empty = self.declared.has_no_empty_rows and not causal and mask.sinks is None  # every query sees a sink
         empty = mask.empty if has_empty else None
+        rest = mask.beside_causal if mask.form == SPLIT and {"mask", "is_causal"} <= names.keys() else None
+        if rest is not None and empty is None and not (self.has_sdpa_mask and has_numbers):
+            causal = "is_causal"
         values: dict[str, Any] = {keyword: keyword == causal for keyword in CAUSAL}
         values |= {"scale": mask.scale_for(query.shape[-1]), "sinks": mask.sinks}
         values |= {"world_size": mask.world_size, "bound_mask": mask, "num_kv_heads": key.shape[1]}
@@ -115,7 +119,7 @@ class Signature:
         values["window_size"] = attention_window(_hiding(rule), *sizes[1:])
         if "mask" in names:
             is_added = self.has_sdpa_mask and has_numbers
-            dense = None if causal else mask.added(query.dtype) if is_added else mask.visible
+            dense = rest if causal else mask.added(query.dtype) if is_added else mask.visible
             values["mask"] = mask.handed(dense if empty is None or dense is None else show_rows(dense, empty))
         if "bias" in names:
             hides = rule.hides and not causal and "mask" not in names

@@ -361,7 +361,7 @@ class Candidates:
             bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
             self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
         mask = self._masks[key]
-        mask.change = MASK_FORMS.get(request.mask_form, lambda form, _: form)
+        mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))

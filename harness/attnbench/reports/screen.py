@@ -39,8 +39,7 @@ def screen(results: Results) -> list[Line]:
     head = _lines([story.verdict(results)], "bold", most=2)
     head += _lines(story.machine(results))
     head += _lines(story.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
-    room = WIDTH if len(findings) > 1 else 2 * WIDTH
-    head += _lines([plain(text, room) for text in findings], "red", MOST_FINDINGS, more)
+    head += _lines([plain(text, WIDTH * (1 + (len(findings) == 1))) for text in findings], "red", MOST_FINDINGS, more)
     tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", MOST_ADVICE)
     tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
     tail += _lines(left_over(results))

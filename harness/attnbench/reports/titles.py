@@ -72,7 +72,7 @@ def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
     """The most common value of each axis, and the axes that vary; lengths excluded."""
     members = [workload.axes() for workload in workloads]
     values = {axis: Counter(axes[axis] for axes in members) for axis in GROUP_AXES} if members else {}
-    usual = {axis: counts.most_common(1)[0][0] for axis, counts in values.items()}
+    usual: dict[str, object] = {axis: counts.most_common(1)[0][0] for axis, counts in values.items()}
     return usual, {axis for axis, counts in values.items() if len(counts) > 1}
 
 

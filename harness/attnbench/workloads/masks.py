@@ -77,6 +77,12 @@ class Mask:
         return (self,)
 
     @property
+    def beside_causal(self) -> "Mask | None":
+        """The parts that hide keys but for the causal one, aligned at the start; None if there are no others."""
+        others = [part for part in self.parts if part.hides and not isinstance(part, Causal)]
+        return Combined(*others) if len(others) > 1 else next(iter(others), None)
+
+    @property
     def hides(self) -> bool:
         """Whether it may hide a key, which is true of every mask that overrides `span`."""
         return type(self).span is not Mask.span
