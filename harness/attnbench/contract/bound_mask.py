@@ -106,8 +106,9 @@ class BoundMask:
     @property
     def beside_causal(self) -> Tensor | None:
         """`visible` by the parts beside the causal one; None if there are none."""
-        rest = self.rule.beside_causal
-        return rest and self._form(str(rest), lambda: BoundMask(rest, self.sizes, self.device).visible)
+        if (rest := self.rule.beside_causal) is None:
+            return None
+        return self._form(f"{rest} beside it", lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:
