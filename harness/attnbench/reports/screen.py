@@ -44,8 +44,9 @@ def screen(results: Results) -> list[Line]:
     tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
     tail += _lines(left_over(results))
     tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
-    drawn = ["picture.png"] * (results.folder / "picture.png").exists()  # if there was anything to draw
-    tail.append(Line(f"Also there: {', '.join([*drawn, 'records.csv', 'summary.md'])}"))
+    if (results.folder / "summary.md").exists():
+        drawn = ["picture.png"] * (results.folder / "picture.png").exists()  # if there was anything to draw
+        tail.append(Line(f"Also there: {', '.join([*drawn, 'records.csv', 'summary.md'])}"))
     body = table(members, titles.base(results.plan), HEIGHT - len(head) - len(tail) - 2)
     return [*head, Line(""), *body, *([Line("")] if body else []), *tail]
 
