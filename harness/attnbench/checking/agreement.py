@@ -61,7 +61,7 @@ def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
     Raises:
         ValueError: no probe shows anything here, so a check would be vacuous.
     """
-    by_probe: dict[str, Reference] = {}
+    by_probe, reason = dict[str, Reference](), ""
     alignment_bytes = device(workload.device).alignment_bytes
     workload = oracle.on_host(workload) if is_apart else workload
     plain = msgspec.structs.replace(workload, dropout=0.0)
@@ -71,7 +71,7 @@ def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
             _ = by_probe[probe].screen  # computed here, so that its time does not count for a candidate
         except VacuousError as error:
-            reason = str(error)
+            reason = reason or str(error)
     if not by_probe:
         raise ValueError(reason)
     return References(
@@ -190,7 +190,8 @@ def verify(case: Case, reference: Reference) -> str:
                 output = case.output()
             seen.require_faultless()
             require_form(reference.workload, output)
-            compared, _ = output_error(output, reference)
+            settled, _ = settle(reference.observe(output), reference)
+            compared, _ = output_error(settled.output, reference)
     except (conduct.ConductError, FormError) as broken:
         return f"while it was timed: {broken}"
     finally:

@@ -324,12 +324,16 @@ class Case:
         return output, pull_back if is_reentrant(output) else plain
 
     def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
-        """Do the same as `call`, and return the output and the gradients of the inputs, by name."""
+        """Do the same as `call`, and return the output and the gradients of the inputs, by name.
+
+        Gradients of the inputs need the work outside of a function's call, which `call` leaves out, in each call.
+        """
         leaves, forward = list(self.leaves.values()), self.bound()[0]
-        if self._bound and not self._bound[-1].is_plain:
-            forward = self.output
+        bound = self._bound[-1] if self._bound else None
         if self.workload.direction in {"inference", "forward"}:
-            return lambda: {"output": forward()}
+            return lambda: {"output": forward() if bound is None else bound.finish(forward())}
+        if bound is not None and not bound.is_plain:
+            forward = self.output
         names = [f"gradient of {name}" for name in self.tensors]  # they come first in `leaves`
         kept, pull = self._graph(forward)
         if self.workload.direction == "backward":

@@ -276,8 +276,6 @@ def answers(
     leaves = dict(watched.tensors)
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
-        if "sinks" not in watched.tensors and workload.mask_rule.is_additive:
-            leaves.pop("key_bias weights", None)  # shifts all scores of a query equally: its gradient is rounding
     made = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )

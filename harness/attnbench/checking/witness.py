@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out, output_shape
+from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import SCREENED, FormError, Reference, output_error, require_form
@@ -96,7 +97,8 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
         errors = []
         if "output" in observed:
             require_form(workload, observed["output"])
-            errors.append(output_error(observed["output"], reference)[0])
+            settled, _ = settle(reference.observe(observed["output"]), reference)
+            errors.append(output_error(settled.output, reference)[0])
     except VacuousError:
         return ""
     except FormError as broken:

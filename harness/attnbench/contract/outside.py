@@ -43,14 +43,15 @@ class Bound:
     """A function's call with everything in place: `call` has no arguments and only calls the function.
 
     Tensors that `prepare` creates, such as repeated heads, are their own leaves: a backward pass ends there. `is_plain`
-    says that there are none, and that the function's output is the answer. `leaves` are the tensors that have
-    gradients: query, key and value, then those passed by name.
+    says that there are none, and that the function's output is the answer; otherwise `finish` makes the answer of it.
+    `leaves` are the tensors that have gradients: query, key and value, then those passed by name.
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[[], Prepared], inputs: list[Tensor]) -> None:
         self.prepare = prepare
         with torch.enable_grad():
             first = prepare()
+        self.finish = first.finish
         self._arguments = [
             value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
             for value in first.arguments

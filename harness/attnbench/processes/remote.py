@@ -364,6 +364,10 @@ class Candidates:
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
+        sizes = dict(zip(("batch_size", "seq_len", "kv_len"), request.sizes, strict=True))
+        there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
+        if reason := implementation.unsupported(there):  # rules and diagnoses have sizes of their own
+            raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
         with conduct.watched({}, mask, inputs=tensors.values()) as seen, mode:
             output = Case(workload=scoped, module=module, tensors=tensors, mask=mask).output()

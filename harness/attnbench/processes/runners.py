@@ -332,7 +332,8 @@ class Runners(WorkerClient):
         cell = Cell(workload=workload, arm=arm, spec=spec)
         runner, is_foreign = part.client, part.owner is not None
         claimed_s, call_bytes = _claimed_s(visit, arm), compulsory_bytes(workload)
-        least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // call_bytes))
+        held_bytes = call_bytes * workload.num_heads // workload.num_kv_heads  # heads may be repeated for each call
+        least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // held_bytes))
         number, seed = max(2, DRAWS.randint(least, 2 * least)), DRAWS.getrandbits(53)  # one may be finished afterwards
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
@@ -349,7 +350,7 @@ class Runners(WorkerClient):
         handed = _require(runner.ask("hand_in", HandedIn, cell=cell, numbers=chosen), part.owner)
         if is_foreign:
             drawn = {"seed": seed, "numbers": chosen, "row_seed": DRAWS.getrandbits(53)}
-            _require(self.clients[SHARED].ask("judge_output", NoneType, cell=cell, handed=handed, **drawn))
+            _require(self.clients[SHARED].ask("judge_output", NoneType, cell=cell, handed=handed, **drawn), part.owner)
         return (statistics.median(call_s) - call_bytes * PAGING_S_PER_BYTE) / claimed_s
 
     def stop(self) -> None:
