@@ -7,6 +7,7 @@ from attnbench.checking import case
 from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import ask, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.contract.functions import from_function
 from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
@@ -79,3 +80,12 @@ def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_pr
     parts = first.flatten()[:3000].view(3, 1000)
     assert (torch.corrcoef(parts) - torch.eye(3)).abs().max() < 0.2  # six standard errors
     assert abs(float(first.std()) - 1) < 0.1
+
+
+def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monkeypatch):
+    """Otherwise honest code looks slower on the coordinator's clock."""
+    made = from_function(lambda query, key, value: (query @ key.mT).softmax(-1) @ value, "a test")
+    workload = Workload(**POINT.axes() | {"direction": "inference"})
+    call = case.build(workload, made, place(draw_normal(workload, 0), workload)).observed_call()
+    monkeypatch.setattr("attnbench.contract.functions.repeat_heads", None)
+    assert call()["output"].shape == (2, 4, 6, 8)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from attnbench.statistics.effects import WHOLE
+from attnbench.statistics.effects import WHOLE, effects, judged
+from attnbench.statistics.verdict import LOOKS
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
 from attnbench.storage.fold import State
 from attnbench.storage.records import PROBE, Arm, Sample, Verdict
@@ -160,3 +161,11 @@ def test_all_cells_stay_open_until_the_whole_of_two_sides_is_decided() -> None:
 def test_the_seed_of_a_visit_follows_from_run_workload_and_number() -> None:
     assert visit_seed(0, "a", 1) == visit_seed(0, "a", 1)
     assert len({visit_seed(*each) for each in ((0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2))}) == 4
+
+
+def test_one_cell_of_two_sides_is_one_comparison() -> None:
+    asked = virtual.with_sides(plan(1, ("x",), budget_s=60.0))
+    (key,) = [(asked.workloads[0].id, arm) for arm in asked.specs if not asked.is_reference(arm)]
+    known = effects(asked, {key: {(epoch, 0): 0.4 + 0.01 * epoch for epoch in range(4)}})
+    found = judged(asked, known)
+    assert (found[key].level, found[WHOLE].level) == (asked.false_share / len(LOOKS),) * 2

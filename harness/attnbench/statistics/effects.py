@@ -54,6 +54,6 @@ def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
     """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
-    counted = cells if len(cells) == 1 else known  # a single cell is the whole: one comparison
+    counted = cells if len(cells) == 1 else known  # a single cell is the whole
     found = judge(counted, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
     return {key: found.get(key) or found[next(iter(cells))] for key in known}

@@ -44,10 +44,8 @@ LAYOUT_SPREAD = 0.03
 """Largest relative difference between two processes that run the same code, about: twice the largest measured standard
 deviation. A single process cannot decide anything smaller."""
 LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
-KNOWN = 1e6
-"""Degrees of freedom of an exactly known error: practically infinite."""
-LARGEST_LOG = 100.0
-"""Upper limit of half-widths: larger than any real one, and finite."""
+KNOWN = 1e6  # degrees of freedom of an exactly known error
+LARGEST_LOG = 100.0  # upper limit of half-widths, larger than any real one
 
 
 class Reason(enum.StrEnum):
