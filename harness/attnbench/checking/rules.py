@@ -414,7 +414,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     Next to a mask without a causal part, which is_causal changes, only side effects count.
     """
     rule = candidate.workload.mask_rule
-    if candidate.workload.scope == "attention" and rule.beside_causal is not None:
+    if candidate.workload.scope == "attention" and rule.without_causal is not None:
         outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
         is_comparable = not isinstance(outcome, Exception) and any(isinstance(part, Causal) for part in rule.parts)
         yield outcome if is_comparable or isinstance(outcome, conduct.ConductError) else ""

@@ -104,11 +104,11 @@ class BoundMask:
         return self._form("visible", make) if self.rule.hides else None
 
     @property
-    def beside_causal(self) -> Tensor | None:
-        """`visible` by the parts beside the causal one; None if there are none."""
-        if (rest := self.rule.beside_causal) is None:
+    def without_causal(self) -> Tensor | None:
+        """`visible` by the parts other than the causal one; None if there are none."""
+        if (rest := self.rule.without_causal) is None:
             return None
-        return self._form(f"{rest} beside it", lambda: BoundMask(rest, self.sizes, self.device).visible)
+        return self._form(f"{rest} alone", lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:

@@ -107,7 +107,7 @@ class Signature:
             causal = ""
         has_empty = self.declared.has_no_empty_rows and not causal and mask.sinks is None  # every query sees a sink
         empty = mask.empty if has_empty else None
-        rest = mask.beside_causal if mask.form == SPLIT and {"mask", "is_causal"} <= names.keys() else None
+        rest = mask.without_causal if mask.form == SPLIT and {"mask", "is_causal"} <= names.keys() else None
         if rest is not None and empty is None and not (self.has_sdpa_mask and has_numbers):
             causal = "is_causal"
         values: dict[str, Any] = {keyword: keyword == causal for keyword in CAUSAL}

@@ -77,7 +77,7 @@ class Mask:
         return (self,)
 
     @property
-    def beside_causal(self) -> "Mask | None":
+    def without_causal(self) -> "Mask | None":
         """The parts that hide keys but for the causal one, aligned at the start; None if there are no others."""
         others = [part for part in self.parts if part.hides and not isinstance(part, Causal)]
         return Combined(*others) if len(others) > 1 else next(iter(others), None)
