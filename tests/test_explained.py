@@ -32,6 +32,7 @@ MORE = (
     Workload(batch_size=3, seq_len=8, num_heads=2, head_dim=8, mask="relative_buckets(4,8)"),
     Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="causal+padding(8,5)"),
     Workload(seq_len=8, num_heads=2, head_dim=8, mask="causal+softcap(20)", direction="forward_backward"),
+    Workload(seq_len=8, num_heads=2, head_dim=8, value_dim=12),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
