@@ -89,3 +89,10 @@ def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monk
     call = case.build(workload, made, place(draw_normal(workload, 0), workload)).observed_call()
     monkeypatch.setattr("attnbench.contract.functions.repeat_heads", None)
     assert call()["output"].shape == (2, 4, 6, 8)
+
+
+def test_a_convention_for_empty_rows_holds_while_code_is_timed():
+    textbook = lambda q, k, v, mask: (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v  # noqa: E731
+    bench, arm = Bench(Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing")), Arm()
+    bench.timed(arm, from_function(textbook, "a test"))
+    assert bench.verify(arm) == ""

@@ -113,6 +113,15 @@ def test_a_stand_in_is_judged_as_the_module_itself(name, axes):
     assert there.agrees
 
 
+def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
+    """Rules have a short length of their own."""
+    whole = lambda workload: None if workload.seq_len % 32 == 0 else "whole tiles only"  # noqa: E731
+    even = lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, is_causal=True) * (q.shape[2] % 32 == 0)  # noqa: E731
+    made = Implementation(build=lambda _: Deed(even), source="a test", unsupported=whole)
+    point = msgspec.structs.replace(POINT, seq_len=64)
+    assert check(ask_oracle(point, 0), standing_in_for(made, point)).agrees
+
+
 def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong():
     def doubled(query, key, value, mask):
         weights = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)

@@ -47,11 +47,11 @@ QUESTIONS = {
     "What do I keep elsewhere?": r"Keep\s+sdpa (elsewhere|on \d+ of the others)",
     "How much memory does fused take at T=1024?": r"^Memory at causal T=1024: [^.]*?\bfused\b[^;]* \d+\s+MiB",
     "What is not decided?": r"^Undecided: \d+ of \d+",
-    "What could not be run here?": r"(Not installed or no GPU|Unsupported): \d+ \(",
-    "Where is the report, and how do I open it?": r"^Report: \S+report\.html\nOpen: attnbench report .*--open",
+    "What could not be run here?": r"^Unsupported: \d+ \(reasons: summary\.md\)",
+    "Where is the report, and how do I open it?": r"^Report: \S+report\.html\nOpen: attnbench report \S+ --open",
     "Which file has the picture?": r"picture\.png",
     "Which file has every number?": r"records\.csv",
-    "How do I see more?": r"^\d+ more rows \(",
+    "How do I see more?": r"^\d+ more rows \(summary\.md\)",
 }
 """Questions of a new user, and the line of the first screen that answers each of them."""
 

@@ -25,10 +25,8 @@ def test_every_preset_cites_its_source_and_has_workloads_in_its_phases(name):
     assert model.summary
     assert model.phases
     for phase in model.phases:
-        workloads, labels = (
-            models.workloads(model, phase, {}),
-            [label for label, _ in models.attention(model, phase, {})],
-        )
+        workloads = models.workloads(model, phase, {})
+        labels = [label for label, _ in models.attention(model, phase, {})]
         trained = {workload.direction == "forward_backward" for workload in workloads}
         assert trained == {phase == "training"}
         assert len({*labels}) == len(labels)
