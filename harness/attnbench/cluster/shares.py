@@ -62,7 +62,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
         lost, is_over = dict[str, str](), False
         try:
             is_open = {name: share for name, share in shares.items() if finished(folder, name) is None}
-            for share, host, journal in driver.measured(ray, is_open):
+            for share, host, journal in driver.measured(ray, dict(is_open)):
                 del is_open[share]
                 if why := keep(folder, share, host, journal) if isinstance(journal, bytes) else journal:
                     lost[share] = why
