@@ -84,8 +84,7 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
         lost=lost,
         new=new,
     )
-    usual: dict[str, Any] = {"allocator": "retain" if compared.is_apart else "system"}
-    shared = build_plan(**{**usual, **fields, "implementations": ()}, with_baseline=False)
+    shared = build_plan(**{**fields, "implementations": ()}, with_baseline=False)
     digests = {spec: plugins.digest(spec) for spec in specs}
     return msgspec.structs.replace(shared, implementations=(), baseline="", alone=(), digests=digests, sides=compared)
 
