@@ -424,15 +424,20 @@ def test_kept_answers_get_no_time_to_trust_and_cost_nobody_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call_s", "is_alone", "num_blocks"), [(1e-6, False, 8), (25e-3, False, 4), (1e-3, True, 4), (1.0, True, 2)]
+    ("call_s", "is_alone", "number", "num_blocks"),
+    [(1e-6, False, 1, 8), (25e-3, False, 1, 4), (1e-3, True, 1, 4), (1.0, True, 1, 2)]
+    + [(25e-3, False, 15, 4), (25e-3, False, 16, 15), (25e-3, False, 62, 32), (25e-3, False, 64, 4)],
 )
-def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, num_blocks):
-    """It has as many as fit into the time to start processes, with the untimed calls before each part."""
+def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, number, num_blocks):
+    """It has as many as fit into the time to start processes, with the untimed calls before each part.
+
+    A comparison that is open for long has as many as fit into its share of the budget, so that none of it is left over.
+    """
     workload = Workload(seq_len=64)
     taken = {arm: [Sample(call_s)] for arm in (OURS, THEIRS)}
-    plan_ = SimpleNamespace(num_blocks=2, is_alone=lambda arm: is_alone and arm == THEIRS)
-    session = SimpleNamespace(specs={OURS: "", THEIRS: ""})
-    state = SimpleNamespace(samples={workload.id: taken})
+    plan_ = SimpleNamespace(num_blocks=2, budget_s=60.0, is_alone=lambda arm: is_alone and arm == THEIRS)
+    session = SimpleNamespace(specs={OURS: "", THEIRS: ""}, elapsed_s=12.0)
+    state = SimpleNamespace(samples={workload.id: taken}, num_visits={workload.id: number})
     stage = SimpleNamespace(plan=plan_, session=session, state=state, places={workload.id: 0})
     assert Timing._num_blocks(stage, workload) == num_blocks
 

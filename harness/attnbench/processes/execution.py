@@ -66,6 +66,8 @@ VERIFY_EVERY = 4
 as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
 FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
+PATIENT_FROM, MOST_PATIENT_BLOCKS = LOOKS[2], 16
+"""Processes of a comparison from which on its visits share the rest of the budget, and the factor then."""
 SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
 """Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
@@ -422,7 +424,8 @@ class Timing:
     def _num_blocks(self, workload: Workload) -> int:
         """The number of blocks of the next visit: more if they are short compared with the cost of a fresh process.
 
-        Used from the second visit on, since it needs the time of a block.
+        Used from the second visit on, since it needs the time of a block. A comparison that is still open after
+        PATIENT_FROM processes spends the rest of the budget on those before its last look.
         """
         least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
         if not taken:
@@ -435,7 +438,11 @@ class Timing:
             block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
         else:
             fixed_s += WARM_S  # untimed calls before the first block
-        return min(MOST_BLOCKS * least, max(least, int(fixed_s / block_s)))
+        most = MOST_BLOCKS * least
+        if PATIENT_FROM <= (number := self.state.num_visits[workload.id]) < LOOKS[-1]:
+            rest_s = (self.plan.budget_s - self.session.elapsed_s) / (LOOKS[-1] - number) / max(1, len(self.places))
+            fixed_s, most = max(fixed_s, rest_s - fixed_s), MOST_PATIENT_BLOCKS * least
+        return int(min(most, max(least, fixed_s / block_s)))
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """Take one visit with the arms, A/A controls and the interference probe, in a random order.
