@@ -425,8 +425,10 @@ def test_kept_answers_get_no_time_to_trust_and_cost_nobody_else(tmp_path):
 
 @pytest.mark.parametrize(
     ("call_s", "is_alone", "number", "num_blocks"),
-    [(1e-6, False, 1, 8), (25e-3, False, 1, 4), (1e-3, True, 1, 4), (1.0, True, 1, 2)]
-    + [(25e-3, False, 15, 4), (25e-3, False, 16, 15), (25e-3, False, 62, 32), (25e-3, False, 64, 4)],
+    [
+        *[(1e-6, False, 1, 8), (25e-3, False, 1, 4), (1e-3, True, 1, 4), (1.0, True, 1, 2)],
+        *[(25e-3, False, 15, 4), (25e-3, False, 16, 15), (25e-3, False, 62, 32), (25e-3, False, 64, 4)],
+    ],
 )
 def test_a_visit_of_a_fresh_process_has_more_blocks_where_they_are_short(call_s, is_alone, number, num_blocks):
     """It has as many as fit into the time to start processes, with the untimed calls before each part.
