@@ -161,7 +161,7 @@ def check_specs(specs: Iterable[str]) -> None:
 def labelled(specs: Iterable[str]) -> list[str]:
     """Label specs of files with the file's stem if their name is taken.
 
-    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`, as do two files' `attention`.
+    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`; functions with one name in several files are labelled, too.
     """
     specs = list(dict.fromkeys(specs))
     names, known = [name_of(spec) for spec in specs], set(implementation_names())

@@ -133,7 +133,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Work elsewhere, and rates above a ceiling; and whether each is certain, as a rate beyond any copy in a cache."""
+    """Yield work on other streams and rates above a ceiling as warnings, each with whether it is certain."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         yield Warn.other_stream.says(ELSEWHERE), True

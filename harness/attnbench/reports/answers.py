@@ -215,7 +215,7 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 
 
 def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
-    """A condition that holds in no other shape ("for bfloat16"), and the shapes that meet it: as many as possible."""
+    """The condition that most of `won` and none of `others` meet ("for bfloat16"), and the shapes that meet it."""
     if not others:
         return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won
     best = "", list[Shape]()

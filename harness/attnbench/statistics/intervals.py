@@ -120,7 +120,7 @@ def pairs(
 ) -> tuple[NDArray[np.int64], Array]:
     """The log ratio of `arm` to `baseline` in each block (n,) that holds both and is not discarded, in time order.
 
-    Before it the visit of each block (n,), as in `Samples.visits`.
+    The visit of each block (n,) precedes it, as in `Samples.visits`.
     """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)
