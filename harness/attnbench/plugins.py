@@ -273,7 +273,7 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
     """The syntax of a file and its names, without running it.
 
     Raises:
-        ValueError: the file cannot be read, or is no Python.
+        ValueError: the file cannot be read, or is not Python.
     """
     try:
         source = path.read_text(encoding="utf-8")

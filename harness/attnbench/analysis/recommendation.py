@@ -135,8 +135,8 @@ class Recommendation:
 def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
     """One recommendation for each requested workload, in the order of the plan.
 
-    `memory_bytes` limits the memory of a call beyond its inputs (0: no limit); with `is_deterministic`, its answers must
-    not vary.
+    `memory_bytes` limits the memory of a call beyond its inputs (0: no limit); with `is_deterministic`, its answers
+    must not vary.
     """
     reasons = {
         record.key: why

@@ -255,7 +255,7 @@ class ModuleAdapter:
         return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}
 
     def constant(self, parameter: str) -> float | None:
-        """The declared value of a parameter that is no weight, by its name; None for any other."""
+        """The declared value of the parameter of that name; None if it is a weight."""
         return next((value for name, value in self.declared.extra.items() if fnmatchcase(parameter, name)), None)
 
 

@@ -133,8 +133,8 @@ class QueuedClock(Clock):
     def clock_hz(self) -> float:
         """The device's clock during all blocks since the last reading, in cycles per second; 0 without any.
 
-        A spin lasts a fixed number of cycles, so the time between two events shows the clock while the device works. The
-        driver may read the clock while the device idles.
+        A spin lasts a fixed number of cycles, so the time between two events shows the clock while the device works.
+        The driver may read the clock while the device idles.
         """
         cycles, spun_s = self._cycles, self._spun_s
         self._cycles, self._spun_s = 0, 0.0

@@ -177,7 +177,7 @@ def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
 
 
 def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
-    """A decoder for old journals, in which arms are names; None if this first line is from a newer one.
+    """A decoder for old journals, in which arms are names; None if this first line has a later schema.
 
     Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
     and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old

@@ -107,7 +107,7 @@ CHANGED: dict[str, Seen] = {
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask changed or shifted, or another one besides."""
+    """The whole mask changed or shifted, or joined with another one."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))

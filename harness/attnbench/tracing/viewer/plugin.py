@@ -1,9 +1,9 @@
 """The plug-in torch-tb-profiler, drawn by Vega-Lite.
 
 Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
-which browsers have dropped. Offline both are missing, and every view is an endless spinner. Scripts in
-static/ replace both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the
-importing one.
+which browsers have dropped. Offline both are missing, and every view is an endless spinner. Scripts in static/ replace
+both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the importing
+one.
 """
 
 from collections.abc import Callable
