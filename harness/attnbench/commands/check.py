@@ -225,4 +225,4 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
     return specs, declarations, problems
 
 
-COMMAND = Command(check, order=30)
+COMMAND = Command(check, order=20)

@@ -185,4 +185,4 @@ def _policy_sentence(facts: Mapping[str, Any]) -> str:
     return f"{text}. The table is {facts['file']}."
 
 
-COMMAND = Command(fastest, order=15)
+COMMAND = Command(fastest, order=10)
