@@ -18,7 +18,7 @@ from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.commands import ExitCode, frame
+from attnbench.commands import frame
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
 from attnbench.statistics.verdict import Reason

@@ -473,7 +473,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last hidden key and its value, rows (B, G, width) or (B, width); name the changes that reach a query."""
+    """Change the last hidden key and its value, rows (B, G, width) or (B, width); name what reaches a query."""
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
     leaks = []

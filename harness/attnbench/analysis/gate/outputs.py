@@ -50,6 +50,6 @@ def lines(decision: Decision) -> list[str]:
 
 def markdown(decision: Decision) -> str:
     """A comment for a pull request: the outcome, then the same lines as on a terminal."""
-    items = [f"- {escaped(line)}" for line in lines(decision)]
+    items, end = [f"- {escaped(line)}" for line in lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
-    return "\n".join([f"## attnbench gate: {escaped(conclusion(decision).sentence)}", "", *items[:MOST_LINES], *more]) + "\n"
+    return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"
