@@ -89,7 +89,7 @@ MODEL = {
 
 
 @pytest.mark.parametrize("trouble", ["", "no time"])
-@pytest.mark.parametrize("pair", itertools.product(MODEL, repeat=2))
+@pytest.mark.parametrize("pair", list(itertools.product(MODEL, repeat=2)))
 def test_lines_sentence_and_exit_code_of_a_model_agree(pair, trouble):
     names = dict(zip(("mine", "theirs"), pair, strict=True))
     judged = {name: Judged(attention=name, **MODEL[kind]) for name, kind in names.items()}
