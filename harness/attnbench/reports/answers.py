@@ -260,7 +260,7 @@ def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
             "fastest": fastest,
             "speedup": shape.named(Mark.faster, FEW).removeprefix(f"{fastest} "),
             **{str(mark): shape.named(mark, most[mark]) for mark in present},
-            "memory": show(shape.best and shape.best.peak_bytes, "bytes"),
+            "memory": show(shape.best.peak_bytes if shape.best is not None else None, "bytes"),
         }
         for shape in members
         for fastest in [plain(shape.best.name, 24) if shape.best is not None else MISSING]
