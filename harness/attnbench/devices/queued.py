@@ -177,7 +177,7 @@ class QueuedClock(Clock):
     def _idle_s(self) -> float:
         """Seconds that the driver takes to report an idle device once the current stream is idle and nothing else runs.
 
-        Measured after real work: an H100's driver then takes several times as long as on an idle device.
+        Measured after real work: an H100's driver is then several times slower than on an idle device.
         """
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 
