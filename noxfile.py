@@ -131,7 +131,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def old_faults(session: nox.Session) -> None:
-    """Bring back each old fault of docs/cuda.md in a copy, and see its test fail; arguments after -- go to pytest."""
+    """Bring back each fault of tests/old_faults.toml in a copy: its test must fail; arguments after -- go to pytest."""
     borrow(session, "test")
     session.run("python", "-m", "pytest", "tests/old_faults.py", *session.posargs, env=ONE_THREAD)
 

@@ -162,7 +162,7 @@ def show_in_readme() -> None:
 
 
 def main(numbers: list[int]) -> None:
-    """Answer the given questions, or all, in one folder; write the page after each."""
+    """Answer the given questions, or all and then name the machine, in one folder; write the page after each."""
     with tempfile.TemporaryDirectory(prefix="attnbench-first-hour-") as name:
         folder = Path(name)
         for file in EXAMPLES.glob("*.py"):
@@ -170,8 +170,10 @@ def main(numbers: list[int]) -> None:
         for number in numbers or range(1, len(QUESTIONS) + 1):
             question = QUESTIONS[number - 1]
             print(f"{number}: {question.text}", file=sys.stderr, flush=True)
-            text = page(PAGE.read_text(encoding="utf-8"), {number: answered(question, folder), 0: machine()})
-            PAGE.write_text(text, encoding="utf-8")
+            made: dict[int | str, str] = {number: answered(question, folder)}
+            PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+    if not numbers:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), {0: machine()}), encoding="utf-8")
 
 
 if __name__ == "__main__":

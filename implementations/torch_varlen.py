@@ -24,7 +24,7 @@ LARGEST_HEAD_DIM = 256
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, num_kv_heads: int) -> Tensor:
-    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K), with the batch's tokens in one row."""
+    """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K), with the batch packed into one row."""
     from torch.nn.attention.varlen import varlen_attn
 
     kernel: Any = partial(varlen_attn, enable_gqa=True) if query.shape[1] != num_kv_heads else varlen_attn

@@ -142,8 +142,8 @@ def measure(folder: Path, workloads: Sequence[Workload], seed: int, num_visits: 
 class Regret:
     """Cost of a choice on one workload: the logarithm of its time over the best's, from visits that did not choose.
 
-    `log` is None where the choice has no time. Both logs have half the width of their interval; what lies within that
-    is noise.
+    `log` is None if the choice has no time. `half` and `half_reference` are the half-widths of the intervals of both
+    logs: smaller differences are noise.
     """
 
     workload: Workload

@@ -1,4 +1,4 @@
-"""Old faults of docs/cuda.md, brought back one by one in a copy of the project: its test must fail on each.
+"""Old faults of code for GPUs, brought back one by one in a copy of the project: its test must fail on each.
 
 python -m pytest tests/old_faults.py                        # all
 python -m pytest tests/old_faults.py -k "queued or xformers" # some
@@ -27,7 +27,7 @@ from tests.recipes import copy_project
 
 ROOT = Path(__file__).parent.parent
 FAULTS = Path(__file__).with_suffix(".toml")
-PAGE = ROOT / "docs" / "cuda.md"
+PAGE = ROOT / "results" / "gallery" / "gpu" / "faults.md"
 BLOCK = re.compile(r"(?<=<!-- begin faults -->\n).*?(?=<!-- end faults -->)", re.DOTALL)
 LIMIT_S = 300.0
 ASSERTION = ("assert ", "AssertionError", "Failed: DID NOT RAISE")

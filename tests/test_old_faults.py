@@ -1,4 +1,4 @@
-"""The faults of tests/old_faults.toml fit today's source, and the page on CUDA lists each; their session runs them."""
+"""The faults of tests/old_faults.toml fit today's source, and the gallery lists each; their session runs them."""
 
 import msgspec
 import pytest

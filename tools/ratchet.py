@@ -1,8 +1,8 @@
 """Fail if a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
-Two kinds of numbers: lines of code in each folder, and stilted phrases in texts. Docstrings, comments and blank lines
+Lines of code in each folder, stilted phrases in texts, and words of the documents. Docstrings, comments and blank lines
 are free. `ratchet.toml` next to this file holds the limits and the goals; `--renew` lowers each limit to today's number
-and never raises one.
+and never raises one; limits of words are fixed.
 
 Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
 """
@@ -118,6 +118,10 @@ def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Cou
         paths = sorted((root / "docs").rglob("*.md")) if kind == "docs" else list(python_files(root / kind))
         paths += [root / "README.md"] if kind == "docs" else []
         measured.append(Count(f"stilted in {kind}", sum(map(stilted, paths)), limit["limit"], limit["goal"]))
+    for place, limit in limits["words"].items():
+        pages = (root / place).rglob("*.md") if (root / place).is_dir() else [root / place]
+        number = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
+        measured.append(Count(f"words in {place}", number, limit["limit"], limit["goal"]))
     return measured
 
 
@@ -130,6 +134,8 @@ def renew(measured: list[Count], path: Path = LIMITS) -> None:
     """Lower each limit that is higher than today's number."""
     text = path.read_text(encoding="utf-8")
     for count in measured:
+        if count.name.startswith("words"):
+            continue
         name = count.name.split(" in ", 1)[1]
         place = re.compile(rf'^("?{re.escape(name)}"? = \{{ limit = )\d+', re.MULTILINE)
         section, number = count.name.split(" in ", 1)[0], min(count.number, count.limit)

@@ -150,7 +150,8 @@ def strings(source: str) -> Iterator[Text]:
     """Yield the string literals of a Python file, docstrings included.
 
     Left out are docstrings of private functions and classes, which no user and no help page sees, and keys of
-    dictionaries, which are names of fields. Of an f-string the constant parts are given. A docstring is no message.
+    dictionaries, which are names of fields. Only the constant parts of an f-string are yielded. Docstrings are no
+    messages.
     """
     tree = ast.parse(source)
     left_out: set[ast.AST | None] = set()

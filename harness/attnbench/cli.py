@@ -40,10 +40,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+PANELS = ("Measure and check", "Read stored runs", "Look inside", "Look up")
+"""Groups of commands in the help, one for each hundred of their order."""
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     _function, _examples = framed(_command)
-    app.command(_name, cls=Plain, epilog="\n\n".join(["Examples:", *_examples] if _examples else []))(_function)
+    _epilog = "\n\n".join(["Examples:", *_examples] if _examples else [])
+    app.command(_name, cls=Plain, rich_help_panel=PANELS[_command.order // 100], epilog=_epilog)(_function)
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it

@@ -1,8 +1,8 @@
 """The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that has the names.
 
-A file holds groups by kind. A group has names with their meanings, and shares why it matters, an example, and what to
-do. `also` has other spellings of a name, and `declare` the line for an adapter if the author means it; a `*` stands for
-an operand.
+A file holds groups by kind. A group has names with their meanings, and one reason, one example and one advice for all
+of them. `also` has other spellings of a name, and `declare` the line for an adapter if the author means it; a `*`
+stands for an operand.
 """
 
 import functools

@@ -161,7 +161,7 @@ def check_specs(specs: Iterable[str]) -> None:
 def labelled(specs: Iterable[str]) -> list[str]:
     """Label specs of files with the file's stem if their name is taken.
 
-    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`, as do two files' `attention`.
+    `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`; functions with one name in several files are labelled, too.
     """
     specs = list(dict.fromkeys(specs))
     names, known = [name_of(spec) for spec in specs], set(implementation_names())
@@ -273,7 +273,7 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
     """The syntax of a file and its names, without running it.
 
     Raises:
-        ValueError: the file cannot be read, or is no Python.
+        ValueError: the file cannot be read, or is not Python.
     """
     try:
         source = path.read_text(encoding="utf-8")

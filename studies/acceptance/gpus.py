@@ -43,11 +43,11 @@ class CudaGpu:
         return found
 
     def fixed_work(self) -> Call:
-        """Return a matrix product."""
+        """Return a call of always the same work: a matrix product."""
         return self.calls()["matmul 2048"]
 
     def short_work(self) -> Call:
-        """Return an addition."""
+        """Return a call of a few microseconds: an addition."""
         source = torch.ones(2**16, device=DEVICE)
         return lambda: source + 1
 

@@ -123,7 +123,7 @@ def _interval(seconds: Mapping[str, Sequence[float]], turns: Sequence[str]) -> t
 
 
 def _judged(row: Row, limit: float) -> Row:
-    """Add whether a row lies inside the limit, beyond it, or neither for certain."""
+    """Add to a row whether it is certainly inside the limit, certainly beyond it, or uncertain."""
     if "error" in row or row["other_s"] < SHORTEST_S:
         return row
     highest = limit + GAP_S * row.get("num_kernels", 0) / row["other_s"]

@@ -1,4 +1,4 @@
-"""Judgement of a case: no time with a reason, its true time or a wrong one; and the affected bystanders."""
+"""Judge a case: it gets no time and a reason, its true time or a wrong one; bystanders may be affected."""
 
 import statistics
 from collections.abc import Sequence

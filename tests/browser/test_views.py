@@ -63,10 +63,10 @@ def middle(page, element):
 
 
 def choose(page, number, option):
-    """Choose an option of the list with this number."""
+    """Choose an option of the list with this number: a run, WORKLOAD/NAME, by its name."""
     page.press(*middle(page, f"document.querySelectorAll('[aria-haspopup=listbox]')[{number}]"))
-    options = "[...document.querySelectorAll('li[role=option]')]"
-    page.press(*middle(page, f"{options}.find((each) => each.innerText.trim() === {json.dumps(option)})"))
+    is_it = f"`/${{each.innerText.trim()}}`.endsWith({json.dumps(f'/{option}')})"
+    page.press(*middle(page, f"[...document.querySelectorAll('li[role=option]')].find((each) => {is_it})"))
     page.wait("!document.querySelector('li[role=option]')")
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import attnbench
 from attnbench import plugins
-from attnbench.cli import app
+from attnbench.cli import PANELS, app
 from attnbench.commands import EXIT_CODES, ExitCode
 from attnbench.commands.options import SelectionOptions, TimingOptions
 from attnbench.processes.planning import build_plan
@@ -21,7 +21,8 @@ COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
 def test_every_file_that_holds_a_command_is_one_in_its_own_place():
     shown = [command.name for command in app.registered_commands]
     assert shown == sorted(COMMANDS, key=lambda name: COMMANDS[name].order)
-    assert len({command.order for command in COMMANDS.values()}) == len(COMMANDS)
+    assert len({command.order for command in COMMANDS.values()}) == len(COMMANDS) == 15
+    assert list(dict.fromkeys(command.rich_help_panel for command in app.registered_commands)) == list(PANELS)
     assert not {"options", "running", "terminal", "frame"} & set(COMMANDS)
 
 

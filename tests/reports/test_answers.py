@@ -42,20 +42,9 @@ def test_a_factor_says_how_much_faster_it_is(tmp_path, monkeypatch):
     assert [each.name for each in shape.having(Mark.slower)] == ["chunked"]
 
 
-def test_where_one_axis_sets_the_winning_shapes_apart_it_is_the_condition(tmp_path):
-    found = journals.quick(tmp_path)
-    text = advice(found)
-    assert re.search(r"for bfloat16 and float16 \(1\.8\dx( to 1\.8\dx)? faster than sdpa\)", text)
-    assert "Keep sdpa elsewhere." in text
-    faster = [shape for shape in answers.shapes(found) if shape.faster]
-    assert f"and on {len(faster) - 2} other shapes" in text
-
-
 def test_what_is_undecided_is_never_advice(tmp_path):
     short = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused"), num_epochs=3)
     assert re.fullmatch(r"fused is undecided, 2\.0\dx slower so far \(too few processes\) at T=512\.", advice(short))
-    three = journals.write(tmp_path / "3", journals.workloads(seq_len=(512,)), ("sdpa", "fused", "bmm"), num_epochs=3)
-    assert advice(three) == "Nothing is shown to be faster than sdpa so far."
 
 
 @pytest.fixture
@@ -80,9 +69,8 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
     rows = {row["shape"]: row for row in answers.table(answers.shapes(found), "sdpa")}
     causal = rows["causal T=512"]
     assert causal["time of sdpa"].endswith(" (chunked)")
-    assert causal["memory"].endswith(" (chunked)")
+    assert [rows[name]["fastest"] for name in ("causal T=512", "no mask T=512")] == ["chunked", "sdpa"]
     assert (causal["WRONG"], rows["no mask T=512"]["WRONG"]) == ("sdpa", "-")
-    assert rows["no mask T=512"]["memory"].endswith(" (sdpa)")
     shown = "\n".join(line.text for line in screen.screen(found))
     assert re.search(r"^causal +T=512 +\S+ ms \(chunked\) +sdpa ", shown, re.MULTILINE)
     choices = verdict.report(found, endings.of_run(found), 1, ["run"]).choices

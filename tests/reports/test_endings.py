@@ -1,22 +1,22 @@
 """The end of every command: table, sentence and exit code come from the same marks, in every combination."""
 
+import inspect
 import itertools
+from typing import get_args
 
 import pytest
 import typer
 
 from attnbench.analysis.conclusion import ENDINGS, TIMED, Conclusion, Ending, Mark, Question, conclude, factor, mark
 from attnbench.analysis.judgements import CheckVerdict
-from attnbench.commands import ExitCode, frame
+from attnbench.commands import frame, model
+from attnbench.models.records import Difference, Judged
+from attnbench.plugins import plugs
 from attnbench.reports import answers, endings
 from attnbench.storage.records import Verdict
 from tests import journals
 
-SPEEDS = (None, *Verdict)
-CASES = [
-    pytest.param(*case, id="-".join(map(str, case)))
-    for case in itertools.product(CheckVerdict, SPEEDS, (False, True), (False, True))
-]
+CASES = list(itertools.product(CheckVerdict, (None, *Verdict), (False, True), (False, True)))
 CODES = {
     Question.rightness: {"WRONG": 1, "failed": 3, "judged in part": 3, "not judged": 3},
     Question.measurement: {"WRONG": 1, "failed": 1, "not judged": 3},
@@ -74,15 +74,36 @@ def test_of_several_the_worst_decides_and_is_named(pair, question):
         assert (name in found.words) == (each in ENDINGS[question])
 
 
+@pytest.mark.parametrize("name", ["check", "compare", "fastest", "gate", "growth", "model"])
+def test_each_command_ends_with_a_conclusion_that_the_frame_prints(name):
+    returned = inspect.signature(plugs("attnbench.commands", "COMMAND")[name].function).return_annotation
+    assert Conclusion in {returned, *get_args(returned)}
+
+
+MODEL = {
+    Mark.right: {},
+    Mark.wrong: {"differences": (Difference(place="layer 0", batch="whole", error=1.0, allowed=0.1),)},
+    Mark.failed: {"reason": "it raised"},
+    Mark.not_judged: {"reason": "it has a window", "is_refused": True},
+}
+
+
+@pytest.mark.parametrize("trouble", ["", "no time"])
+@pytest.mark.parametrize("pair", list(itertools.product(MODEL, repeat=2)))
+def test_lines_sentence_and_exit_code_of_a_model_agree(pair, trouble):
+    names = dict(zip(("mine", "theirs"), pair, strict=True))
+    judged = {name: Judged(attention=name, **MODEL[kind]) for name, kind in names.items()}
+    found = endings.of_model(judged, trouble)
+    kinds = {*pair, *([Mark.failed] if trouble else [])}
+    assert all(str(kind) in found.words for kind in kinds)
+    assert frame.exit_code(found) == (1 if kinds & {Mark.wrong, Mark.failed} else 3 * (kinds == {Mark.not_judged}))
+    assert all(str(kind) in model._verdict(judged[name]) for name, kind in names.items())
+
+
 def test_nothing_judged_is_no_pass():
     for question in Question:
         assert conclude({}, question).ending is Ending.inconclusive
         assert conclude({"mine": Mark.not_judged}, question).ending is Ending.inconclusive
-
-
-def test_every_ending_has_its_exit_code():
-    codes = {frame.exit_code(Conclusion(ending=ending, words="")) for ending in Ending}
-    assert codes == set(ExitCode) - {ExitCode.wrong_usage, ExitCode.interrupted}
 
 
 def test_a_factor_is_one_or_more():

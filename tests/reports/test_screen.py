@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, story
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
@@ -71,13 +70,6 @@ def test_every_notable_shape_is_in_a_row_and_the_others_are_counted(sweeps):
     assert len(rows) + int(number) == len(answers.shapes(found))
     num_faster = sum(bool(shape.faster) for shape in answers.shapes(found))
     assert sum(bool(re.search(r"\d\.\d\dx", row)) for row in rows) == num_faster
-
-
-def test_a_shape_on_which_something_is_wrong_is_not_the_first_to_go(sweeps):
-    """Of too many shapes, those without a wrong answer were shown before."""
-    wrong = [shape for shape in answers.shapes(sweeps("usual")) if shape.having(Mark.wrong)]
-    rows = [line for line in lines(sweeps("usual")) if re.search(r" ms | us ", line) and "module_list" in line]
-    assert len(rows) == len(wrong) == 3
 
 
 def test_a_few_undecided_comparisons_are_named(tmp_path):

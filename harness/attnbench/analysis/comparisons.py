@@ -89,7 +89,7 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """The arm that a cell is compared with: the baseline or its substitute; of two sides, the same code on the base."""
+    """The arm that a cell is compared with: the baseline or its substitute; with sides, the same code on the base."""
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
 
@@ -289,8 +289,8 @@ def doubts(results: Results) -> list[Warned]:
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
     """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
 
-    Without a key: of every compared cell, so that the session is not valid. The mean of all cells is doubtful if any
-    cell is.
+    Without a key, all compared cells must be doubtful: the session is then invalid. The mean over all cells is doubtful
+    if one cell is.
     """
     if session_doubts(results):
         return True

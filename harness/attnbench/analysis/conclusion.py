@@ -98,7 +98,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """The worst mark of each implementation, of the base apart ("mine (base)"); times excluded."""
+    """The worst mark of each implementation, without times; the base has its own: "mine (base)"."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:

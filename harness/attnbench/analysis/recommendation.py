@@ -135,7 +135,8 @@ class Recommendation:
 def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
     """One recommendation for each requested workload, in the order of the plan.
 
-    A call may need `memory_bytes` beyond its inputs, if not 0; with `is_deterministic` its answers must not vary.
+    `memory_bytes` limits the memory of a call beyond its inputs (0: no limit); with `is_deterministic`, its answers
+    must not vary.
     """
     reasons = {
         record.key: why
@@ -193,7 +194,7 @@ def peak_bytes(record: Record) -> float | None:
 
 
 def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
-    """The leader; or among its equals the reference, or else the one that needs least memory."""
+    """The leader; if others are equal to it, the reference or the one that needs the least memory."""
     if stands is None:
         return ""
     alike = [stands.leader, *(name for name in stands.others if stands.verdict(name) is Verdict.equivalent)]

@@ -51,7 +51,7 @@ ELSEWHERE = (
 ON_A_QUEUE = {
     Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
     Flag.host_near: Warn.host_near.says(
-        "nearly host-bound: the device needs less than 5 times as long as the host needs to issue the call"
+        "nearly host-bound: the device needs less than 5 times the time in which the host issues the call"
     ),
     Flag.not_hidden: Warn.device_waited.says("the device waited for the host while it was timed"),
     Flag.waits: Warn.host_waits.says(
@@ -133,7 +133,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Work elsewhere, and rates above a ceiling; and whether each is certain, as a rate beyond any copy in a cache."""
+    """Yield work on other streams and rates above a ceiling as warnings, each with whether it is certain."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         yield Warn.other_stream.says(ELSEWHERE), True

@@ -53,7 +53,8 @@ def failed(results: Results) -> list[tuple[Record, str]]:
         is_gone = before is Status.ok and record.status is not Status.ok and not record.is_predicted
         if record.is_finding or is_gone:
             note = "" if before is None else f" (the base: {before})"
-            failures.append((record, f"{record.status}: {match}{note}: {record.message}"))
+            status = "WRONG" if record.is_wrong else record.status
+            failures.append((record, f"{status}: {match}{note}: {record.message}"))
     return failures
 
 

@@ -159,9 +159,9 @@ def metric_columns(results: Results) -> list[MetricColumn]:
 
 
 def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dict[tuple[str, str], list[T]]:
-    """Cells of one group that differ in one length only, by that axis and the other length if it differs: "T=1".
+    """Group cells that differ in one length only; a key is the axis of that length, and the other length ("T=1") or "".
 
-    The axis is kv_len in decoding, where all have one query length, and else seq_len.
+    The axis is kv_len in decoding, where all have the same query length; otherwise it is seq_len.
     """
     workloads = [workload_of(each) for each in members]
     is_decoding = len({each.seq_len for each in workloads}) == 1 < len({each.kv_len for each in workloads})

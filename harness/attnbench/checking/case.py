@@ -432,7 +432,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
     if implementation.has_dropout:
         set_dropout(module, workload.dropout)
     if workload.scope == "attention" and not hasattr(module, "attend"):
-        raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask), which scope attention times")
+        raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask): choose scope=module")
     needs_grad = workload.direction != "inference"
     for parameter in module.parameters():
         parameter.requires_grad_(needs_grad and workload.scope == "module")

@@ -190,7 +190,7 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """With more keys, too, the weights after dropout add up to 1 on average."""
+    """The weights after dropout add up to 1 on average, at a longer length as well."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged
     plain = msgspec.structs.replace(longer, direction="forward")  # several small tiles
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))

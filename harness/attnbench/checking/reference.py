@@ -466,7 +466,7 @@ def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorErr
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
-    """The error of a whole output, and the reference that it was compared with, which may be that of suspect rows."""
+    """The error of a whole output, and its reference: at the chosen rows or, if these agree, at suspect ones."""
     compared = reference.tolerances["output"].judge(reference.observe(output).compared["output"])
     if compared.agrees and (wider := reference.at_suspects(output)) is not None:
         suspected = wider.tolerances["output"].judge(wider.observe(output).compared["output"])

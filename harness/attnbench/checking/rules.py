@@ -473,7 +473,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """The changes of the last hidden key and its value, each a row (B, G, width) or (B, width), that reach a query."""
+    """Change the last hidden key and its value, rows (B, G, width) or (B, width); name what reaches a query."""
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
     leaks = []

@@ -181,7 +181,7 @@ class Tolerance:
         return ~(apart.abs() <= self._along_rows(limits))
 
     def _errors(self, candidate: Tensor) -> tuple[Tensor, Tensor, RowErrors, RowErrors]:
-        """The candidate in float64 and its errors, infinite where not finite; their sizes by row and by segment."""
+        """The candidate in float64, its errors (infinite where not finite), and their sizes by row and by segment."""
         actual = candidate.detach().double().cpu()
         apart = actual - self.expected
         apart = apart.where(apart.isfinite(), torch.inf)

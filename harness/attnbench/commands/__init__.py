@@ -19,7 +19,7 @@ HELPERS = ("frame", "options", "repro", "running", "terminal")
 
 @dataclass(frozen=True)
 class Command:
-    """A function whose signature and docstring are a command (frame.py), and its place among the other commands."""
+    """A function whose signature and docstring are a command (frame.py), and its place: hundreds are groups."""
 
     function: Callable[..., Any]
     order: int

@@ -202,7 +202,7 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """The usable specs, of which a file may hold several, their declarations, and the problems of the others."""
+    """All usable specs in the named files, their declarations, and the problems of the others by name."""
     candidates: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):
@@ -225,4 +225,4 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
     return specs, declarations, problems
 
 
-COMMAND = Command(check, order=30)
+COMMAND = Command(check, order=20)

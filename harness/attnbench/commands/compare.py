@@ -83,4 +83,4 @@ def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], f
         running.require_named(resumed, side.implementations.values(), [side.given, *named], side.root)
 
 
-COMMAND = Command(compare, order=80)
+COMMAND = Command(compare, order=25)

@@ -167,4 +167,4 @@ def doctor(*, address: str = "") -> ExitCode:
     return ExitCode.finding if lines else ExitCode.passed
 
 
-COMMAND = Command(doctor, order=130)
+COMMAND = Command(doctor, order=320)

@@ -25,4 +25,4 @@ def explain(name: list[str] | None = None) -> None:
     present(lambda: found, show)
 
 
-COMMAND = Command(explain, order=115)
+COMMAND = Command(explain, order=330)

@@ -96,7 +96,7 @@ def fastest(
 
 
 def _along(options: TimingOptions, axis: str, low: int, high: int) -> Plan:
-    """The plan of a search along an axis; times are relative to the last of the named."""
+    """The plan of a search along an axis; times are relative to the last named implementation."""
     baseline = options.named[-1] if options.named else "sdpa"
     return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
 
@@ -176,7 +176,7 @@ def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
 
 
 def _policy_sentence(facts: Mapping[str, Any]) -> str:
-    """The choices, their leave-one-out regret next to that of always sdpa, and the file."""
+    """Summarise a policy: its choices, their regret (leave-one-out) next to that of sdpa alone, and its file."""
     chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
     text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
     if regret := facts["regret"]:
@@ -185,4 +185,4 @@ def _policy_sentence(facts: Mapping[str, Any]) -> str:
     return f"{text}. The table is {facts['file']}."
 
 
-COMMAND = Command(fastest, order=15)
+COMMAND = Command(fastest, order=10)

@@ -124,7 +124,7 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
     """Print the last sentence, and exit with the code of its ending.
 
-    After a screen, or with --json, it is printed on standard error, and only if it is no pass.
+    After a screen, or with --json, it is printed on standard error, and only if the command did not pass.
     """
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from attnbench.analysis.conclusion import Conclusion
 from attnbench.analysis.gate import outputs, stored
 from attnbench.analysis.gate.decision import judge, judge_sides
 from attnbench.analysis.gate.rulings import load
@@ -21,7 +22,7 @@ def gate(
     thresholds: Path | None = None,
     results: Path = Path("results"),
     to: Path | None = None,
-) -> ExitCode:
+) -> Conclusion | ExitCode:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch.
 
     With --accept, the run becomes the baseline that later runs are compared with.
@@ -53,8 +54,8 @@ def gate(
         decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     if to is not None:
         outputs.write(decision, to)
-    present(lambda: decision, lambda: typer.echo(outputs.terminal(decision)))
-    return ExitCode.__members__.get(decision.outcome, ExitCode.passed)
+    present(lambda: decision, lambda: typer.echo("\n".join(outputs.lines(decision))))
+    return outputs.conclusion(decision)
 
 
-COMMAND = Command(gate, order=90)
+COMMAND = Command(gate, order=130)

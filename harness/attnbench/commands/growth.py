@@ -33,9 +33,7 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
     def show() -> None:
         panels = grouped(grown, lambda each: f"{titles.title(each.workload.axes())} {each.other}".rstrip())
         for title, members in panels.items():
-            typer.echo(f"\n{title}")
-            for each in members:
-                typer.echo(f"  {each.sentence}")
+            typer.echo("\n  ".join([f"\n{title}", *(each.sentence for each in members)]))
 
     present(lambda: [each.facts() for each in grown], show)
     end = conclude(marks(measured), Question.measurement)
@@ -44,4 +42,4 @@ def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results
     return end
 
 
-COMMAND = Command(growth, order=60)
+COMMAND = Command(growth, order=30)

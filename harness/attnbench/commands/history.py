@@ -43,4 +43,4 @@ def history(
     present(lambda: entries, show)
 
 
-COMMAND = Command(history, order=70)
+COMMAND = Command(history, order=120)

@@ -45,4 +45,4 @@ def inspect(
     return ExitCode.finding if results.differs else ExitCode.passed
 
 
-COMMAND = Command(inspect, order=40)
+COMMAND = Command(inspect, order=210)

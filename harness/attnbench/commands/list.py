@@ -159,4 +159,4 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
         say(f"{entry['implementation']}: {entry['why'] or '-'} ({entry['source']})", "dim")
 
 
-COMMAND = Command(list_what, order=10)
+COMMAND = Command(list_what, order=310)

@@ -86,7 +86,7 @@ def _times(outcome: ModelOutcome) -> list[str]:
 
 def _verdict(judged: Judged) -> str:
     if judged.reason:
-        return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
+        return plain(f"{judged.attention}: {'not judged' if judged.is_refused else 'failed'}: {judged.reason}")
     if judged.differences:
         first = judged.differences[0]
         size = "not finite" if first.error is None else f"off by {first.error:.3g}"
@@ -96,4 +96,4 @@ def _verdict(judged: Judged) -> str:
     return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
 
 
-COMMAND = Command(model, order=55)
+COMMAND = Command(model, order=35)

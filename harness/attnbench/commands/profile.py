@@ -50,4 +50,4 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
     return endings.of_run(traced)
 
 
-COMMAND = Command(profile, order=110)
+COMMAND = Command(profile, order=220)

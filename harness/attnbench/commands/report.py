@@ -155,4 +155,4 @@ def _print_salvaged(run: str, saved: Salvaged) -> None:
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 
-COMMAND = Command(report, order=50)
+COMMAND = Command(report, order=110)

@@ -63,4 +63,4 @@ def shard(plan: Plan, text: str) -> Plan:
     return part(plan, int(place) - 1, int(number))
 
 
-COMMAND = Command(run, order=20)
+COMMAND = Command(run, order=15)

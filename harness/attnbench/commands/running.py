@@ -122,7 +122,7 @@ def note(text: str) -> None:
 def watching() -> Iterator[Watch]:
     """Show progress inside the context: one updated line on a terminal, an occasional line elsewhere.
 
-    Wrong answers are printed at once. The line is drawn between steps alone: a thread would take a core from the timed
+    Wrong answers are printed at once. The line is drawn only between steps: a thread would take a core from the timed
     code.
     """
     console = Console(stderr=True)

@@ -35,4 +35,4 @@ def tensorboard(
     typer.echo("ended", err=True)
 
 
-COMMAND = Command(tensorboard, order=120)
+COMMAND = Command(tensorboard, order=230)

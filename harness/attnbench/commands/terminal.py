@@ -57,7 +57,7 @@ def print_cells(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """Print warnings that precede all verdicts, in colour; those that make all verdicts doubtful in reverse."""
+    """Print warnings that precede all verdicts, in colour, or in reverse if they make all verdicts doubtful."""
     for line in story.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 

@@ -172,7 +172,7 @@ class ModuleAdapter:
             ValueError: the module cannot be created, or no result of `pack` can be traced to the weights.
         """
         if workload.scope == "attention":
-            return "an adapted module has no attend, which is attention without the projections: choose scope=module"
+            return "an adapted module cannot compute attention without its projections: choose scope=module"
         declared, rule = self.declared, workload.mask_rule
         if workload.kv_len != workload.seq_len and not self.takes_context:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter's call does not pass on its context"
@@ -255,7 +255,7 @@ class ModuleAdapter:
         return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}
 
     def constant(self, parameter: str) -> float | None:
-        """The declared value of a parameter that is no weight, by its name; None for any other."""
+        """The declared value of the parameter of that name; None if it is a weight."""
         return next((value for name, value in self.declared.extra.items() if fnmatchcase(parameter, name)), None)
 
 

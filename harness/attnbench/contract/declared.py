@@ -106,7 +106,7 @@ def check_callable(what: str, function: object) -> None:
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Whether the code of a function uses that one of its parameters; a callable that is no function does."""
+    """Whether the code of a function uses its parameter at this place; assumed of any other callable."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

@@ -53,7 +53,7 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 def take(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
-    """Rounds of all loads that are quick enough, warm, each in a random order, until `limit_s` seconds are spent.
+    """Measure rounds of all loads that are quick enough, warmed up and in random order, for `limit_s` seconds.
 
     There are at least FEWEST_ROUNDS, so that no ceiling depends on one lucky or unlucky moment, and at most
     MOST_ROUNDS. `loads` of one kind and dtype come smallest first.

@@ -133,8 +133,8 @@ class QueuedClock(Clock):
     def clock_hz(self) -> float:
         """The device's clock during all blocks since the last reading, in cycles per second; 0 without any.
 
-        A spin lasts a number of cycles, whatever the clock, so that the time between two events shows the clock while
-        the device works. The driver's reading is of a moment at which it may idle.
+        A spin lasts a fixed number of cycles, so the time between two events shows the clock while the device works.
+        The driver may read the clock while the device idles.
         """
         cycles, spun_s = self._cycles, self._spun_s
         self._cycles, self._spun_s = 0, 0.0
@@ -177,7 +177,7 @@ class QueuedClock(Clock):
     def _idle_s(self) -> float:
         """Seconds that the driver takes to report an idle device once the current stream is idle and nothing else runs.
 
-        Measured after real work: an H100's driver then takes several times as long as on an idle device.
+        Measured after real work: an H100's driver is then several times slower than on an idle device.
         """
         return max(self._span(lambda: None, 1, None, LEAST_SPIN_S).left_s for _ in range(NUM_READINGS))
 

@@ -18,7 +18,7 @@ class Xpu(Accelerator):
     )
 
     def seems_present(self) -> bool:
-        """False: it has to be named, since no file says without torch whether it can compute."""
+        """False: the user must name it, because it cannot be detected without torch."""
         return False
 
     def facts(self) -> Facts:

@@ -308,7 +308,7 @@ Limits = Callable[..., Tolerance]  # of a step: from its name, the right answer 
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
-    """Limits on the distance of steps of one sentence from float64: the rule of the check, in float32."""
+    """The tolerance of each step of one sentence, by the rule of the check in float32."""
     bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
     num_roundings = roundings(workload, "output", bound)
 

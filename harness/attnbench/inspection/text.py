@@ -63,7 +63,7 @@ def formatted(values: Numbers) -> list[list[str]]:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Values (T or S, S or a width) of an array with those letters; words label the rows, and columns that are keys.
+    """Format the values (T or S, S or a width) of an array; words label its rows, and its columns if those are keys.
 
     Values from 0 to 1 for each pair of words, such as weights, are shaded.
     """

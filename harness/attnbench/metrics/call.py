@@ -37,7 +37,7 @@ def has_caching_allocator(workload: Workload) -> bool:
 
 
 def computes_in_place(workload: Workload) -> bool:
-    """Whether a call's time is only that of its work: ranks on another device exchange tensors through the host."""
+    """Whether a call's time excludes transfers: ranks on another device exchange tensors through the host."""
     return workload.world_size == 1 or device(workload.device).is_host
 
 
@@ -67,7 +67,7 @@ def outside_s(case: Case) -> float:
 
 
 def preparation(case: Case) -> str:
-    """Say how long the work outside takes; "" if there is none."""
+    """Describe the time of the work outside the call; "" if there is none."""
     seconds = outside_s(case)
     return f"the harness prepares a call in {show(seconds, 's')}, which is not in its time" if seconds else ""
 
@@ -106,7 +106,7 @@ def measure_kept(case: Case) -> Kept:
 
 
 def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], num_calls: int) -> int:
-    """Bytes that some calls keep, each with other numbers as inputs."""
+    """Bytes that some calls keep, each on different inputs."""
 
     def repeat() -> None:
         for _ in range(num_calls):

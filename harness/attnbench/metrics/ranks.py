@@ -23,7 +23,7 @@ def has_ranks(workload: Workload) -> bool:
 
 
 def passes(case: Case) -> list[list[Report]]:
-    """The reports of each rank on each pass of one call, after a warm-up call."""
+    """Run one call after a warm-up; return each rank's report on each pass."""
     from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)

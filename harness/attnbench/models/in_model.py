@@ -52,11 +52,11 @@ class GivenMask(Mask):
         self.visible = visible.expand(sizes).cpu().numpy()
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """The mask itself (B, T, S)."""
+        """The mask as booleans (B, T, S)."""
         return self.visible
 
     def span(self, batch: Any, query: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """No span: it may hide keys between visible ones."""
+        """None: visible keys need not be contiguous."""
         return None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
@@ -75,7 +75,7 @@ class GivenBias(Mask):
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
-        """The bias at a place; of the first batch row or head if all share it."""
+        """The bias at each place; a bias with one batch row or head is shared by all."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
 
@@ -349,7 +349,7 @@ def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration
 
 
 def _draw(model: nn.Module, seed: int) -> None:
-    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks: attention that differs from a mean."""
+    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks: so attention is not close to a mean."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -392,7 +392,7 @@ class Timing:
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
 
     def run(self, strategy: Strategy) -> str:
-        """Visit until the strategy ends; return its reason."""
+        """Run visits until the strategy ends; return its reason for ending."""
         workloads = {workload.id: workload for workload in self.plan.workloads}
 
         def live() -> dict[str, list[Arm]]:

@@ -241,13 +241,13 @@ class Ask(Protocol):
 
 
 def request(function: str, arguments: Mapping[str, object]) -> Request:
-    """The call of a function as it is sent."""
+    """Encode a call of a function for sending."""
     encoded = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in arguments.items()}
     return Request(function=function, arguments=encoded)
 
 
 def reply(value: object, *, ends: bool = False) -> Reply:
-    """A result, a failure or a question as it is sent."""
+    """Encode a result, a failure or a question for sending."""
     match value:
         case Failed():
             return Reply(failed=value, ends=ends)

@@ -67,10 +67,10 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 ) -> Plan:
     """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
-    With `is_exact` only the settings define the workloads, and the sweep only the limits, unless they name nothing but
-    the device; the same holds for a `model`, a preset or a config.json. `declarations`, by spec, are read from files
-    unless they are passed. The baseline takes part even if it is not named, since ratios need it, unless
-    `with_baseline` is false.
+    With `is_exact` the settings define the workloads, and the sweep only the limits; settings that name only the device
+    select workloads of the sweep. A `model` (a preset or a config.json) defines the workloads as well. `declarations`,
+    by spec, are read from files unless they are passed. The baseline takes part even if it is not named, since ratios
+    need it, unless `with_baseline` is false.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.

@@ -53,7 +53,7 @@ WITNESS_BYTES = 2**28
 DRAWS = random.SystemRandom()
 """Random numbers for witness samples, unpredictable for code under test."""
 HIDDEN, FAR = 1.25, 10.0
-"""A call that takes this many times as long on the coordinator's clock as in its samples refutes the samples. On a
+"""A call that is slower by this factor on the coordinator's clock than in its samples refutes the samples. On a
 machine that is busy with other work only the larger factor does; the smaller one makes the time doubtful."""
 QUIET_SHARE = 0.05
 """On a quiet machine trusted processes wait for a processor during at most this share of their requests: waking each
@@ -181,7 +181,7 @@ class Evidence:
 
 
 def in_words(factor: float, claimed_s: float) -> str:
-    """Explain why a call gets no time if it takes `factor` times as long as in its samples."""
+    """Explain why a call gets no time if it is slower than in its samples by this factor."""
     return (
         f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * claimed_s, 's')}: "
         f"{factor:.3g}x slower than in its samples, which skip work, keep answers or hide time"

@@ -128,7 +128,7 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
     """The spec of each named implementation on one side, by name; the reasons of others go into `missing`.
 
-    A typed path is below the side's root; in a repository it was typed relative to the current folder.
+    Paths are relative to the side's root; in a repository, the user typed them relative to the current folder.
     """
     specs: dict[str, str] = {}
     for spec in dict.fromkeys(named):

@@ -55,7 +55,7 @@ def main(starter: int, folder: str, device: str, patience_s: float, lines: list[
 
 
 def end_with(starter: int) -> None:
-    """Ask to be killed when the process that started this one ends; exit at once if it has already ended."""
+    """Request a kill signal for the end of the process that started this one; exit at once if it has already ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != starter:
         os._exit(1)

@@ -94,7 +94,7 @@ class Shape:
     @property
     def name(self) -> str:
         """The name of the shape in a table: its label, then its length."""
-        return f"{self.label} {self.length}".strip()
+        return f"{self.label} {'at ' * self.has_sides}{self.length}".strip()
 
 
 @lru_cache(maxsize=1)
@@ -215,7 +215,7 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 
 
 def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
-    """A condition that holds in no other shape ("for bfloat16"), and the shapes that meet it: as many as possible."""
+    """The condition that most of `won` and none of `others` meet ("for bfloat16"), and the shapes that meet it."""
     if not others:
         return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won
     best = "", list[Shape]()
@@ -251,14 +251,17 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 
 def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
     """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
-    present = [mark for mark in COLUMNS if any(shape.having(mark) for shape in members)]
+    present = [mark for mark in COLUMNS if mark is not Mark.faster and any(shape.having(mark) for shape in members)]
     most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}
     return [
         {
             "shape": shape.name,
             f"time of {base}": shape.time_of(base),
+            "fastest": fastest,
+            "speedup": shape.named(Mark.faster, FEW).removeprefix(f"{fastest} "),
             **{str(mark): shape.named(mark, most[mark]) for mark in present},
-            "memory": MISSING if shape.best is None else f"{show(shape.best.peak_bytes, 'bytes')} ({shape.best.name})",
+            "memory": show(shape.best.peak_bytes if shape.best is not None else None, "bytes"),
         }
         for shape in members
+        for fastest in [plain(shape.best.name, 24) if shape.best is not None else MISSING]
     ]

@@ -7,7 +7,7 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.table` as CSV, with NA for missing values, and no text that is a formula."""
+    """The table of `attnbench.table` as CSV, with NA for missing values and formulas escaped."""
     safe = table(results).copy()
     for column in safe.columns:
         if safe[column].dtype.kind not in "iufb":

@@ -110,12 +110,9 @@ def left_over(results: Results) -> list[str]:
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():
-        unsure = [
-            shape.name if shape.has_sides else f"{plain(cell.name, 24)} at {shape.name}"
-            for cell, shape in judged
-            if cell.mark is kind
-        ]
-        names = f" ({'; '.join(unsure)})" if 0 < len(unsure) <= FEW_OPEN else ""
+        unsure = [(cell, shape) for cell, shape in judged if cell.mark is kind]
+        texts = [shape.name if shape.has_sides else f"{plain(cell.name, 24)} at {shape.name}" for cell, shape in unsure]
+        names = f" ({'; '.join(texts)})" if 0 < len(texts) <= FEW_OPEN else ""
         if unsure or kind is Mark.undecided:
             parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
     if out := sum(record.is_predicted for record in results.records):

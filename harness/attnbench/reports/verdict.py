@@ -75,7 +75,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Implementation(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one implementation over all cells. `is_right` includes imprecise and excludes too little tried."""
+    """The verdict on one implementation over all cells. `is_right` includes imprecise ones."""
 
     is_right: bool
     verdict: CheckVerdict
@@ -110,7 +110,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """A learned policy, and what choosing by it costs on shapes that were left out."""
+    """A learned policy, and the cost of its choices on shapes that were left out."""
 
     file: str
     chosen: dict[str, int]
@@ -292,7 +292,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
-    """Commands that answer what this one left open, the most urgent first."""
+    """Commands that answer open questions, the most urgent first."""
     is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files were a copy
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)

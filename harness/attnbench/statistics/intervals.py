@@ -118,9 +118,9 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
 def pairs(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> tuple[NDArray[np.int64], Array]:
-    """The log ratio of `arm` to `baseline` in each block (n,) that holds both and is not discarded, in time order.
+    """Return visits (n,), as in `Samples.visits`, and log ratios (n,) of `arm` to `baseline`, block by block.
 
-    Before it the visit of each block (n,), as in `Samples.visits`.
+    Blocks are in time order, without discarded ones and those that lack one of the two.
     """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)

@@ -127,7 +127,7 @@ def last_look(number: int) -> int:
 
 
 def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
-    """The effect of the candidate's ratio to its reference over the base's, from two runs without a common process.
+    """The effect of a change between two runs: the candidate's ratio to its reference, divided by the base's.
 
     Each ratio to a reference varies between runs by `drift`, a standard deviation on the log scale.
 

@@ -123,7 +123,7 @@ class State:
                 self.num_lost += len(event.lines) + len(event.gaps)
 
     def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
-        """Set fields of a cell's record, and its status unless it stays."""
+        """Set fields of a cell's record, and its status unless that is None."""
         self.cells.setdefault(cell, {}).update(fields)
         if status is not None:
             if cell in self.status:
@@ -171,7 +171,7 @@ class State:
 
 
 def work_of(event: events.CellEvent) -> str:
-    """The work of an event that happens once for its cell; "" if it may be repeated."""
+    """Name the work of an event that a cell may have only once; "" for any other event."""
     if isinstance(event, events.CellMeasured):
         return MEASUREMENT + event.measurement.metric
     return CHECK if isinstance(event, events.CellChecked) else PROFILE if isinstance(event, events.CellProfiled) else ""

@@ -132,7 +132,7 @@ it was changed, moved or removed."""
 
 
 def lines(path: Path, state: State) -> Iterator[Line]:
-    """Every line of a journal file with its fault, in order, except one that a kill cut short; events go to `state`.
+    """Yield each line of a journal file with its fault, but not one that a kill cut short; add its event to `state`.
 
     Raises:
         ValueError: there is no such file.
@@ -177,7 +177,7 @@ def _is_unchanged(line: bytes, signature: re.Match[bytes]) -> bool:
 
 
 def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
-    """A decoder of the lines of a journal with names for arms; None if this first line is of a newer one.
+    """A decoder for old journals, in which arms are names; None if this first line has a later schema.
 
     Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
     and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old

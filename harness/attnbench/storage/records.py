@@ -418,8 +418,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
         """Bytes/s of the fastest copy of at least `num_bytes`, so that no smaller cache speeds it up.
 
-        With `is_cold`, or beyond the largest copy: of the largest copy, which fits in no cache. With 0 bytes: of any
-        copy.
+        With `is_cold`, or for more bytes than the largest copy, it is the rate of that copy, which fits in no cache.
+        For 0 bytes it is the best rate of any copy.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))

@@ -34,7 +34,7 @@ WARM_S = 20e-3
 docs/method.md)."""
 LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
-"""Rounds of a calibration, since one reading may be late; one is enough for calls ten times as long as a sample."""
+"""Rounds of a calibration, since one reading may be late; one is enough for calls ten times longer than a sample."""
 MOST_TIMES = 100  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
 MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
 LONGEST_HEAT, STEADY = 4, 0.02

@@ -66,7 +66,7 @@ def follow(
     now_s: Callable[[], float],
     visit: Callable[[Step], object],
 ) -> str:
-    """Run the visits of a strategy, which sees each one in the state; return the reason why it ended."""
+    """Run the visits of a strategy, which reads their results from the state; return the reason for its end."""
     load_libraries()
     while (step := strategy.next(state, live(), now_s())) is not None:
         visit(step)

@@ -495,7 +495,7 @@ class RelativeBuckets(Mask):
 
 
 class RelativeBucketsPast(RelativeBuckets):
-    """Adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder).
+    """Adds a learned number for each head and bucket of the distance max(i+S-T-j, 0) (T5's decoder).
 
     A query's position is counted from the end, as in decoding with a cache.
     """

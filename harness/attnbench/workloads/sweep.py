@@ -157,7 +157,7 @@ def _grids(
 ) -> list[tuple[dict[str, Any], Values]]:
     """Each grid with the values of its axes, plus the settings that no grid names.
 
-    A grid covered by pairs has a single axis for all axes that it names: its combinations.
+    A grid that is covered by pairs has one axis here, whose values are its combinations.
     """
     bare = [{axis: value for axis, value in grid.items() if axis not in {LEAVE_OUT, COVER}} for grid in sweep.grid]
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}

@@ -63,15 +63,19 @@ FOUND = {
 }
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
 @pytest.mark.parametrize("name", FOUND)
-def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, monkeypatch) -> None:
+def test_what_got_worse_is_a_finding(name, factor, base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
     changes, kind = FOUND[name]
-    candidate = run(tmp_path / "run", *changes)
+    candidate = run(tmp_path / "run", *changes, scales("bmm", factor))
     decision = judge(base, candidate)
     found = decision.of(Outcome.finding)
     assert kind in {ruling.kind for ruling in found}
     assert all(ruling.implementation == "fused" for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
+    *lines, sentence = capsys.readouterr().out.splitlines()
+    assert sentence.startswith("fail: ")
+    assert {line.partition(" on ")[0] for line in lines} >= {"finding: fused", *["improvement: bmm"] * (factor < 1)}
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
 
 

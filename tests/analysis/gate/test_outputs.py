@@ -16,7 +16,7 @@ from tests.analysis.gate.test_gate import attnbench
 
 EVIL = journals.EVIL
 NAMES = ("sdpa", "fused", EVIL)
-HEADLINE = "fail: 1 failed, 2 slower"
+HEADLINE = "fail: 1 failed, 2 slower."
 
 
 @pytest.fixture(scope="module")

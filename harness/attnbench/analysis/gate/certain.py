@@ -68,7 +68,7 @@ def _shown(value: float | str | None, unit: str) -> str:
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
-    """Classify how the end of a cell changed; the outcome is None if it is that of the kind."""
+    """Classify the change of a cell's status; None stands for the usual outcome of its kind."""
     if candidate is None:
         return Kind.lost, None
     if base is None:

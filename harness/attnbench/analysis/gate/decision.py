@@ -135,7 +135,7 @@ def _of_sides(results: Results) -> Pair:
 def _of_runs(base: Results, candidate: Results) -> Pair:
     """Two separate runs, compared by their ratios to the reference.
 
-    Runs of other machines or of one in another state, with other versions or settings, have no comparable times.
+    Times are not comparable if the machines, their states, versions or settings differ.
     """
     both = {"base": base, "candidate": candidate}
     matches = matched(base.records, candidate.records)

@@ -4,17 +4,11 @@ from pathlib import Path
 
 import msgspec
 
+from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.rulings import Decision, Outcome
 from attnbench.storage.files import put, writing_to
 from attnbench.units import escaped, plain
 
-HEADINGS = {
-    Outcome.passed: "pass",
-    Outcome.improved: "pass, with improvements",
-    Outcome.finding: "fail",
-    Outcome.inconclusive: "inconclusive",
-    Outcome.invalid: "invalid session",
-}
 MOST_LINES = 100
 """Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
 
@@ -36,9 +30,9 @@ def as_json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
-def headline(decision: Decision) -> str:
-    """The outcome in one line."""
-    return plain(f"{HEADINGS[decision.outcome]}: {decision.words}")
+def conclusion(decision: Decision) -> Conclusion:
+    """The end of the command; improvements pass."""
+    return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 
 def lines(decision: Decision) -> list[str]:
@@ -54,13 +48,8 @@ def lines(decision: Decision) -> list[str]:
     return [plain(text) for text in texts]
 
 
-def terminal(decision: Decision) -> str:
-    """The decision as lines, the outcome last."""
-    return "\n".join([*lines(decision), headline(decision)])
-
-
 def markdown(decision: Decision) -> str:
     """A comment for a pull request: the outcome, then the same lines as on a terminal."""
-    items = [f"- {escaped(line)}" for line in lines(decision)]
+    items, end = [f"- {escaped(line)}" for line in lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
-    return "\n".join([f"## attnbench gate: {escaped(headline(decision))}", "", *items[:MOST_LINES], *more]) + "\n"
+    return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"

@@ -35,7 +35,7 @@ def locate(name: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """The baseline of the candidate's environment, or else the last one accepted on another, for facts without noise.
+    """Find the baseline of the candidate's environment; without one, the latest of another, for facts without noise.
 
     Raises:
         ValueError: no baseline is stored.

@@ -96,7 +96,7 @@ def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> R
 
 
 def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = None) -> tuple[Kind, Reason | None, str]:
-    """Classify a change in time that may grow by its margin: its kind, the reason if it is undecided, and words.
+    """Classify a change in time against its margin: its kind, the reason if it is undecided, and a description.
 
     With `is_asked`, a rule of the file set the margin. `see` is as in `Pair`.
     """
@@ -154,9 +154,9 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
 
 
 def state_change(base: Results, candidate: Results) -> str:
-    """Describe how one ceiling of a machine has moved against another between two runs; "" if little.
+    """Describe the largest shift between two ceilings of one machine from run to run; "" if it is small.
 
-    Then every ratio of times may move by that factor.
+    Every ratio of times may shift by the same factor.
     """
     changes = [(LEAST_CHANGE, "")]
     for place in base.ceilings.keys() & candidate.ceilings.keys():

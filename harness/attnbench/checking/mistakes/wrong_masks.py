@@ -39,7 +39,7 @@ def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
 
 
 def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Near arguments: each alone, or all, off by one or more, doubled or halved, or in reverse."""
+    """Similar arguments: one or all of them off by one or more, doubled or halved; or their order reversed."""
     for place, number in enumerate(numbers):
         for other in sorted({number + move for move in MOVES} | {2 * number, number // 2}):
             yield (*numbers[:place], other, *numbers[place + 1 :])
@@ -107,7 +107,7 @@ CHANGED: dict[str, Seen] = {
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask changed or shifted, or another one besides."""
+    """The whole mask changed or shifted, or joined with another one."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))

@@ -154,7 +154,7 @@ class Bench:
         return self._reference
 
     def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
-        """The fault of a timed arm's output, on other values in the same tensors; or "".
+        """Check a timed arm on other values in the same tensors; return its error in words, or "".
 
         Raises:
             CaptureError: a replay of its graph no longer matches the call.

@@ -1,9 +1,9 @@
 """The plug-in torch-tb-profiler, drawn by Vega-Lite.
 
 Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
-which browsers have dropped. Offline both are missing, and every view is an endless spinner. static/ answers to the
-names of both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the
-importing one.
+which browsers have dropped. Offline both are missing, and every view is an endless spinner. Scripts in static/ replace
+both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the importing
+one.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def script(*names: str) -> str:
 
 
 class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in has no types
-    """Draws offline."""
+    """The plug-in with pages and scripts that need no internet."""
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """The pages of the plug-in by path, with our replacements."""
