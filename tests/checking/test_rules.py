@@ -41,6 +41,11 @@ class ReadsFromTheStart(Textbook):
         return super().attend(query, key, value.as_strided(value.shape, value.stride(), 0), mask)
 
 
+class HidesNaN(Textbook):
+    def attend(self, query, key, value, mask):
+        return super().attend(query, key, value, mask).nan_to_num()
+
+
 class HidesByALittle(Textbook):
     fill = -30.0
 
@@ -271,7 +276,9 @@ def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
     assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
 
 
-@pytest.mark.parametrize(("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable")])
+@pytest.mark.parametrize(
+    ("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable"), (HidesNaN, "visible NaN")]
+)
 def test_some_broken_rules_are_only_noted(made, rule):
     found = tried(made)[rule]
     assert (found.holds, found.is_noted) == (False, True)
@@ -291,10 +298,49 @@ def test_the_gradient_of_a_row_of_bias_is_a_sum_over_queries(name, is_right):
     assert ("masks in memory" in broken(found, mask="relative_buckets(8,20)", direction="forward")) is not is_right
 
 
-def test_sums_that_overflow_in_float16_are_noted():
-    found = tried(sums_in_float16, dtype="float16", mask="none")
-    assert not found[rules.LARGE_VALUES].holds
-    assert found[rules.LARGE_VALUES].is_noted
+def mask_alone(query, key, value, *, mask=None, is_causal=False):
+    """Ignore is_causal next to a mask, as much public code does."""
+    if mask is None and is_causal:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ value
+
+
+def maximum_before_scale(query, key, value, *, scale=None):
+    """Wrong for a negative scale, and with overflowing products in float16."""
+    products, scale = query @ key.mT, query.shape[-1] ** -0.5 if scale is None else scale
+    powers = (products.float() * scale - products.amax(-1, keepdim=True).float() * scale).exp()
+    return ((powers / powers.sum(-1, keepdim=True)) @ value.float()).to(query.dtype)
+
+
+def rounds_bias(query, key, value, *, bias=None):
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return (scores if bias is None else scores + bias.to(query.dtype)).softmax(-1) @ value
+
+
+def clamps_values(query, key, value):
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value.clamp(-500, 500)
+
+
+@pytest.mark.parametrize(
+    ("made", "axes", "rule", "convention"),
+    [
+        (sums_in_float16, {"dtype": "float16"}, rules.LARGE_VALUES, "range"),
+        (maximum_before_scale, {"dtype": "float16"}, "large products", "products"),
+        (maximum_before_scale, {"scale": 0.4}, "negative scale", "sign"),
+        (rounds_bias, {"dtype": "bfloat16", "mask": "additive"}, "bias in float32", "bias"),
+        (mask_alone, {"mask": "causal+padding"}, "is_causal with a mask", "causal"),
+    ],
+)
+def test_some_violations_are_conventions(made, axes, rule, convention):
+    found = tried(made, **{"mask": "none"} | axes)[rule]
+    assert (found.holds, found.is_noted, found.convention) == (False, True, convention)
+    honest = tried(implementation("sdpa"), **{"mask": "none"} | axes)
+    assert honest[rule].holds if rule in honest else rule == "is_causal with a mask"
+
+
+def test_finite_wrong_sums_in_float16_are_no_convention():
+    assert not tried(clamps_values, dtype="float16", mask="none")[rules.LARGE_VALUES].is_noted
 
 
 def test_a_rule_is_tried_once_for_workloads_of_a_kind():
@@ -324,7 +370,7 @@ def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found
     assert "key" not in found["hidden NaN"].found.replace("hidden", "")
-    assert {name for name in found if found[name].is_noted} == {"hidden NaN", "repeatable"}
+    assert {name for name in found if found[name].is_noted} == {"hidden NaN", "visible NaN", "repeatable"}
 
 
 def test_to_refuse_a_layout_is_noted_and_decides_nothing():
@@ -334,17 +380,3 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
-
-
-def mask_alone(query, key, value, *, mask=None, is_causal=False, scale=None):
-    """Ignore is_causal next to a mask, as much public code does."""
-    if mask is None and is_causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
-    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ value
-
-
-def test_code_that_ignores_is_causal_next_to_a_mask_is_noted():
-    found = tried(mask_alone, direction="forward", mask="causal+padding", batch_size=2)["is_causal with a mask"]
-    assert not found.holds
-    assert found.is_noted

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, draw_weights, reason_against
 from attnbench.contract import loading
-from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
+from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from examples import adapters as theirs
 from tests.checks import references
@@ -105,9 +105,8 @@ def with_gain(weights):
 
 HEADS = adapt(
     lambda s: theirs.Heads(s.embed_dim, s.num_heads),
-    head_list("heads.{head}", query="query", key="key", value="value", out=None),
+    split(*(f"heads.{{head}}.{each}" for each in ("query", "key", "value")), out=None),
     masks=("none",),
-    axes=("num_kv_heads",),
 )
 SPLIT = split("q_proj", "k_proj", "v_proj", out="o_proj")
 RIGHT = {
@@ -124,10 +123,7 @@ RIGHT = {
     "split": adapt(Split, SPLIT, call=across),
     "transposed": adapt(Transposed, transposed(packed("qkv", out="proj")), call=alone),
     "a constant in pack": adapt(lambda s: theirs.Gained(s.embed_dim, s.num_heads), Layout(pack=with_gain), call=alone),
-    "a list of heads, by the older name": HEADS,
-    "per head, by the older name": adapt(
-        lambda s: Packed(s, together=True), per_head("qkv", out="proj"), call=alone, changes_scores=True
-    ),
+    "a list of heads": HEADS,
 }
 
 

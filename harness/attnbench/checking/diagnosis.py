@@ -7,7 +7,6 @@ others are right. If nothing explains the answers, the weights are recovered fro
 """
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -159,7 +158,7 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
         evidence = gather(implementation, references, seed)
         if (explained := _closed_form(evidence)) is None:
             cut(evidence)
-            explained = _known(evidence) or _unwritten(evidence) or _stale(evidence)
+            explained = _known(evidence) or _unwritten(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
         if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
@@ -406,21 +405,6 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
     best = min(far.values(), default=math.inf)
     limit = min(MATCH, max(1.0, 2 * best))
     return sorted((each for each in far if far[each] <= limit), key=far.__getitem__)
-
-
-def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Test whether an answer is right for operands of another probe, as if they were kept from an earlier call."""
-    for each, other in itertools.permutations(evidence, 2):
-        is_possible = each.is_wrong("output") and each.reference.workload.scope == "attention"
-        for names in KEPT_OPERANDS if is_possible else ():
-            kept = {name: other.reference.drawn.tensors[name].to(each.dtype) for name in names}
-            heads = lambda query, key, value, mask, kept=kept: steps.heads(  # noqa: E731
-                query, **{"key": key, "value": value, "mask": mask} | kept
-            )
-            if each.distance(steps.wrong(STALE_MISTAKE, heads=heads), ["output"], is_quick=True) <= 1:
-                words = f"It looks as if the {' and the '.join(names)} of an earlier call is used again."
-                return Finding(words, (STALE_MISTAKE,), "output")
-    return None
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:

@@ -80,7 +80,7 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     group_size = num_heads // tensor.shape[1]
     if group_size == 1:
         return tensor
-    order = sorted(range(4), key=lambda axis: -tensor.stride(axis) or -math.inf)  # expanded axes come first
+    order = sorted(range(4), key=lambda axis: -tensor.stride()[axis] or -math.inf)  # expanded axes come first
     dense = tensor.permute(order).repeat_interleave(group_size, dim=order.index(1))
     return dense.permute([order.index(axis) for axis in range(4)])
 
