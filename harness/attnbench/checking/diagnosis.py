@@ -30,7 +30,7 @@ from attnbench.checking.reference import (
     roundings,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
 from attnbench.workloads.workload import Workload
 
 SHORT_LEN = 67
@@ -53,7 +53,6 @@ HUGE = 1e6
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
-KEPT_OPERANDS = (("key",), ("value",), ("key", "value"))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
@@ -540,7 +539,8 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 def describe(agreement: Agreement) -> str:
     """The place and size of the worst error of the output, or else of a gradient, and the probes that show it."""
-    wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
+    is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {Grade.wrong} or {Grade.imprecise}
+    wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))

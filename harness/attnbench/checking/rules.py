@@ -35,6 +35,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
+from attnbench.contract.declared import words
 from attnbench.storage.records import (
     BIAS,
     CAUSAL,
@@ -59,7 +60,7 @@ FEWER = 2
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""
-LARGE_VALUES = "large values"
+LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
 """Queries scaled by these have scores of similar size, or so different that exponentials of differences overflow."""
 BEYOND_RANGE = 4.0
@@ -326,9 +327,13 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0].expand_as(usual),
         "one row expanded over the queries": usual[..., :1, :].expand_as(usual),
     }
-    for words, grad in narrow.items():
+    rows = torch.ones_like(candidate.normal.grad_rows)
+    ones = Reference(candidate.workload, candidate.normal.drawn, candidate.normal.seed, grad_rows=rows)
+    wrong = [each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is Grade.wrong]
+    yield f"an incoming gradient of ones gives another {', '.join(wrong)}" if wrong else ""
+    for kind, grad in narrow.items():
         dense = candidate.ask(grad=grad.contiguous())
-        yield candidate.compare(f"an incoming gradient that is {words} gives", dense, grad=grad)
+        yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
     yield candidate.compare(words, candidate.answer, grad=spread)
@@ -546,13 +551,13 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
     leaks = []
-    for name, (words, change) in itertools.product(candidate.sources if len(keys) else (), changes.items()):
+    for name, (text, change) in itertools.product(candidate.sources if len(keys) else (), changes.items()):
         key, tensor = int(keys[-1]), candidate.tokens[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
         changed, usual = candidate.call({name: tensor}), candidate.output
         changed = torch.where(_along_queries(hidden[..., key], usual), changed, usual)
         if candidate.compare("", usual, partial(torch.clone, changed), least=0.0):
-            leaks.append(words.format(name))
+            leaks.append(text.format(name))
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
@@ -682,7 +687,9 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
     are rules whose violation is not only noted. `on_step` is called before each rule.
     """
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
-    for workload in dict.fromkeys(map(_plain, (short, whole))):
+    plain, reason = [*map(_plain, (short, whole))], None
+    plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
+    for workload in dict.fromkeys(plain):
         if names := untried(workload, known):
             try:
                 candidate = Candidate(
@@ -693,7 +700,8 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
                     alignment_bytes=alignment_bytes,
                     needs_zeros=EMPTY_ROWS in rejects,
                 )
-            except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
+            except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
+                reason = error
                 continue
             for name in names:
                 on_step()
@@ -706,7 +714,9 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
             for each in results
             if each is not None
         )
-    return ()
+    if reason is None or isinstance(reason, VacuousError):
+        return ()
+    return (RuleResult(rule=NO_RULE, holds=False, found=words(reason), is_noted=True),)
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
@@ -730,7 +740,6 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
     if refusal is not None and not lacks_backward(refusal):
-        words = f"{type(refusal).__name__}: {(str(refusal).splitlines() or [''])[0]}"
         is_refused = may_refuse or type(refusal).__name__ == NotImplementedError.__name__
-        return violated(found=words, is_noted=is_noted or is_refused)
+        return violated(found=words(refusal), is_noted=is_noted or is_refused)
     return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried or refusal else None

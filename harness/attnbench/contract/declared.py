@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from attnbench.plugins import unknown
-from attnbench.workloads.masks import BETWEEN
+from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
 from attnbench.workloads.workload import Workload
 
@@ -53,18 +53,22 @@ class Declared:
     def __post_init__(self) -> None:
         for fact in ("call", "unsupported", "dropout"):
             check_callable(fact, getattr(self, fact))
-        if isinstance(self.masks, str) or not (self.masks is None or isinstance(self.masks, Collection)):
+        is_list = isinstance(self.masks, Collection) and all(isinstance(mask, str) for mask in self.masks)
+        if isinstance(self.masks, str) or not (self.masks is None or is_list):
             raise ValueError(f"adapt is given masks={self.masks!r}: give a list of names, as in masks=['causal']")
-        for axis in self.sizes:
-            if axis not in Workload.__struct_fields__:
-                raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
-        Workload(rotary=self.rotary)  # raises if there is no such embedding
         for mask in self.masks or ():
             for part in mask.split(BETWEEN):
                 if part.partition("(")[0] not in mask_names():
                     raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
-            if "(" in mask:
-                Workload(mask=mask)  # raises if the numbers do not fit
+        written = {mask: str(parse_mask(mask)) if "(" in mask else mask for mask in self.masks or ()}
+        object.__setattr__(self, "masks", self.masks and tuple(written.values()))  # as workloads write them
+        try:
+            for axis in self.sizes:
+                if axis not in Workload.__struct_fields__:
+                    raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+            Workload().with_axes(self.built_in)  # raises if there is no such workload
+        except TypeError as error:
+            raise ValueError(f"adapt is given a fact of another type: {error}") from None
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
