@@ -108,6 +108,8 @@ OVERWRITES = {"made": lambda made, saved: (saved[4].data.mul_(0.5), made)[1]}
 CUTS_OFF = {"made": lambda made, _: [each.where(each.abs() > 1e-5, 0.0) for each in made]}
 ONE_FOR_ALL = {"grad": lambda grad: torch.full_like(grad, float(grad.flatten()[0])) if grad.stride(-2) == 0 else grad}
 
+NONE_FOR_ALL = {"grad": lambda grad: grad * (grad != grad.flatten()[0]).any()}
+
 
 def by(**changes):
     class OwnBackward(Attention):
@@ -252,6 +254,7 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (by(**OVERWRITES), {}, "gradients apart"),
         (by(**CUTS_OFF), {}, "sizes"),
         (by(**ONE_FOR_ALL), {}, "gradients apart"),
+        (by(**NONE_FOR_ALL), {}, "gradients apart"),
         (by(made=adds_to_the_twin), {}, "layouts"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
@@ -341,6 +344,20 @@ def test_some_violations_are_conventions(made, axes, rule, convention):
 
 def test_finite_wrong_sums_in_float16_are_no_convention():
     assert not tried(clamps_values, dtype="float16", mask="none")[rules.LARGE_VALUES].is_noted
+
+
+class OneRow(Textbook):
+    def attend(self, query, key, value, mask):
+        if query.shape[0] > 1 or key.shape[2] > 40:
+            raise RuntimeError("one row alone")
+        return super().attend(query, key, value, mask)
+
+
+def test_rules_are_tried_with_one_batch_row_or_a_note_says_that_none_was():
+    assert "layouts" in tried(OneRow, batch_size=1, mask="none")
+    (note,) = tried(OneRow, batch_size=2).values()
+    assert (note.rule, note.is_noted, note.holds) == (rules.NO_RULE, True, False)
+    assert "one row alone" in note.found
 
 
 def test_a_rule_is_tried_once_for_workloads_of_a_kind():

@@ -286,6 +286,10 @@ MISUSES = {
     "a module": (lambda: adapt(nn.Linear(1, 1), SPLIT), "given a Linear for make: give a function"),
     "dropout as a number": (made_of(dropout=0.1), "adapt is given a float for dropout: give a function"),
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
+    "masks that are no texts": (made_of(call=alone, masks=[None]), "masks=[None]: give a list of names"),
+    "sizes as a number": (made_of(sizes=5), "a fact of another type"),
+    "a size as a text": (made_of(sizes={"seq_len": "64"}), "a fact of another type"),
+    "a negative scale": (made_of(scale=-1.0), "scale"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
     "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
@@ -309,6 +313,12 @@ def test_a_wrong_argument_is_refused_with_what_is_allowed(make, said):
     with pytest.raises(ValueError, match=re.escape(said)) as raised:
         make()
     assert "\n" not in str(raised.value)
+
+
+def test_a_declared_mask_may_be_written_in_any_order():
+    found = made_of(call=alone, masks=("padding+causal", "sliding_window( 9)"))()
+    points = [Workload(**(POINT.axes() | {"mask": mask})) for mask in ("causal+padding", "sliding_window(9)", "causal")]
+    assert [found.unsupported(point) is None for point in points] == [True, True, False]
 
 
 LATER = {

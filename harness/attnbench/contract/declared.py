@@ -60,8 +60,7 @@ class Declared:
             for part in mask.split(BETWEEN):
                 if part.partition("(")[0] not in mask_names():
                     raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
-        written = {mask: str(parse_mask(mask)) if "(" in mask else mask for mask in self.masks or ()}
-        object.__setattr__(self, "masks", self.masks and tuple(written.values()))  # as workloads write them
+        object.__setattr__(self, "masks", self.masks and tuple(map(_written, self.masks)))
         try:
             for axis in self.sizes:
                 if axis not in Workload.__struct_fields__:
@@ -100,6 +99,16 @@ class Declared:
         if self.masks is not None and names.isdisjoint(self.masks):
             return f"it takes no mask {rule.name}, but {', '.join(self.masks)}"
         return self.unsupported(workload)
+
+
+def _written(mask: str) -> str:
+    """A mask as workloads write it; a name alone may stand for several masks."""
+    try:
+        return str(parse_mask(mask))
+    except ValueError:
+        if "(" in mask:
+            raise
+        return mask
 
 
 def check_callable(what: str, function: object) -> None:
