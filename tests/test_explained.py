@@ -40,7 +40,6 @@ NAMED_BY_DIAGNOSIS = {
     *diagnosis.RANDOM,
     *diagnosis.RULE_MISTAKES.values(),
     diagnosis.FLOAT32_INSIDE,
-    "features_scaled",
     "gradient_of_query_unwritten",
     "output_factor",
     "output_zero",

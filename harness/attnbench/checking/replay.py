@@ -57,7 +57,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
-    """Whether an entry has the right type: a mask of integers could be added, or tell what is visible."""
+    """Whether an entry has the right type: integers in a mask could be added, or be booleans."""
     if entry in {"scale", "is_causal"}:
         return isinstance(value, float | int if entry == "scale" else bool)
     return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))

@@ -64,7 +64,7 @@ LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
 """Queries scaled by these have scores of similar size, or so different that exponentials of differences overflow."""
 BEYOND_RANGE = 4.0
-"""The factor by which large queries exceed what float16 holds of their products with keys."""
+"""The factor that takes products of large queries with keys beyond the range of float16."""
 NOT_FINITE = "off by inf"
 EXPANDED = (
     {"query": 0, "key": 1, "value": 0, "x": 0, "context": 0},
