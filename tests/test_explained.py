@@ -40,6 +40,7 @@ NAMED_BY_DIAGNOSIS = {
     *diagnosis.RANDOM,
     *diagnosis.RULE_MISTAKES.values(),
     diagnosis.FLOAT32_INSIDE,
+    "features_scaled",
     "gradient_of_query_unwritten",
     "output_factor",
     "output_zero",

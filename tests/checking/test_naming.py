@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking.agreement import check, compare, diagnose
 from attnbench.checking.diagnosis import describe
+from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
 from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
 from attnbench.workloads.workload import Workload
@@ -138,6 +140,27 @@ def test_a_mistake_of_the_backward_pass_alone_has_its_name(function, axes, name,
     found = judged(function, workload(**axes))
     assert name in found.mistakes, found.diagnosis
     assert words in found.diagnosis
+
+
+class Gated(nn.Module):
+    """Multiplies each number of the heads' outputs by one of a buffer that is drawn in the constructor."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.register_buffer("gate", torch.rand(dim))
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(self.gate * sdpa(query, key, value).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factors_of_features_are_named(dtype):
+    made = adapt(lambda sizes: Gated(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
+    found = check(references(workload(scope="module", dtype=dtype)), made)
+    assert found.mistakes == ("features_scaled",)
+    assert "buffer" in found.diagnosis
 
 
 def causal_at_the_end(query, key, value, *, is_causal=False):

@@ -46,6 +46,8 @@ CLOSER = 0.5
 """It must also be closer than the right answer, by this factor."""
 EXPLAINED = 0.9
 """A factor must explain at least this share of an error's squares."""
+OF_FEATURES = 0.01
+"""The largest share of an error's squares that factors of features may leave unexplained."""
 HUGE = 1e6
 """Numbers larger than the tensor's largest by this factor are taken for old memory."""
 SMALLEST = torch.finfo(torch.float64).tiny
@@ -214,7 +216,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
     """Test conventions, float32 inside, and constant factors on outputs or gradients."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
-        return _narrow(evidence) or _factor(evidence)
+        return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
         words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
         kind = next(iter(conventions)).removesuffix("_gradient")
@@ -308,6 +310,33 @@ def _region(marked: Tensor) -> list[Tensor]:
     """The indices along each axis at which some place is marked."""
     every = marked.nonzero()
     return [every[:, dim].unique() for dim in range(marked.dim())]
+
+
+def _by_feature(evidence: list[Evidence]) -> Finding | None:
+    """Test whether each feature of the heads' outputs, before a module's output projection, has its own factor."""
+    out, bias = evidence[0].reference.drawn.weights.out, evidence[0].reference.drawn.weights.out_bias
+    these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
+    if not these or out is None or out.shape[0] != out.shape[1]:
+        return None
+    observed, expected = (
+        torch.cat([tensors["output"] for tensors in every]).flatten(end_dim=1) - (0.0 if bias is None else bias)
+        for every in ([each.observed for each in these], [each.expected for each in these])
+    )  # (B*R,D)
+    if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
+        return None
+    heads = torch.linalg.solve(out, expected.T).T  # (B*R,H*V)
+    squares = (out.T @ out) * (heads.T @ heads)  # least squares: the observed is (factors * heads) @ out.T
+    factors = torch.linalg.pinv(squares, hermitian=True) @ (heads * (observed @ out)).sum(dim=0)
+    rest, error = (observed - (factors * heads) @ out.T).square().sum(), (observed - expected).square().sum()
+    if rest > OF_FEATURES * error:
+        return None
+    low, high = float(factors.min()), float(factors.max())
+    if math.isclose(low, high, rel_tol=1e-3):
+        words = f"the heads' outputs are {float(factors.mean()):.5g} times what they should be"
+        return finding(words, ["output_factor"], "context")
+    words = f"each number of the heads' outputs is multiplied by one of its own, {low:.3g} to {high:.3g}, before the "
+    words += "output projection: by a gate, or by a buffer that is drawn when the module is made"
+    return finding(words, ["features_scaled"], "context")
 
 
 def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...] = ()) -> str:
