@@ -65,7 +65,7 @@ def shown() -> dict[str, set[str]]:
         "status": set(Status),
         "warning": set(Warn),
         "convention": set(CONVENTIONS),
-        "rule": {*rules.RULES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward"},
+        "rule": {*rules.RULES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward", rules.NO_RULE},
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
         "gate": {*Kind, *GateOutcome},

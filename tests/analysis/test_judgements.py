@@ -93,6 +93,10 @@ def test_what_no_cell_has_shown_is_named() -> None:
     assert judged.never_tried == ("scores with a bias", "grouped heads")
     assert judged.is_enough
     assert "grouped heads" in judged.sentence
+    note = RuleResult(rule="backward", holds=False, is_noted=True)
+    noted = msgspec.structs.replace(agreement(), rules=(note,))
+    records = tuple(msgspec.structs.replace(each, agreement=noted) for each in judgement(*[Status.ok] * 12).records)
+    assert Judgement(implementation="mine", records=records, planned=PLANNED).never_tried == ("gradients",)
 
 
 def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:

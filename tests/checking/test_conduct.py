@@ -1,5 +1,7 @@
 """Side effects of a call are found and named, and do not affect later checks."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -137,3 +139,9 @@ def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     with conduct.watched({}, shared) as seen:
         pass
     assert not seen.faults  # it was changed before
+    torch.manual_seed(1)
+    with contextlib.suppress(RuntimeError), conduct.watched({}, shared):
+        shared.visible.logical_not_()
+        torch.manual_seed(2)
+        raise RuntimeError
+    assert (torch.initial_seed(), shared.restore()) == (1, [])

@@ -265,3 +265,18 @@ def test_what_is_timed_is_watched_still(wrong, reported, scope):
     assert reported in found if reported else not found
     assert all(torch.equal(tensor, case.tensors[name]) for name, tensor in before.items())
     assert case.module.dropout == 0.2
+
+
+@pytest.mark.parametrize("least", [1, 20])
+def test_queries_without_keys_and_sizes_that_are_refused_decide_nothing(least):
+    class Odd(Dropping):
+        def attend(self, query, key, value, mask):
+            if key.shape[2] < least:
+                raise NotImplementedError("too short")
+            return super().attend(query, key, value, mask)
+
+    made = Implementation(build=Odd, source="a test", has_dropout=True)
+    asked = Workload(**(POINT.axes() | {"seq_len": 24, "num_kv_heads": 4, "mask": "padding_to_nothing"}))
+    found = dropout.examine(made, asked, 0)
+    assert all(each.holds or each.is_noted for each in found)
+    assert len(found) == (len(dropout.RULES) if least == 1 else 1)

@@ -41,6 +41,11 @@ class ReadsFromTheStart(Textbook):
         return super().attend(query, key, value.as_strided(value.shape, value.stride(), 0), mask)
 
 
+class HidesNaN(Textbook):
+    def attend(self, query, key, value, mask):
+        return super().attend(query, key, value, mask).nan_to_num()
+
+
 class HidesByALittle(Textbook):
     fill = -30.0
 
@@ -102,6 +107,8 @@ def with_the_querys_strides(made, saved):
 OVERWRITES = {"made": lambda made, saved: (saved[4].data.mul_(0.5), made)[1]}
 CUTS_OFF = {"made": lambda made, _: [each.where(each.abs() > 1e-5, 0.0) for each in made]}
 ONE_FOR_ALL = {"grad": lambda grad: torch.full_like(grad, float(grad.flatten()[0])) if grad.stride(-2) == 0 else grad}
+
+NONE_FOR_ALL = {"grad": lambda grad: grad * (grad != grad.flatten()[0]).any()}
 
 
 def by(**changes):
@@ -247,6 +254,7 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (by(**OVERWRITES), {}, "gradients apart"),
         (by(**CUTS_OFF), {}, "sizes"),
         (by(**ONE_FOR_ALL), {}, "gradients apart"),
+        (by(**NONE_FOR_ALL), {}, "gradients apart"),
         (by(made=adds_to_the_twin), {}, "layouts"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
@@ -271,7 +279,9 @@ def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
     assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
 
 
-@pytest.mark.parametrize(("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable")])
+@pytest.mark.parametrize(
+    ("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable"), (HidesNaN, "visible NaN")]
+)
 def test_some_broken_rules_are_only_noted(made, rule):
     found = tried(made)[rule]
     assert (found.holds, found.is_noted) == (False, True)
@@ -291,10 +301,63 @@ def test_the_gradient_of_a_row_of_bias_is_a_sum_over_queries(name, is_right):
     assert ("masks in memory" in broken(found, mask="relative_buckets(8,20)", direction="forward")) is not is_right
 
 
-def test_sums_that_overflow_in_float16_are_noted():
-    found = tried(sums_in_float16, dtype="float16", mask="none")
-    assert not found[rules.LARGE_VALUES].holds
-    assert found[rules.LARGE_VALUES].is_noted
+def mask_alone(query, key, value, *, mask=None, is_causal=False):
+    """Ignore is_causal next to a mask, as much public code does."""
+    if mask is None and is_causal:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ value
+
+
+def maximum_before_scale(query, key, value, *, scale=None):
+    """Wrong for a negative scale, and with overflowing products in float16."""
+    products, scale = query @ key.mT, query.shape[-1] ** -0.5 if scale is None else scale
+    powers = (products.float() * scale - products.amax(-1, keepdim=True).float() * scale).exp()
+    return ((powers / powers.sum(-1, keepdim=True)) @ value.float()).to(query.dtype)
+
+
+def rounds_bias(query, key, value, *, bias=None):
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return (scores if bias is None else scores + bias.to(query.dtype)).softmax(-1) @ value
+
+
+def clamps_values(query, key, value):
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value.clamp(-500, 500)
+
+
+@pytest.mark.parametrize(
+    ("made", "axes", "rule", "convention"),
+    [
+        (sums_in_float16, {"dtype": "float16"}, rules.LARGE_VALUES, "range"),
+        (maximum_before_scale, {"dtype": "float16"}, "large products", "products"),
+        (maximum_before_scale, {"scale": 0.4}, "negative scale", "sign"),
+        (rounds_bias, {"dtype": "bfloat16", "mask": "additive"}, "bias in float32", "bias"),
+        (mask_alone, {"mask": "causal+padding"}, "is_causal with a mask", "causal"),
+    ],
+)
+def test_some_violations_are_conventions(made, axes, rule, convention):
+    found = tried(made, **{"mask": "none"} | axes)[rule]
+    assert (found.holds, found.is_noted, found.convention) == (False, True, convention)
+    honest = tried(implementation("sdpa"), **{"mask": "none"} | axes)
+    assert honest[rule].holds if rule in honest else rule == "is_causal with a mask"
+
+
+def test_finite_wrong_sums_in_float16_are_no_convention():
+    assert not tried(clamps_values, dtype="float16", mask="none")[rules.LARGE_VALUES].is_noted
+
+
+class OneRow(Textbook):
+    def attend(self, query, key, value, mask):
+        if query.shape[0] > 1 or key.shape[2] > 40:
+            raise RuntimeError("one row alone")
+        return super().attend(query, key, value, mask)
+
+
+def test_rules_are_tried_with_one_batch_row_or_a_note_says_that_none_was():
+    assert "layouts" in tried(OneRow, batch_size=1, mask="none")
+    (note,) = tried(OneRow, batch_size=2).values()
+    assert (note.rule, note.is_noted, note.holds) == (rules.NO_RULE, True, False)
+    assert "one row alone" in note.found
 
 
 def test_a_rule_is_tried_once_for_workloads_of_a_kind():
@@ -324,7 +387,7 @@ def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found
     assert "key" not in found["hidden NaN"].found.replace("hidden", "")
-    assert {name for name in found if found[name].is_noted} == {"hidden NaN", "repeatable"}
+    assert {name for name in found if found[name].is_noted} == {"hidden NaN", "visible NaN", "repeatable"}
 
 
 def test_to_refuse_a_layout_is_noted_and_decides_nothing():
@@ -334,17 +397,3 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
-
-
-def mask_alone(query, key, value, *, mask=None, is_causal=False, scale=None):
-    """Ignore is_causal next to a mask, as much public code does."""
-    if mask is None and is_causal:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
-    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ value
-
-
-def test_code_that_ignores_is_causal_next_to_a_mask_is_noted():
-    found = tried(mask_alone, direction="forward", mask="causal+padding", batch_size=2)["is_causal with a mask"]
-    assert not found.holds
-    assert found.is_noted

@@ -123,7 +123,12 @@ def test_what_is_said_of_an_error_is_the_limit_that_it_exceeds():
     found = judged(5.7 * NOISE * sizes * answer().sign())  # no number is far off, but all are biased
     assert found.error < 0.7 * found.allowed
     assert found.rms / found.allowed_rms > 1.5
-    words = describe(Agreement(oracle="", probes=(ProbeResult(probe="normal", tensors=(found,)),)))
+    probes = (
+        ProbeResult(probe="large", tensors=(judged(noise(9, 6.0)),)),
+        ProbeResult(probe="normal", tensors=(found,)),
+    )
+    words = describe(Agreement(oracle="", probes=probes))
+    assert "wrong on normal inputs" in words  # and not imprecise on the others, by a larger factor
     assert "RMS" in words
     assert f"{found.allowed_rms:.3g}" in words
 
@@ -149,9 +154,11 @@ def test_a_lucky_needle_has_the_limit_that_other_needles_make_likely():
 
 def test_limits_grow_where_honest_forms_have_lost_the_digits_of_a_gradient_and_not_of_an_output():
     honest = [by_row(noise(seed, 64.0), -2) for seed in range(1, 5)]  # a quarter of each row
-    output, gradient = (
-        Tolerance(name, answer(), honest, axis=-2, dtype=torch.bfloat16) for name in ("output", "gradient of key")
+    output, logits, gradient = (
+        Tolerance(name, answer(), honest, axis=-2, dtype=torch.bfloat16)
+        for name in ("output", "logits", "gradient of key")
     )
+    assert logits.largest == output.largest
     assert gradient.largest / output.largest > 2
 
 

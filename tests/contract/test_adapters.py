@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, draw_weights, reason_against
 from attnbench.contract import loading
-from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
+from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from examples import adapters as theirs
 from tests.checks import references
@@ -105,9 +105,8 @@ def with_gain(weights):
 
 HEADS = adapt(
     lambda s: theirs.Heads(s.embed_dim, s.num_heads),
-    head_list("heads.{head}", query="query", key="key", value="value", out=None),
+    split(*(f"heads.{{head}}.{each}" for each in ("query", "key", "value")), out=None),
     masks=("none",),
-    axes=("num_kv_heads",),
 )
 SPLIT = split("q_proj", "k_proj", "v_proj", out="o_proj")
 RIGHT = {
@@ -124,10 +123,7 @@ RIGHT = {
     "split": adapt(Split, SPLIT, call=across),
     "transposed": adapt(Transposed, transposed(packed("qkv", out="proj")), call=alone),
     "a constant in pack": adapt(lambda s: theirs.Gained(s.embed_dim, s.num_heads), Layout(pack=with_gain), call=alone),
-    "a list of heads, by the older name": HEADS,
-    "per head, by the older name": adapt(
-        lambda s: Packed(s, together=True), per_head("qkv", out="proj"), call=alone, changes_scores=True
-    ),
+    "a list of heads": HEADS,
 }
 
 
@@ -290,6 +286,10 @@ MISUSES = {
     "a module": (lambda: adapt(nn.Linear(1, 1), SPLIT), "given a Linear for make: give a function"),
     "dropout as a number": (made_of(dropout=0.1), "adapt is given a float for dropout: give a function"),
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
+    "masks that are no texts": (made_of(call=alone, masks=[None]), "masks=[None]: give a list of names"),
+    "sizes as a number": (made_of(sizes=5), "a fact of another type"),
+    "a size as a text": (made_of(sizes={"seq_len": "64"}), "a fact of another type"),
+    "a negative scale": (made_of(scale=-1.0), "scale"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
     "a rotation that is none": (made_of(rotary="half"), "rotary is none, halves(BASE)"),
@@ -313,6 +313,12 @@ def test_a_wrong_argument_is_refused_with_what_is_allowed(make, said):
     with pytest.raises(ValueError, match=re.escape(said)) as raised:
         make()
     assert "\n" not in str(raised.value)
+
+
+def test_a_declared_mask_may_be_written_in_any_order():
+    found = made_of(call=alone, masks=("padding+causal", "sliding_window( 9)"))()
+    points = [Workload(**(POINT.axes() | {"mask": mask})) for mask in ("causal+padding", "sliding_window(9)", "causal")]
+    assert [found.unsupported(point) is None for point in points] == [True, True, False]
 
 
 LATER = {

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from attnbench.checking.case import build, draw_normal, place
+from attnbench.contract import Implementation
+from attnbench.contract.adapters import adapt
 from attnbench.contract.loading import from_value
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
 from attnbench.metrics.call import METRIC
@@ -51,11 +53,21 @@ def test_what_was_prepared_follows_the_inputs_in_the_same_memory():
 
 def case(function, **axes):
     workload = Workload(seq_len=16, num_heads=4, head_dim=8, scope="attention", direction="inference", **axes)
-    return build(workload, from_value(function, "mine"), place(draw_normal(workload, 0), workload))
+    made = function if isinstance(function, Implementation) else from_value(function, "mine")
+    return build(workload, made, place(draw_normal(workload, 0), workload))
 
 
 def mine(query, key, value, *, mask=None):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+@pytest.mark.parametrize(("order", "layout"), [("bthk", "mixed"), ("bhtk", "transposed"), ("bhtk", "mixed")])
+def test_functions_get_values_that_are_as_strided_as_the_case(order, layout):
+    shown = []
+    function = adapt(lambda query, key, value: shown.append(value) or query, layout=order)
+    for each in ("contiguous", layout):
+        case(function, layout=each, batch_size=2, num_kv_heads=4 if order == "bthk" else 2).output()
+    assert [value.is_contiguous() for value in shown] == [True, False]
 
 
 def test_its_time_is_a_metric_and_nothing_where_nothing_is_done():

@@ -240,6 +240,10 @@ def test_a_models_mask_and_bias_are_joined_and_no_text_names_them():
     call = in_model.call_of(nn.Module(), query, query, query, visible, position_bias=query, is_causal=False)
     assert [part.name for part in call.rule.parts] == ["given", ""]
     assert not {"given", ""} & set(masks())
+    calls = [in_model.call_of(nn.Module(), query, query, query, softcap=12.5, is_causal=each) for each in (True, False)]
+    assert float(calls[1].rule.transform(torch.tensor(50.0))) == pytest.approx(12.5 * 0.9993293)
+    candidate = in_model.Candidate("sdpa")
+    assert [candidate.bound(call).rule.hides for call in calls] == [True, False]
 
 
 def test_a_model_may_pass_its_mask_by_name_or_none():

@@ -75,6 +75,13 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
 """Features of a workload, by their names on screens."""
 
 
+def _as_compared(record: Record) -> Workload:
+    """The workload as it was compared: in inference if there is no backward pass."""
+    notes = () if record.agreement is None else record.agreement.notes
+    has_backward = all(note.rule != "backward" for note in notes)
+    return record.workload if has_backward else record.workload.with_axes({"direction": "inference"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """The verdict on one implementation, with the cells behind it."""
@@ -122,7 +129,7 @@ class Judgement:
     @property
     def never_tried(self) -> tuple[str, ...]:
         """Features of planned cells that no compared cell has."""
-        workloads = [record.workload for record in self.compared]
+        workloads = list(map(_as_compared, self.compared))
         return tuple(
             name for name, has in FEATURES.items() if any(map(has, self.planned)) and not any(map(has, workloads))
         )

@@ -81,16 +81,19 @@ def watched(
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
     poison(inputs or given.values(), mask)
-    yield conduct
-    if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
-        conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
-    if mask is not None and (forms := mask.restore()):
-        conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
-    now = _seeds()
-    if reseeded := [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]:
-        conduct.faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
+    try:
+        yield conduct
+    finally:
+        forms, now = [] if mask is None else mask.restore(), _seeds()
+        reseeded = [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
+    if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
+        conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
+    if forms:
+        conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
+    if reseeded:
+        conduct.faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:

@@ -7,7 +7,6 @@ others are right. If nothing explains the answers, the weights are recovered fro
 """
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from attnbench.checking.reference import (
     roundings,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement
+from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
 from attnbench.workloads.workload import Workload
 
 SHORT_LEN = 67
@@ -54,7 +53,6 @@ HUGE = 1e6
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
-KEPT_OPERANDS = (("key",), ("value",), ("key", "value"))
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
@@ -159,7 +157,7 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
         evidence = gather(implementation, references, seed)
         if (explained := _closed_form(evidence)) is None:
             cut(evidence)
-            explained = _known(evidence) or _unwritten(evidence) or _stale(evidence)
+            explained = _known(evidence) or _unwritten(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
         if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
@@ -408,21 +406,6 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
     return sorted((each for each in far if far[each] <= limit), key=far.__getitem__)
 
 
-def _stale(evidence: list[Evidence]) -> Finding | None:
-    """Test whether an answer is right for operands of another probe, as if they were kept from an earlier call."""
-    for each, other in itertools.permutations(evidence, 2):
-        is_possible = each.is_wrong("output") and each.reference.workload.scope == "attention"
-        for names in KEPT_OPERANDS if is_possible else ():
-            kept = {name: other.reference.drawn.tensors[name].to(each.dtype) for name in names}
-            heads = lambda query, key, value, mask, kept=kept: steps.heads(  # noqa: E731
-                query, **{"key": key, "value": value, "mask": mask} | kept
-            )
-            if each.distance(steps.wrong(STALE_MISTAKE, heads=heads), ["output"], is_quick=True) <= 1:
-                words = f"It looks as if the {' and the '.join(names)} of an earlier call is used again."
-                return Finding(words, (STALE_MISTAKE,), "output")
-    return None
-
-
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
     broken = ~mistaken.isfinite()
@@ -556,7 +539,8 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 def describe(agreement: Agreement) -> str:
     """The place and size of the worst error of the output, or else of a gradient, and the probes that show it."""
-    wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
+    is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {Grade.wrong} or {Grade.imprecise}
+    wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]
     probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))

@@ -29,6 +29,7 @@ from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, d
 from attnbench.checking.reference import Reference, differences, errors, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation
+from attnbench.contract.declared import words
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -66,7 +67,8 @@ class DropoutTrial:
         case = self.case()
         with case.grad_mode():
             seen = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
-        self.dropped = torch.stack(seen)  # (N, B, H, T, S) with dropout
+        self.sees = self.weights.sum(dim=-1, keepdim=True) > 0  # (B, H, T, 1); a query without keys may get any answer
+        self.dropped = torch.stack(seen).where(self.sees, 0.0)  # (N, B, H, T, S) with dropout
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
@@ -128,8 +130,8 @@ def rescaled(trial: DropoutTrial) -> str:
         kind = next((f"{words}: " for words, number in known.items() if abs(factor - number) <= margin), "")
         lost = f"{share:.1%} of the weights are dropped: dropout is {p:g}"
         return f"{kind}{lost}, and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
-    sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
-    if bool(((sums - 1).abs().where(sees, 0.0) <= tolerance[:, 0] * dropped.shape[-1]).all()):
+    sums = dropped.sum(dim=-1)
+    if bool(((sums - 1).abs().where(trial.sees[..., 0], 0.0) <= tolerance[:, 0] * dropped.shape[-1]).all()):
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
     expected = (right * trial.rescale).expand_as(dropped)
     _, at = differences(dropped.where(~trial.zeros, expected), expected)
@@ -140,7 +142,7 @@ def of_weights(trial: DropoutTrial) -> str:
     """Weights are dropped, not columns of the output: if all values are 1, all columns are equal."""
     case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
     with case.grad_mode():
-        output = by_heads(case.output().detach(), trial.workload)
+        output = by_heads(case.output().detach(), trial.workload).where(trial.sees, 0.0)
     spread = float((output.amax(dim=-1) - output.amin(dim=-1)).max())
     if spread <= 0.1 * float(output.abs().max()):
         return ""
@@ -212,7 +214,7 @@ def consistent(trial: DropoutTrial) -> str:
     without = {  # as if nothing was dropped, with the same error in proportion
         name: each + (observed[name].double().cpu() - expected[name]) / trial.rescale
         for name, each in right.expected.items()
-        if name in observed
+        if name in observed and (trial.sees.all() or observed[name].isfinite().all())
     }
     names = ", ".join(each.tensor for each in errors(without, right) if not each.agrees)
     return names and f"the backward pass is not that of the weights which the forward pass dropped: {names}"
@@ -239,7 +241,7 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try the rules up to the first broken one; an exception of the candidate breaks a rule."""
-    results, trial = list[RuleResult](), None
+    results, trial, is_refused = list[RuleResult](), None, False
     with torch.random.fork_rng([]):  # the host's generator
         # The candidate can read this seed, so it must not reveal the seed of the inputs.
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
@@ -248,8 +250,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
                 trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
             except Exception as error:  # noqa: BLE001 - a candidate may raise anything
-                broken = f"dropout cannot be checked: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            results.append(RuleResult(rule=name, holds=not broken, found=broken))
+                broken = f"dropout cannot be checked: {words(error)}"
+                is_refused = type(error).__name__ == NotImplementedError.__name__  # it does not support these sizes
+            results.append(RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_refused))
             if broken:
                 break
     return tuple(results)
@@ -272,6 +275,7 @@ def still_drops(case: Case) -> str:
     if not ones:
         return ""
     rows = one.double()[..., 0]  # (B,H,T,V) -> (B,H,T)
+    rows = rows if empty is None else rows.where(~empty[..., 0], 0.0)
     average = float(rows.sum()) / num_rows  # a row that sees no key adds 0
     bound = (math.log(2 / FALSE_ALARM) / (2 * num_rows)) ** 0.5 / (1 - p) + 4 * torch.finfo(one.dtype).eps / (1 - p)
     if abs(average - 1) <= bound:

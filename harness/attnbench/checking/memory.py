@@ -59,6 +59,8 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
 OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
+RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
+"""Half precision has no digits left at that constant."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
@@ -70,10 +72,11 @@ MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     OF_HEADS: lambda mask, sizes: torch.where(
         torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
     ).expand(sizes),
+    RAISED: lambda mask, _: mask.float() + CONSTANT if mask.is_floating_point() else mask,
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
 """Other forms in which a function may get its mask or bias at sizes (B, H, T, S)."""
-OTHER_MASKS = {OF_HEADS, OF_OTHERS, ONE_ROW, COPIED_ROW, OF_TWO_AXES, TRANSPOSED_OF_TWO}
+OTHER_MASKS = {OF_HEADS, OF_OTHERS, RAISED, ONE_ROW, COPIED_ROW, OF_TWO_AXES, TRANSPOSED_OF_TWO}
 """Forms that are different masks: each key takes its neighbour's rule, in every head or in every other one; or all
 queries take the first one's row. Or forms that some code does not take."""

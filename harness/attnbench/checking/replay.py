@@ -43,6 +43,7 @@ def load(file: Path) -> dict[str, Any]:
         names, (query, key, value) = set(saved), (saved[name].shape for name in QKV)
         is_fine = {len(query), len(key), len(value)} == {4} and query[0] == key[0] and query[3] == key[3]
         is_fine = is_fine and key[:3] == value[:3] and query[1] % key[1] == 0
+        is_fine = is_fine and all(_fits(entry, each) for entry, each in saved.items() if each is not None)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"--replay {file} cannot be loaded: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):
@@ -53,6 +54,13 @@ def load(file: Path) -> dict[str, Any]:
             f"(B, G, S, V) and any of {', '.join(ENTRIES[3:])}"
         )
     return saved
+
+
+def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
+    """Whether an entry has the right type: integers in a mask could be added, or be booleans."""
+    if entry in {"scale", "is_causal"}:
+        return isinstance(value, float | int if entry == "scale" else bool)
+    return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:

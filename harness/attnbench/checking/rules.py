@@ -21,12 +21,13 @@ from torch import Tensor
 from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
 from attnbench.checking.conventions import settle
-from attnbench.checking.probes import TOKENS, VacuousError, draw_near
+from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_near
 from attnbench.checking.reference import (
     Reference,
     ask,
     errors,
     gradients,
+    is_half,
     lacks_backward,
     output_error,
     reference_for_probe,
@@ -34,7 +35,19 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
-from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, REPEATABLE, Grade, RuleResult
+from attnbench.contract.declared import words
+from attnbench.storage.records import (
+    BIAS,
+    CAUSAL,
+    EMPTY_ROWS,
+    HIDDEN_NAN,
+    PRODUCTS,
+    RANGE,
+    REPEATABLE,
+    SIGN,
+    Grade,
+    RuleResult,
+)
 from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
@@ -47,9 +60,12 @@ FEWER = 2
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""
-LARGE_VALUES = "large values"
-NEARLY_EQUAL = 2.0**-3
-"""Queries scaled by this have scores of similar size."""
+LARGE_VALUES, NO_RULE = "large values", "no rule"
+NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
+"""Queries scaled by these have scores of similar size, or so different that exponentials of differences overflow."""
+BEYOND_RANGE = 4.0
+"""The factor that takes products of large queries with keys beyond the range of float16."""
+NOT_FINITE = "off by inf"
 EXPANDED = (
     {"query": 0, "key": 1, "value": 0, "x": 0, "context": 0},
     {"query": 2, "key": 0, "value": 1},
@@ -63,7 +79,16 @@ EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scal
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 Answer = dict[str, Tensor]
-Outcome = str | Exception
+
+
+class Accepted(NamedTuple):
+    """A violation that is one of CONVENTIONS, by its name there, and its description."""
+
+    convention: str
+    found: str
+
+
+Outcome = str | Exception | Accepted
 RulesAt = dict[tuple[object, ...], RuleResult | None]
 """The result of each rule for one implementation, by the rule's name and the kind of workload."""
 
@@ -302,9 +327,13 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0].expand_as(usual),
         "one row expanded over the queries": usual[..., :1, :].expand_as(usual),
     }
-    for words, grad in narrow.items():
+    rows = torch.ones_like(candidate.normal.grad_rows)
+    ones = Reference(candidate.workload, candidate.normal.drawn, candidate.normal.seed, grad_rows=rows)
+    wrong = [each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is Grade.wrong]
+    yield f"an incoming gradient of ones gives another {', '.join(wrong)}" if wrong else ""
+    for kind, grad in narrow.items():
         dense = candidate.ask(grad=grad.contiguous())
-        yield candidate.compare(f"an incoming gradient that is {words} gives", dense, grad=grad)
+        yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
     spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
     words = "an incoming gradient that is spread out in memory gives"
     yield candidate.compare(words, candidate.answer, grad=spread)
@@ -355,9 +384,30 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
         alike = {"query": candidate.tokens["query"] * share, name: value}
         usual, large = candidate.call(alike), alike | {name: value * factor}
         factors = factor[: candidate.workload.value_dim]
-        yield candidate.compare(
-            f"values {factor[0]:g} times larger give", usual, lambda: candidate.call(large) / factors
-        )
+        words = f"values {factor[0]:g} times larger give"
+        outcome = candidate.compare(words, usual, lambda: candidate.call(large) / factors)
+        yield _overflow(RANGE, outcome) if candidate.workload.dtype == "float16" else outcome
+
+
+@rule("large products", "scope", "direction", "dtype", may_refuse=True)
+def _large_products(candidate: Candidate) -> Iterator[Outcome]:
+    """Products of query and key beyond the end of float16 overflow in some code, before a scale makes them small.
+
+    One key has all the weight of a query, so that scores need no digits.
+    """
+    if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
+        large = draw_large(candidate.workload, candidate.normal.seed).tensors
+        tensors = {name: large[name].to(candidate.output) for name in ("query", "key")}
+        tensors["query"] = tensors["query"] * BEYOND_RANGE
+        finite = torch.zeros_like(candidate.output)
+        words = "products of query and key above 65504 give"
+        outcome = candidate.compare(words, finite, lambda: torch.zeros_like(finite) * candidate.call(tensors))
+        yield _overflow(PRODUCTS, outcome)
+
+
+def _overflow(convention: str, outcome: Outcome) -> Outcome:
+    """The outcome; as a convention if the answer is not finite, and not if it is a finite wrong one."""
+    return Accepted(convention, outcome) if isinstance(outcome, str) and NOT_FINITE in outcome else outcome
 
 
 @rule("scale of 0", "scope", "direction", may_refuse=True)
@@ -370,6 +420,16 @@ def _no_scale(candidate: Candidate) -> Iterator[Outcome]:
         actual = candidate.call(scale=0.0)
         right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
         yield candidate.compare("a scale of 0 gives", right, lambda: actual if actual.isfinite().all() else right)
+
+
+@rule("negative scale", "scope", "direction", may_refuse=True)
+def _negative_scale(candidate: Candidate) -> Iterator[Outcome]:
+    """The opposite query and scale give the same scores, which are large here: some code takes maxima before that."""
+    if candidate.workload.scale and candidate.workload.scope == "attention":
+        query = LARGER * candidate.tokens["query"]
+        usual, scale = candidate.call({"query": query}), -candidate.workload.scale
+        words = "the opposite query and scale give"
+        yield _overflow(SIGN, candidate.compare(words, usual, tensors={"query": -query}, scale=scale))
 
 
 @rule("fewer keys", "scope", "sizes", may_refuse=True)
@@ -407,6 +467,16 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
         yield candidate.compare(f"a bias that is {memory.ONE_ROW} gives", copied, form=memory.ONE_ROW)
 
 
+@rule("bias in float32", "scope", "direction", "half", "mask", is_noted=True)
+def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
+    """A bias in float32 keeps its digits next to a query in half precision: a constant on top changes nothing."""
+    workload = candidate.workload
+    is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
+    if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
+        outcome = candidate.compare("a bias in float32 gives", candidate.output, form=memory.RAISED)
+        yield Accepted(BIAS, outcome) if isinstance(outcome, str) and outcome else ""
+
+
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     """A function that takes both combines them, or refuses them: some code takes `mask` alone.
@@ -416,8 +486,12 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     rule = candidate.workload.mask_rule
     if candidate.workload.scope == "attention" and rule.without_causal is not None:
         outcome = candidate.compare("is_causal next to a mask gives", candidate.output, form=SPLIT)
-        is_comparable = not isinstance(outcome, Exception) and any(isinstance(part, Causal) for part in rule.parts)
-        yield outcome if is_comparable or isinstance(outcome, conduct.ConductError) else ""
+        if isinstance(outcome, str) and outcome and any(isinstance(part, Causal) for part in rule.parts):
+            both, ones = candidate.call(form=SPLIT), (rule.without_causal, Causal())
+            uses_one = any(candidate.compare("", both, rule=each) == "" for each in ones)
+            yield Accepted(CAUSAL, outcome) if uses_one else outcome
+        else:
+            yield outcome if isinstance(outcome, conduct.ConductError) else ""
 
 
 @rule("masks of heads", *HIDING, "grouped", may_refuse=True)
@@ -477,13 +551,13 @@ def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tens
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
     leaks = []
-    for name, (words, change) in itertools.product(candidate.sources if len(keys) else (), changes.items()):
+    for name, (text, change) in itertools.product(candidate.sources if len(keys) else (), changes.items()):
         key, tensor = int(keys[-1]), candidate.tokens[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
         changed, usual = candidate.call({name: tensor}), candidate.output
         changed = torch.where(_along_queries(hidden[..., key], usual), changed, usual)
         if candidate.compare("", usual, partial(torch.clone, changed), least=0.0):
-            leaks.append(words.format(name))
+            leaks.append(text.format(name))
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
@@ -508,6 +582,17 @@ def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
         f"a {{}} {huge:.2g} times as large": lambda row: huge * row,
     }
     yield _reached(candidate, changes)
+
+
+@rule("visible NaN", *HIDING, is_noted=True)
+def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
+    """A NaN in a query reaches its output: some code replaces it, or leaves it out of a maximum."""
+    name, last = "x" if "x" in candidate.tokens else "query", candidate.workload.seq_len - 1
+    if not candidate.empty[:, last].any():
+        tensor = candidate.tokens[name].clone()
+        tensor[..., last, :] = math.nan
+        reached = candidate.call({name: tensor})[..., last, :].isnan().any(dim=-1)
+        yield "" if reached.all() else f"a NaN in the {name} gives numbers there"
 
 
 @rule(REPEATABLE, *HIDING, is_noted=True)
@@ -602,7 +687,9 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
     are rules whose violation is not only noted. `on_step` is called before each rule.
     """
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
-    for workload in dict.fromkeys(map(_plain, (short, whole))):
+    plain, reason = [*map(_plain, (short, whole))], None
+    plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
+    for workload in dict.fromkeys(plain):
         if names := untried(workload, known):
             try:
                 candidate = Candidate(
@@ -613,7 +700,8 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
                     alignment_bytes=alignment_bytes,
                     needs_zeros=EMPTY_ROWS in rejects,
                 )
-            except Exception:  # noqa: BLE001, S112 - it does not support this length, or nothing shows there
+            except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
+                reason = error
                 continue
             for name in names:
                 on_step()
@@ -626,7 +714,9 @@ def examine(  # noqa: PLR0913 - a candidate, and how it is examined
             for each in results
             if each is not None
         )
-    return ()
+    if reason is None or isinstance(reason, VacuousError):
+        return ()
+    return (RuleResult(rule=NO_RULE, holds=False, found=words(reason), is_noted=True),)
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
@@ -639,17 +729,17 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
             is_tried = True
             if isinstance(outcome, conduct.ConductError):
                 return violated(found=str(outcome))
+            if isinstance(outcome, Accepted):
+                return violated(found=outcome.found, is_noted=True, convention=outcome.convention)
             if isinstance(outcome, Exception):
                 refusal = refusal or outcome
             elif outcome:
-                is_range = (name, candidate.workload.dtype) == (LARGE_VALUES, "float16")
-                return violated(found=outcome, is_noted=is_noted or is_range)
+                return violated(found=outcome, is_noted=is_noted)
     except VacuousError:
         return None
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
     if refusal is not None and not lacks_backward(refusal):
-        words = f"{type(refusal).__name__}: {(str(refusal).splitlines() or [''])[0]}"
         is_refused = may_refuse or type(refusal).__name__ == NotImplementedError.__name__
-        return violated(found=words, is_noted=is_noted or is_refused)
+        return violated(found=words(refusal), is_noted=is_noted or is_refused)
     return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried or refusal else None

@@ -90,6 +90,7 @@ class Tolerance:
         length = max(1, math.ceil(LEAST_NUMBERS / per_row))  # rows of a segment
         self.count = max(1, self.num_rows // length)
         self.segment = (torch.arange(self.num_rows) // length).clamp(max=self.count - 1)  # (R,) of each row
+        is_gradient = name.startswith("gradient of ")
         answer, shown = self._by_segment(rows), [self._by_segment(each) for each in yardsticks]
         yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
         self.is_finite = bool(yardstick.square.isfinite().all())
@@ -98,7 +99,7 @@ class Tolerance:
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
         is_zero = float(whole.peak) <= VANISHING_SHARE * scale
         if not is_zero:
-            if name != "output":
+            if is_gradient:
                 lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
                 leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
             cancels = max(1.0, scale / float(whole.peak))  # cancelled terms leave their roundings
@@ -108,7 +109,7 @@ class Tolerance:
             sizes = (torch.full_like(each, scale) for each in answer)
         rounding = RowErrors(*(one * each for each in sizes))
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
-        if name != "output":
+        if is_gradient:
             yardstick = yardstick if is_zero else RowErrors(*map(_with_others, yardstick, answer))
             one_row = rounding.peak / math.sqrt(self.num_rows / self.count)  # RMS of a segment with one such row
             rounding = RowErrors(rounding.peak, torch.maximum(rounding.square, one_row))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from attnbench.plugins import unknown
-from attnbench.workloads.masks import BETWEEN
+from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
 from attnbench.workloads.workload import Workload
 
@@ -39,7 +39,6 @@ class Declared:
     scale: float = 0.0  # the built-in factor of query times key; 0: 1 / sqrt(K)
     rotary: str = "none"  # the rotary embedding inside, "halves(BASE)" or "interleaved(BASE)"
     sizes: Mapping[str, int] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
-    axes: Collection[str] = ()  # of files for earlier releases; the module shows which axes it was made for
     extra: Mapping[str, float] = field(default_factory=dict)  # parameters that are no weights, by name or pattern
     residual: bool = False  # the module returns its input plus attention
     has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
@@ -54,18 +53,21 @@ class Declared:
     def __post_init__(self) -> None:
         for fact in ("call", "unsupported", "dropout"):
             check_callable(fact, getattr(self, fact))
-        if isinstance(self.masks, str) or not (self.masks is None or isinstance(self.masks, Collection)):
+        is_list = isinstance(self.masks, Collection) and all(isinstance(mask, str) for mask in self.masks)
+        if isinstance(self.masks, str) or not (self.masks is None or is_list):
             raise ValueError(f"adapt is given masks={self.masks!r}: give a list of names, as in masks=['causal']")
-        for axis in self.sizes:
-            if axis not in Workload.__struct_fields__:
-                raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
-        Workload(rotary=self.rotary)  # raises if there is no such embedding
         for mask in self.masks or ():
             for part in mask.split(BETWEEN):
                 if part.partition("(")[0] not in mask_names():
                     raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
-            if "(" in mask:
-                Workload(mask=mask)  # raises if the numbers do not fit
+        object.__setattr__(self, "masks", self.masks and tuple(map(_written, self.masks)))
+        try:
+            for axis in self.sizes:
+                if axis not in Workload.__struct_fields__:
+                    raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+            Workload().with_axes(self.built_in)  # raises if there is no such workload
+        except TypeError as error:
+            raise ValueError(f"adapt is given a fact of another type: {error}") from None
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
@@ -97,6 +99,16 @@ class Declared:
         if self.masks is not None and names.isdisjoint(self.masks):
             return f"it takes no mask {rule.name}, but {', '.join(self.masks)}"
         return self.unsupported(workload)
+
+
+def _written(mask: str) -> str:
+    """A mask as workloads write it; a name alone may stand for several masks."""
+    try:
+        return str(parse_mask(mask))
+    except ValueError:
+        if "(" in mask:
+            raise
+        return mask
 
 
 def check_callable(what: str, function: object) -> None:

@@ -149,7 +149,8 @@ class ByFunction:
         tensors: tuple[Tensor, ...] = (query, key, value)
         is_tokens_first = signature.layout == "bthk"
         if is_tokens_first:
-            tensors = tuple(tensor.transpose(1, 2).contiguous() for tensor in tensors)  # (B,H,T,K) -> (B,T,H,K)
+            moved = ((each.transpose(1, 2), each.is_contiguous()) for each in tensors)  # (B,H,T,K) -> (B,T,H,K)
+            tensors = tuple(each.contiguous() if is_plain else each for each, is_plain in moved)
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:

@@ -6,6 +6,7 @@ see all of them and give 0 afterwards, and axes are moved. All of it happens bef
 Shapes as in the contract.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -72,9 +73,16 @@ class Bound:
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for its query heads; the tensor itself if G == H."""
+    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for its query heads; the tensor itself if G == H.
+
+    Memory has the tensor's order of axes, so that code which reads strides wrongly shows it here too.
+    """
     group_size = num_heads // tensor.shape[1]
-    return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
+    if group_size == 1:
+        return tensor
+    order = sorted(range(4), key=lambda axis: -tensor.stride()[axis] or -math.inf)  # expanded axes come first
+    dense = tensor.permute(order).repeat_interleave(group_size, dim=order.index(1))
+    return dense.permute([order.index(axis) for axis in range(4)])
 
 
 def show_rows(mask: Tensor, empty: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, reason_against
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, draw_weights, reason_against
 from attnbench.contract import Implementation
 from attnbench.devices import device
 from attnbench.invariance.records import LawTried
@@ -63,9 +63,7 @@ class Subject:
         }
         if "sinks" in self.drawn.tensors:
             given["sinks"] = self.drawn.tensors["sinks"][:heads]
-        weights = draw_normal(workload, 0).weights.map(
-            lambda tensor: tensor.to(given["query"].device, given["query"].dtype)
-        )
+        weights = draw_weights(workload).map(lambda tensor: tensor.to(given["query"].device, given["query"].dtype))
         inputs = Inputs(tensors={name: each.contiguous() for name, each in given.items()}, weights=weights)
         case: Case = build(workload, self.implementation, inputs)
         with case.grad_mode():

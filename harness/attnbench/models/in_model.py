@@ -64,6 +64,21 @@ class GivenMask(Mask):
         return table[batch, query, key]
 
 
+class GivenSoftcap(Softcap):
+    """The softcap of a model, which need not be an integer."""
+
+    name = ""
+
+    def __init__(self, softcap: float) -> None:
+        """Take the number from the model."""
+        super().__init__(1)
+        self.softcap = softcap
+
+    def transform(self, score: Any) -> Any:  # noqa: ANN401 - see Mask
+        """The scores, squashed."""
+        return (score / self.softcap).tanh() * self.softcap
+
+
 class GivenBias(Mask):
     """The bias that a model adds to its scores: (B or 1, H or 1, T, S)."""
 
@@ -118,7 +133,7 @@ class Call:
             parts.append(Causal())
         parts += [GivenBias()] * (BIAS in self.inputs)
         if self.softcap is not None:
-            parts.append(Softcap(int(self.softcap)))
+            parts.append(GivenSoftcap(self.softcap))
         return Combined(*parts) if len(parts) > 1 else parts[0] if parts else Mask()
 
 
@@ -212,7 +227,8 @@ class Candidate:
 
     def bound(self, call: Call) -> BoundMask:
         """The call's mask, cached while the model passes the same tensor: layers share it."""
-        key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], call.scale, call.softcap)
+        numbers = (call.scale, call.softcap, call.is_causal)
+        key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], *numbers)
         if key not in self.masks:
             if len(self.masks) >= MOST_MASKS:
                 self.masks.clear()

@@ -131,12 +131,13 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
     found: str = ""  # the observation, in words, if the rule is broken
     is_noted: bool = False
+    convention: str = ""  # the member of CONVENTIONS that it is
 
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
-FLOAT32, RANGE = "float32", "range"
+FLOAT32, RANGE, PRODUCTS, SIGN, BIAS, CAUSAL = "float32", "range", "products", "sign", "bias", "causal"
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
@@ -144,6 +145,10 @@ CONVENTIONS = {
     "all": "a query that sees no key attends to all keys, as without a mask (SDPA gives 0)",
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
     RANGE: "in float16 its sums overflow where values are of several hundred",
+    PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
+    SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
+    BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
+    CAUSAL: "next to a mask is_causal is ignored, or the mask is (SDPA refuses both)",
 }
 """Legitimate differences in convention, by their names in an Agreement."""
 
