@@ -186,7 +186,7 @@ def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
     """Options for captured inputs: their sizes are the only workload."""
-    from attnbench.checking.replay import load, settings
+    from attnbench.captured.replay import load, settings
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & options.typed:
         raise ValueError("--replay FILE goes with implementations alone: name them, and leave out other selections")

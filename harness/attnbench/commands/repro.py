@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.results import Results
-from attnbench.checking import replay
+from attnbench.captured import replay
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
@@ -38,7 +38,7 @@ def scripts(results: Results, folder: Path) -> Iterator[str]:
             "words": record.agreement.diagnosis,
             "folder": str(folder / name),
         }
-        status, line = run_module("attnbench.checking.repro", (), results.plan.timeout_s, request)
+        status, line = run_module("attnbench.captured.repro", (), results.plan.timeout_s, request)
         if status is Status.ok:
             done.add(name)
             yield f"{name}: python {line}"
@@ -80,7 +80,7 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
     for spec in plan.implementations:
         answers = folder / f"{name_of(spec)}.pt"
         arguments = (spec, str(file), str(answers))
-        status, message = run_module("attnbench.checking.replay", arguments, plan.timeout_s)
+        status, message = run_module("attnbench.captured.replay", arguments, plan.timeout_s)
         agreement = None
         if status is Status.ok:
             agreement, status, message = _judged(saved, right, answers)

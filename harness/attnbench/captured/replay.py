@@ -5,7 +5,7 @@ call had them, mask (boolean, True may attend, or numbers to add; broadcastable 
 (aligned at the start) and gradient (B, H, T, V), the incoming one. Strides are kept. The right answer is computed head
 by head in float64.
 
-`python -m attnbench.checking.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file: foreign
+`python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file: foreign
 code runs in that process alone, and the judge in another one.
 """
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench.captured.repro import Request, write
 from attnbench.checking.agreement import ask_oracle, compare
-from attnbench.checking.repro import Request, write
 from attnbench.commands.repro import _worst
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Grade, Record, Status

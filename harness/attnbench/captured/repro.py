@@ -1,6 +1,6 @@
 """A wrong answer as a script that needs only torch: repro.py, its tensors in repro.pt, and a copy of the file.
 
-`python -m attnbench.checking.repro` reads a `Request` from standard input: foreign code runs in that process alone.
+`python -m attnbench.captured.repro` reads a `Request` from standard input: foreign code runs in that process alone.
 """
 
 import inspect
