@@ -91,9 +91,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: float = 0.0
     direction: str = "forward"
     scope: str = "attention"
-    bias: str = (
-        "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has no projections: always all
-    )
+    bias: str = "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has none: always all
     num_threads: int = 0  # 0: one per physical core
     seed: int = 0
     layout: str = "contiguous"  # memory layout of query, key and value; scope module makes its own: always contiguous
