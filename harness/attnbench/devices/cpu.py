@@ -67,7 +67,6 @@ class Cpu(Device):
 
     torch_device = "cpu"
     is_host = True
-    has_caching_allocator = False
     is_single = True
 
     def __init__(self, name: str) -> None:
