@@ -163,9 +163,8 @@ class Judgement:
             if (probe, each.tensor) == ("normal", "output")
         ]
         finite = [share for share in shares if share is not None]
-        worst = (
-            f"off by up to {percent(max(finite))} of the largest value" if len(finite) == len(shares) else "not finite"
-        )
+        is_finite = len(finite) == len(shares)
+        worst = f"off by up to {percent(max(finite))} of the largest value" if is_finite else "not finite"
         return f"{worst} on {len(shares)} of {len(self.planned)} cells"
 
     @property

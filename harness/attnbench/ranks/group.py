@@ -168,13 +168,7 @@ class RankGroup:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _pass(
-        self,
-        call: int,
-        asked: Asked | None,
-        given: Sequence[Tensor],
-        made: Sequence[Size],
-    ) -> list[Tensor]:
+    def _pass(self, call: int, asked: Asked | None, given: Sequence[Tensor], made: Sequence[Size]) -> list[Tensor]:
         if asked is None and (not self._lines or call < self._first_call):
             raise RuntimeError("the ranks that held the graph of this call are gone")
         try:
@@ -183,13 +177,7 @@ class RankGroup:
             self.stop()
             raise
 
-    def _try_pass(
-        self,
-        call: int,
-        asked: Asked | None,
-        given: Sequence[Tensor],
-        made: Sequence[Size],
-    ) -> list[Tensor]:
+    def _try_pass(self, call: int, asked: Asked | None, given: Sequence[Tensor], made: Sequence[Size]) -> list[Tensor]:
         if not self._lines:
             self._start()
             self._first_call = call

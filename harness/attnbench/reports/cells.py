@@ -240,7 +240,6 @@ def _rate(cell: Cell) -> str:
 
 
 def _metric(measured: MetricColumn) -> Column:
-    """A metric in its unit."""
     explanation = measured.explanation or "a metric that is not installed here"
 
     def number(cell: Cell) -> float | None:

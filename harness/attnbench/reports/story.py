@@ -134,12 +134,10 @@ def sides(results: Results) -> str:
     both = results.plan.sides
     if both is None:
         return ""
-    base, candidate = (
-        f"{side.given} ({side.commit[:12]})" if side.commit else side.given for side in (both.base, both.candidate)
-    )
+    named = [each.given + f" ({each.commit[:12]})" * bool(each.commit) for each in (both.base, both.candidate)]
     how = "each in processes of its own" if both.is_apart else "both in the same processes"
     new = f"; only in the candidate: {', '.join(both.new)}" if both.new else ""
-    return plain(f"Base {base}, candidate {candidate}, {how}{new}.")
+    return plain(f"Base {named[0]}, candidate {named[1]}, {how}{new}.")
 
 
 def unlike(results: Results) -> list[Warned]:

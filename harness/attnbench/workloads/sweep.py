@@ -126,9 +126,8 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
             if not any(_has(workload, axis, value) for workload in kept):
                 make({axis: value})  # raises if no workload at all could have it
                 has = ", ".join(dict.fromkeys(str(getattr(workload, axis)) for workload in made))
-                raise ValueError(
-                    f"the sweep has no {axis}={value} here, only {has}: leave out --sweep to run exactly what is set"
-                )
+                advice = "leave out --sweep to run exactly what is set"
+                raise ValueError(f"the sweep has no {axis}={value} here, only {has}: {advice}")
         made = tuple(kept)
     return made
 

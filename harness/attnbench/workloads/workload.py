@@ -104,7 +104,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
-        """Check each axis, fill in the ones that follow from others, and check the combination."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),

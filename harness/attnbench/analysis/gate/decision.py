@@ -153,8 +153,9 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         if len({reference(results, match.records[0].key) for results in both.values()}) == 1
     ]
     effects = {key: between_runs(before[key], after[key], BETWEEN_RUNS) for key in keys}
+    suspect = {key for run in both.values() for key in keys if is_doubtful(run, (key[0], Arm(implementation=key[1])))}
     judged = {
-        key: replace(one, is_doubtful=bool(differ) or any(_is_doubtful(results, key) for results in both.values()))
+        key: replace(one, is_doubtful=bool(differ) or key in suspect)
         for key, one in verdict.judge(effects, ALLOWED[LATENCY]).items()
     }
     doubtful = [f"{name}: {line}" for name, results in both.items() for line in doubts(results)]
@@ -174,10 +175,6 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
     )
-
-
-def _is_doubtful(results: Results, key: tuple[str, str]) -> bool:
-    return is_doubtful(results, (key[0], Arm(implementation=key[1])))
 
 
 def _settings(results: Results) -> dict[str, str]:

@@ -109,11 +109,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
 
-    def of(self, outcome: Outcome) -> list[Ruling]:
-        """Rulings, including the suite's, with this outcome."""
-        every = [*self.rulings, *([] if self.suite is None else [self.suite])]
-        return [ruling for ruling in every if ruling.outcome is outcome]
-
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Allowed growth of a metric for a group of cells; names may contain * and ?."""

@@ -10,17 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import (
-    ALLOWED,
-    EVERYTHING,
-    OUTCOMES,
-    Key,
-    Kind,
-    Ruling,
-    Side,
-    Thresholds,
-    ruling,
-)
+from attnbench.analysis.gate.rulings import ALLOWED, EVERYTHING, OUTCOMES, Key, Kind, Ruling, Side, Thresholds, ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import Match
 from attnbench.statistics.intervals import median_estimate
@@ -138,9 +128,8 @@ def processes(number: int) -> str:
 
 def _change(judged: Judgement) -> str:
     """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
-    point, low, high = (
-        None if end is None else f"{100 * (end - 1):+.1f}" for end in (judged.ratio, judged.low, judged.high)
-    )
+    ends = (judged.ratio, judged.low, judged.high)
+    point, low, high = (None if end is None else f"{100 * (end - 1):+.1f}" for end in ends)
     return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 
 
