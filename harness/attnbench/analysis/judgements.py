@@ -15,10 +15,8 @@ from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Statu
 from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE = 1 / 3
-"""A verdict needs answers from at least this share of the planned cells."""
-LONG, WIDE = 256, 128
-"""Two tiles of the usual 128 keys; the head width of most language models."""
+LEAST_SHARE = 1 / 3  # a verdict needs answers from at least this share of the planned cells
+LONG, WIDE = 256, 128  # two tiles of the usual 128 keys; the head width of most language models
 
 
 class CheckVerdict(enum.StrEnum):

@@ -33,8 +33,7 @@ NOT_NATIVE = "has no hardware here and may run reference loops"
 """End of the note on a dtype without native instructions on the device."""
 
 T = TypeVar("T")
-CROWDED_SHARE = 0.25
-"""Share of a device's memory: a process that holds more should free its caches."""
+CROWDED_SHARE = 0.25  # share of a device's memory: a process that holds more should free its caches
 
 
 class CaptureError(Exception):

@@ -21,8 +21,7 @@ from attnbench.storage.records import Operator
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
 
-MEMORY = "[memory]"
-"""The profiler's name of an allocation or release."""
+MEMORY = "[memory]"  # the profiler's name of an allocation or release
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
 both have the same ids."""

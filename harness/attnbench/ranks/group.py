@@ -27,14 +27,11 @@ from torch import Tensor
 
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
-TIMEOUT_S = 30.0
-"""The time limit of a call if the environment sets none."""
-START_TIMEOUT_S = 50.0
-"""A rank imports torch, which is slow on a busy machine."""
+TIMEOUT_S = 30.0  # the time limit of a call if the environment sets none
+START_TIMEOUT_S = 50.0  # a rank imports torch, which is slow on a busy machine
 PATIENCE = 0.5
 """A rank waits this share of the time limit for another rank, so that it can report before the limit ends."""
-GRACE_S = 1.0
-"""Time for the other ranks to report after one has failed."""
+GRACE_S = 1.0  # time for the other ranks to report after one has failed
 LARGEST_MESSAGE = 2**16
 MOST_REPORTS = 64
 ALIGNMENT = 64

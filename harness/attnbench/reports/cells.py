@@ -21,8 +21,7 @@ from attnbench.units import MISSING, SCALES, duration, grouped, multiple, percen
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
-LARGEST_EFFECT = 1.0
-"""Larger detectable differences are left out of tables."""
+LARGEST_EFFECT = 1.0  # larger detectable differences are left out of tables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

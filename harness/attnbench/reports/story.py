@@ -24,10 +24,8 @@ from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-MOST_LINES = 200
-"""Most lines of summary.md; other tables are in report.html and records.csv."""
-ON_PAGE_ALONE = ("ran", "FLOP/s")
-"""Columns that only the page shows; each measured metric has one."""
+MOST_LINES = 200  # most lines of summary.md; other tables are in report.html and records.csv
+ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows; each measured metric has one
 
 
 def rendered(template: str, results: Results, **more: object) -> str:

@@ -21,8 +21,7 @@ HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim")
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-USUAL_CONTEXT = 2048
-"""The context length of a configuration that names none."""
+USUAL_CONTEXT = 2048  # the context length of a configuration that names none
 ENCODERS = {
     *("albert", "bert", "camembert", "clip_vision_model", "deberta", "deberta-v2", "deit", "dinov2", "distilbert"),
     *("electra", "esm", "hubert", "modernbert", "mpnet", "roberta", "siglip_vision_model", "vit", "vit_mae"),

@@ -20,8 +20,7 @@ from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
 FORMAT = 3
-OTHERWISE = "sdpa"
-"""PyTorch's own choice, used where nothing else was measurably faster nearby."""
+OTHERWISE = "sdpa"  # PyTorch's own choice, used where nothing else was measurably faster nearby
 REACH = 1.0 + 1e-9
 """The largest distance of each size from a measured one, in log2: a factor of 2, plus rounding error."""
 LEARN = "`attnbench fastest --sweep NAME --policy FILE`"

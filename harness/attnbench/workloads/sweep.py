@@ -19,8 +19,7 @@ MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
 PAIRS = "pairs"
-Values = dict[str, list[Any]]
-"""Axes, or names of tables of axes, with their values."""
+Values = dict[str, list[Any]]  # axes, or names of tables of axes, with their values
 SMALLEST_EFFECT = 0.02
 """Default: smaller differences between times are reported as equal, however certain they are."""
 

@@ -31,12 +31,9 @@ CHOICES = {
     "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
-RETIRED = ("page_size", "cache_dtype")
-"""Former axes that occur in old journals."""
-MOST_THREADS = 1024
-"""PyTorch crashes with too many."""
-MOST_RANKS = 64
-"""Each rank is a process."""
+RETIRED = ("page_size", "cache_dtype")  # former axes that occur in old journals
+MOST_THREADS = 1024  # PyTorch crashes with too many
+MOST_RANKS = 64  # each rank is a process
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
 """The environment variable for the timeout of a call over several ranks, in seconds."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
@@ -63,8 +60,7 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
-FEW_SCORES = 2**18
-"""Up to this many scores, waking a second thread takes longer than it saves."""
+FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")

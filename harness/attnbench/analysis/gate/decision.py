@@ -31,12 +31,9 @@ from attnbench.statistics.verdict import Reason, between_runs
 from attnbench.storage.records import LATENCY, Arm, Status
 from attnbench.units import percent
 
-BETWEEN_RUNS = 0.02
-"""Standard deviation of a ratio to the reference between runs of the same code."""
-SEE = 0.20
-"""A time of two runs counts as judged if a slowdown of this size would have been detected."""
-JUDGED_SHARE = 0.5
-"""The gate is inconclusive if a smaller share of the times could be judged."""
+BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
+SEE = 0.20  # a time of two runs counts as judged if a slowdown of this size would have been detected
+JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 """Fields of the plan that two runs must share before their times are compared."""
 

@@ -18,10 +18,8 @@ from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, Reason
 from attnbench.storage.records import LATENCY, Ceilings
 from attnbench.units import percent
 
-FARTHEST = 9.0
-"""Larger relative differences are not shown as percents."""
-LARGEST_MARGIN = 1e6
-"""Stands for infinity: any growth is allowed."""
+FARTHEST = 9.0  # larger relative differences are not shown as percents
+LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
 """Ceilings of one machine in one state move against each other by a smaller factor. The largest observed is 1.17, for
 copies in main memory shared with others."""
