@@ -36,20 +36,12 @@ def load(name_or_file: str) -> Model:
     """Load the preset of that name, or the model of a config.json, given as its path or its folder's path.
 
     Raises:
-        ValueError: there is no such preset, or `read` fails.
+        ValueError: there is no such preset, or the file cannot be read, or describes no known kind of attention; the
+            message names the fields that were searched for.
     """
     path = Path(name_or_file)
-    is_file = path.suffix == ".json" or (path.is_dir() and name_or_file not in names())
-    return read(path) if is_file else preset(name_or_file)
-
-
-def read(path: Path) -> Model:
-    """Read the model of a configuration; `path` is the file or its folder.
-
-    Raises:
-        ValueError: the file cannot be read, or describes no known kind of attention; the message names the fields that
-            were searched for.
-    """
+    if path.suffix != ".json" and (not path.is_dir() or name_or_file in names()):
+        return preset(name_or_file)
     file = path / "config.json" if path.is_dir() else path
     try:
         given = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -80,7 +72,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     """The model that a configuration, given as a mapping, describes.
 
     Raises:
-        ValueError: see `read`.
+        ValueError: see `load`.
     """
     nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
     if nested is not None and _first(config, HEADS) is None:
