@@ -27,14 +27,13 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON; quiet omits progress, tables and notes; verbose adds steps."""
+    """The form of the output: JSON; quiet omits progress, tables and notes."""
 
     is_json: bool = False
     is_quiet: bool = False
-    is_verbose: bool = False
 
 
-OUTPUT = Output()  # set by --json, --quiet and --verbose
+OUTPUT = Output()  # set by --json and --quiet
 
 
 class ExitCode(IntEnum):
@@ -59,6 +58,7 @@ EXIT_CODES = {
 """Meanings of exit codes, for --help."""
 RETIRED = {
     "list -i": "attnbench check FILE.py says what its implementations cover",
+    "run --verbose": "attnbench report RUN --format markdown has every cell",
     "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
     "history --smallest": "attnbench history counts a change of level by 2 % or more",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
