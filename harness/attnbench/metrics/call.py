@@ -32,7 +32,7 @@ CHANGE = 1 - 2**-4  # factor of the inputs from each call to the next: a cache o
 
 
 def is_off_the_host(workload: Workload) -> bool:
-    """Whether the device has memory of its own, of which torch keeps what is freed, as CUDA's allocator does."""
+    """Whether the device has its own memory, for which torch has a caching allocator."""
     return not device(workload.device).is_host
 
 

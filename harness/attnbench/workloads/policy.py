@@ -28,7 +28,7 @@ _NAME = re.compile(r"\w+(\+\w+)?")
 
 Floats = NDArray[np.float64]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Kind = tuple[str, str, str, str, str, bool, int]
+Kind = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
 """The facts that two calls must share before a measurement of one applies to the other: the first seven of a `Row`."""
 Shape = tuple[int, int, int, int]
 """The sizes that define the distance between calls of one kind: the next four of a `Row`."""
@@ -181,7 +181,7 @@ def kind_of(workload: Workload, num_threads: int) -> Kind:
         workload.dtype,
         workload.direction,
         "one" if workload.seq_len == 1 else "many",
-        workload.mask if workload.mask in {"none", "causal"} else "other",
+        "none" if workload.mask == "none" else "causal" if workload.mask == "causal" else "other",
         workload.num_kv_heads < workload.num_heads,
         workload.num_threads or num_threads,
     )
