@@ -65,7 +65,7 @@ def one_thread():
 def own_verbosity() -> Iterator[None]:
     """Restore the verbosity that a command in this process sets."""
     yield
-    OUTPUT.is_json = OUTPUT.is_quiet = False
+    OUTPUT.is_json = OUTPUT.is_quiet = OUTPUT.is_verbose = False
 
 
 @pytest.fixture(autouse=True)

@@ -67,14 +67,15 @@ def test_every_recipe_fits_the_code(copy: Path) -> None:
 
 @pytest.mark.long
 def test_a_new_axis_a_metric_and_a_report_show_everywhere(copy: Path) -> None:
-    arguments = ["run", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
-    command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine decides less
+    arguments = ["run", "-v", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
+    terminal = command([forks.python(), "-m", "attnbench", *arguments], copy, (0, 3))  # 3: a busy machine decides less
     (run,) = (copy / "results" / "runs").iterdir()
     summary, page = (run / "summary.md").read_text(encoding="utf-8"), (run / "report.html").read_text(encoding="utf-8")
-    for group in ("B=1 H=8 K=8, num_threads=1\n", "B=1 H=8 K=8, num_threads=1, spread=4\n"):
-        table = summary.partition(group)[2].lstrip().partition("\n\n")[0]
-        assert "autograd memory" in table
-        assert sum("fused" in line or "sdpa" in line for line in table.splitlines()) == 4
+    for text in (terminal, summary):
+        for group in ("B=1 H=8 K=8, num_threads=1\n", "B=1 H=8 K=8, num_threads=1, spread=4\n"):
+            table = text.partition(group)[2].lstrip().partition("\n\n")[0]
+            assert "autograd memory" in table
+            assert sum("fused" in line or "sdpa" in line for line in table.splitlines()) == 4
     assert "memory that autograd keeps of a forward call" in summary
     assert all(part in page for part in ('"spread=4 T=16"', '"spread=4 T=32"', '"autograd memory"'))
     cells = pd.read_csv(run / "records.csv")

@@ -83,6 +83,7 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
         "not tried, predicted to take too long: fused (predicted 9 s for one call)",
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
+    assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
 
 
 @pytest.mark.parametrize(

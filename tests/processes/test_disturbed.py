@@ -96,7 +96,7 @@ def test_compare_and_gate_end_alike_on_a_session_whose_samples_waited(tmp_path, 
     assert found is not None
     assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
     assert exit_code(conclusion) == ExitCode[decision.outcome] == code
-    assert outputs.headline(decision).startswith(f"{conclusion.ending}: ")
+    assert str(conclusion.ending) == outputs.HEADINGS[decision.outcome]
     kinds = {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
     assert kinds == {Kind.slower if code == 1 else Kind.undecided}
     shown = {cell.mark for shape in answers.shapes(results) for cell in shape.others}

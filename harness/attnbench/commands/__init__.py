@@ -27,13 +27,14 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON; quiet omits progress, tables and notes."""
+    """The form of the output: JSON; quiet omits progress, tables and notes; verbose adds steps."""
 
     is_json: bool = False
     is_quiet: bool = False
+    is_verbose: bool = False
 
 
-OUTPUT = Output()  # set by --json and --quiet
+OUTPUT = Output()  # set by --json, --quiet and --verbose
 
 
 class ExitCode(IntEnum):
@@ -58,7 +59,6 @@ EXIT_CODES = {
 """Meanings of exit codes, for --help."""
 RETIRED = {
     "list -i": "attnbench check FILE.py says what its implementations cover",
-    "run --verbose": "attnbench report RUN --format markdown has every cell",
     "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
     "history --smallest": "attnbench history counts a change of level by 2 % or more",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',

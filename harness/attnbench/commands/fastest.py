@@ -131,7 +131,7 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
             print_table(
                 ("implementation", "time of a call", "than the choice", "peak memory"), recommended.figures(each)
             )
-        for line in recommended.of_excluded(each):
+        for line in recommended.of_excluded(each, is_verbose=OUTPUT.is_verbose):
             say(line, "dim")
         say("")
     _print_foot(results)

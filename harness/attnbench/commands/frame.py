@@ -22,7 +22,7 @@ from attnbench.commands import OUTPUT, Command, ExitCode
 PANELS = {
     "What": "sweep set model implementation baseline along low high memory deterministic attention layers "
     "batch-size seq-len dtype gradients invariance interpret",
-    "Output": "results resume json quiet to open format policy salvage",
+    "Output": "results resume json quiet verbose to open format policy salvage",
 }
 """Long option names, or parameters, by the title of their group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
@@ -35,6 +35,7 @@ Options:
     open_page (--open): Open the page in a browser.
     is_json: Print JSON for a program to read, and nothing else there.
     is_quiet (--quiet -q): Show only the answer and warnings.
+    is_verbose (--verbose -v): Show each step, and every cell at the end.
 """
 LINE = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)", re.DOTALL)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from attnbench import plugins
-from attnbench.commands import Command
+from attnbench.commands import OUTPUT, Command
 from attnbench.commands.frame import present
 from attnbench.commands.terminal import print_table, say
 from attnbench.devices import device, names
@@ -155,6 +155,8 @@ def print_support(entries: Sequence[dict[str, str]]) -> None:
     first = grouped(absent, lambda entry: entry["why"].partition("; ")[0] or entry["source"])
     for reason, members in first.items():
         say(f"Not here: {', '.join(entry['implementation'] for entry in members)}: {reason}", "dim")
+    for entry in entries if OUTPUT.is_verbose else ():
+        say(f"{entry['implementation']}: {entry['why'] or '-'} ({entry['source']})", "dim")
 
 
 COMMAND = Command(list_what, order=10)

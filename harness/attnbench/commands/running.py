@@ -125,7 +125,7 @@ def watching() -> Iterator[Watch]:
     code.
     """
     console = Console(stderr=True)
-    is_rewritten = console.is_terminal and not OUTPUT.is_quiet
+    is_rewritten = console.is_terminal and not (OUTPUT.is_verbose or OUTPUT.is_quiet)
     every_s = DRAW_EVERY_S if is_rewritten else LINE_EVERY_S
     stage, drawn_s = "", 0.0
 
@@ -133,6 +133,8 @@ def watching() -> Iterator[Watch]:
         nonlocal stage, drawn_s
         if progress.wrong:
             say(f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}", "bold red", console)
+        elif OUTPUT.is_verbose:
+            say(f"{STAGE_WORDS[progress.stage]} {progress.cell}", console=console)
         elif not OUTPUT.is_quiet and (progress.stage != stage or time.monotonic() - drawn_s >= every_s):
             stage, drawn_s = progress.stage, time.monotonic()
             if line is None:
@@ -164,7 +166,7 @@ def to_resume(
     Raises:
         ValueError: there is no such run, or it cannot be continued this way: the message says how.
     """
-    output = {"--json", "--quiet"}
+    output = {"--json", "--quiet", "--verbose"}
     if more := sorted(selected.typed - {"names", "--implementation", "--resume", "--results", *output, *again}):
         raise ValueError(f"--resume continues a run as planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)

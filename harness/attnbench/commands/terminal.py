@@ -11,9 +11,12 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
-from attnbench.reports import screen, story
+from attnbench.reports import cells, screen, story
 from attnbench.storage.records import Record, Status
 from attnbench.units import grouped, multiple, plain, text_lines
+
+NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
+"""Columns that only files have, as a terminal is narrow."""
 
 
 def say(text: str, style: str = "", console: Console | None = None) -> None:
@@ -24,18 +27,33 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
 
 
 def print_results(results: Results) -> None:
-    """Print the closing screen of a run; quiet prints only the answer."""
+    """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
     if OUTPUT.is_quiet:
         print_troubles(results)
         say(story.verdict(results))
         for answer in () if results.plan.sides else story.answer(results) or ["Nothing was compared."]:
             say(answer, "bold")
         return
+    if OUTPUT.is_verbose:
+        print_cells(results)
     console = Console()
     for line in screen.screen(results):
         console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
     if results.plan.sides is not None:
         _print_changes(results)
+
+
+def print_cells(results: Results) -> None:
+    """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
+    columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
+    for title, members in cells.groups(results).items():
+        say(title, "bold")
+        rows = [[column.text(cell) for column in columns] for cell in members]
+        print_table([column.heading for column in columns], rows)
+        say("")
+    say(f"{story.decided(results)}; {story.interference(results)}")
+    print_findings(results)
+    say("")
 
 
 def print_troubles(results: Results) -> None:

@@ -82,8 +82,10 @@ def figures(choice: Recommendation) -> list[tuple[str, ...]]:
     return rows
 
 
-def of_excluded(choice: Recommendation) -> list[str]:
-    """The excluded implementations, a line for each kind of reason."""
+def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str]:
+    """The excluded implementations, a line for each kind of reason, or for each implementation with `is_verbose`."""
+    if is_verbose:
+        return [plain(f"excluded: {name}: {reason}") for name, reason in choice.excluded.items()]
     texts = []
     for kind, names in grouped(choice.excluded, lambda name: choice.excluded[name].kind).items():
         reason = choice.excluded[names[0]].detail

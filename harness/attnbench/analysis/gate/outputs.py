@@ -4,11 +4,17 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.gate.rulings import Decision, Outcome
 from attnbench.storage.files import put, writing_to
 from attnbench.units import escaped, plain
 
+HEADINGS = {
+    Outcome.passed: "pass",
+    Outcome.improved: "pass, with improvements",
+    Outcome.finding: "fail",
+    Outcome.inconclusive: "inconclusive",
+    Outcome.invalid: "invalid session",
+}
 MOST_LINES = 100
 """Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
 
@@ -32,9 +38,7 @@ def as_json(value: object) -> str:
 
 def headline(decision: Decision) -> str:
     """The outcome in one line."""
-    is_improved = decision.outcome is Outcome.improved
-    end = "pass, with improvements" if is_improved else Ending[decision.outcome.name]
-    return plain(f"{end}: {decision.words}")
+    return plain(f"{HEADINGS[decision.outcome]}: {decision.words}")
 
 
 def lines(decision: Decision) -> list[str]:
