@@ -7,10 +7,8 @@ packages: `pip install monai==1.6.1 transformers==5.23.0`.
 A finding is kept only if its `least` is reached. One that does not hold on a machine is reported, but not written.
 """
 
-import html
 import json
 import os
-import re
 import runpy
 import shlex
 import subprocess
@@ -33,8 +31,8 @@ from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.devices import environment
 from attnbench.processes.worker_client import module_path
-from attnbench.reports import style
-from attnbench.units import markdown_table, show, significant
+from attnbench.reports import stock, style
+from attnbench.units import show, significant
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "findings.md"
@@ -63,8 +61,11 @@ STOCK_TEXT = """## PyTorch's own attention, release by release
 
 `attnbench check --report FILE.md --seed 0` asks whether stock attention is right on this machine: all SDPA kernels,
 nn.MultiheadAttention, flex_attention and the compiled form, in three dtypes. {} of {} verdicts say right, the others
-that nothing was tried, and there are {} findings. What differs between [the
-files](../results/gallery/stock), as `diff` shows it:
+that nothing was tried, and there are {} findings. [The files](../results/gallery/stock) are set side by side by
+
+```bash
+attnbench report {}
+```
 """
 
 
@@ -220,30 +221,12 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _stock() -> list[str]:
     """Build the section on stock attention from the stored reports."""
-    columns = {file.stem: _texts(file) for file in STOCK}
-    texts = [pair for column in columns.values() for pair in column.items()]
+    texts = [pair for file in STOCK for pair in stock.load(file).items()]
     verdicts = [text for name, text in texts if ", " in name]
     num_right = sum(text.startswith("right") for text in verdicts)
     num_findings = sum(" on " in name for name, _ in texts)
-    return [STOCK_TEXT.format(num_right, len(verdicts), num_findings or "no"), _side_by_side(columns)]
-
-
-def _texts(file: Path) -> dict[str, str]:
-    """Read a report's texts by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings."""
-    text = html.unescape(file.read_text(encoding="utf-8"))
-    entries = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", text, re.MULTILINE)
-    return {re.sub(r"\\(.)", r"\1", name): re.sub(r"\\(.)", r"\1", entry) for name, entry in entries}
-
-
-def _side_by_side(columns: Mapping[str, Mapping[str, str]]) -> str:
-    """Build a Markdown table of what differs between reports, and count the verdicts that are the same."""
-    names = dict.fromkeys(name for texts in columns.values() for name in texts)
-    rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
-    differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
-    num_verdicts = sum(", " in name for name in names)
-    num_same = num_verdicts - sum(", " in row[""] for row in differing)
-    same = f"{num_same} of {num_verdicts} verdicts agree in all files, errors included."
-    return "\n\n".join([*([markdown_table(differing)] if differing else []), f"{same}\n"])
+    names = " ".join(str(file.relative_to(ROOT)) for file in STOCK)
+    return [STOCK_TEXT.format(num_right, len(verdicts), num_findings or "no", names), stock.side_by_side(STOCK)]
 
 
 def _keep(kept: Mapping[str, Any]) -> None:

@@ -50,3 +50,41 @@ def test_alone_or_with_a_device_it_is_about_pytorchs_own_attention_in_every_dtyp
     assert on_cpu.workloads == tuple(each for each in plan.workloads if each.device == "cpu")
     assert {workload.dtype for workload in plan.workloads} == {"float32", "bfloat16", "float16"}
     assert {"sdpa_flash", "torch_mha", "flex", "sdpa+compile"} <= set(plan.implementations)
+
+
+STORED = """# Stock attention on this machine
+
+- **versions**: torch 2.13.0 \\[cpu\\]
+
+## Verdicts
+
+- **sdpa, cpu float32**: right on 1 of 1
+- **sdpa, cpu bfloat16**: right
+- **flex, cpu float32**: needs a \\| more
+- **flex, cpu bfloat16**: nothing was tried
+
+## Findings
+
+No findings.
+"""
+
+
+def test_reports_are_set_side_by_side(tmp_path):
+    other = STORED.replace("2.13.0", "2.14.1").replace("right on 1 of 1", "WRONG on 1 of 1")
+    finding = "- **sdpa on w**: off"
+    files = {"one.md": STORED, "two.md": other.replace("No findings.", finding)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    lines = CliRunner().invoke(app, ["report", *(str(tmp_path / name) for name in files)]).output.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert rows[0] == ["", "one", "two"]
+    assert rows[2][0] == "versions"
+    assert rows[3:] == [["sdpa, cpu float32", "right on 1 of 1", "WRONG on 1 of 1"], ["sdpa on w", "-", "off"]]
+    assert lines[-1] == "3 of 4 verdicts agree in all files, errors included."
+    (tmp_path / "other").mkdir()
+    (tmp_path / "two.md").rename(tmp_path / "other" / "one.md")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "one.md"), str(tmp_path / "other" / "one.md")])
+    assert "3 of 4 verdicts" in done.output  # of one name, none replaces the other
+    (tmp_path / "no.md").write_text("# Another")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "no.md")])
+    assert "was not written by attnbench check --report" in str(done.exception)

@@ -12,7 +12,7 @@ from attnbench.cluster.shares import merged
 from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.plugins import name_of, plugs, unknown
-from attnbench.reports import story
+from attnbench.reports import stock, story
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
@@ -42,7 +42,8 @@ def report(
     """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch.
 
     Options:
-        runs ([RUN]...): Names or folders; of several, one report of all. Default: newest.
+        runs ([RUN]...): Names or folders; of several, one report of all. Default: newest. Files of check --report: what
+            differs between them.
         to (PATH): Write to this folder, with a copy of the journal; with --format, a file.
         kind (--format NAME): Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot,
             memory_plot or ratio_plot. Without --to a text is printed, and a picture is put into the run.
@@ -51,6 +52,9 @@ def report(
     names = runs or []
     if is_salvaged + (kind is not None) + open_page > 1:
         raise ValueError("--salvage, --format and --open exclude one another: give one of them")
+    if names and all(Path(name).suffix == stock.SUFFIX and Path(name).is_file() for name in names):
+        typer.echo(stock.side_by_side([Path(name) for name in names]), nl=False)
+        return ExitCode.passed
     if is_salvaged:
         if len(names) != 1:
             raise ValueError("--salvage takes one damaged run: name it, as in attnbench report RUN --salvage")

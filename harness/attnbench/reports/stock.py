@@ -1,16 +1,18 @@
 """The file of `attnbench check --report`: the verdict on each implementation by device and dtype, as a Markdown list.
 
-It is small and self-contained, so that it can be attached to an issue, and `diff` shows what differs between several;
-`check --json` is for programs.
+It is small and self-contained, so that it can be attached to an issue, and several can be set side by side; `check
+--json` is for programs.
 """
 
-from collections.abc import Iterator
+import html
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.reports.story import described
-from attnbench.units import escaped, markdown_list, multiple, plain
+from attnbench.units import escaped, markdown_list, markdown_table, multiple, plain
 
 FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
 SUFFIX = ".md"
@@ -57,3 +59,33 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
         if of_place.is_unsupported:
             text = plain(of_place.records[0].message) if of_place.records else "nothing was tried"
         yield " ".join(place), text
+
+
+def load(file: Path) -> dict[str, str]:
+    """The texts of a file of `write` by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    text = file.read_text(encoding="utf-8")
+    if not text.startswith("# ") or "## Verdicts" not in text:
+        raise ValueError(f"{file} was not written by attnbench check --report")
+    entries = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", html.unescape(text), re.MULTILINE)
+    return {re.sub(r"\\(.)", r"\1", name): re.sub(r"\\(.)", r"\1", entry) for name, entry in entries}
+
+
+def side_by_side(files: Sequence[Path]) -> str:
+    """A Markdown table of what differs between reports, and the number of verdicts that are the same.
+
+    Raises:
+        ValueError: a file is not a report.
+    """
+    stems = [file.stem for file in files]
+    columns = {file.stem if stems.count(file.stem) == 1 else str(file): load(file) for file in files}
+    names = dict.fromkeys(name for texts in columns.values() for name in texts)
+    rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
+    differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
+    num_verdicts = sum(", " in name for name in names)
+    num_same = num_verdicts - sum(", " in row[""] for row in differing)
+    same = f"{num_same} of {num_verdicts} verdicts agree in all files, errors included."
+    return "\n\n".join([*([markdown_table(differing)] if differing else []), f"{same}\n"])
