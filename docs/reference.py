@@ -7,6 +7,7 @@ words, commands and the journal are written for the site by docs/site.py.
 import json
 from pathlib import Path
 
+import msgspec
 import typer
 from typer.core import TyperArgument
 
@@ -29,7 +30,7 @@ def commands() -> str:
 def documents() -> dict[Path, str]:
     """The text of each generated document, by its path."""
     return {
-        DOCS / "verdict.schema.json": json.dumps(verdict.schema(), indent=1) + "\n",
+        DOCS / "verdict.schema.json": json.dumps(msgspec.json.schema(verdict.Report), indent=1) + "\n",
         DOCS / "commands.txt": commands(),
     }
 

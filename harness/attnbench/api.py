@@ -147,12 +147,10 @@ class Outcome:
         return "\n".join([*([f"<{head}>"] if head else []), *self.answer, *rows])
 
     def _repr_html_(self) -> str:
-        """Verdicts, answer and times for a notebook."""
         return f"<pre>{escape(repr(self))}</pre>"
 
 
 def _only(items: Sequence[T], name: str) -> T:
-    """The only item."""
     if len(items) != 1:
         raise ValueError(f"there are {len(items)} {name}: see `{name}`")
     return items[0]

@@ -65,8 +65,7 @@ def _options(
     """Options of the program itself."""
 
 
-USER_ERROR = typer.BadParameter.__mro__[2]
-"""Click's error for wrong usage; typer may have a copy of it."""
+USER_ERROR = typer.BadParameter.__mro__[2]  # click's error for wrong usage; typer may have a copy of it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_GIVEN = 200
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SEEDS = 2**31
 BUDGET_S = 5.0
-FALSE_SHARE = 0.001
-"""A suite may have hundreds of comparisons."""
+FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
 
 
 class AttentionBench:

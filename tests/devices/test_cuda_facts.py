@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, slowed, warnings_of
+from attnbench.analysis.sanity import ON_A_QUEUE, judged, slowed, warnings_of
 from attnbench.devices import CaptureError, accelerators, cuda, device, environment, nvml
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import (
@@ -284,7 +284,8 @@ def test_a_flag_of_most_samples_is_a_warning_of_the_cell_and_one_of_a_few_is_non
 
 def test_a_cell_that_leaves_work_on_another_stream_has_no_time():
     (bad,), _ = judged([record(*[Flag.other_stream] * 4)], {}, is_cold=False)
-    assert (bad.status, bad.message, bad.measurements) == (Status.invalid, ELSEWHERE, ())
+    assert (bad.status, bad.measurements) == (Status.invalid, ())
+    assert "work on another stream" in bad.message
     (good,), _ = judged([record(Flag.other_stream, 0, 0, 0)], {}, is_cold=False)
     assert good.status is Status.ok
 

@@ -18,7 +18,6 @@ class SecondClock(QueuedClock):
 
 
 class Second(Accelerator):
-    has_caching_allocator = False
     can_spin = True
     sides, smallest_copy, largest_copy = (64, 128), 2**14, 2**18
 

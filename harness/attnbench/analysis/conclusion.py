@@ -13,8 +13,7 @@ from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import plain, span
 
-MOST_NAMED = 3
-"""Names of the worst mark that the sentence lists."""
+MOST_NAMED = 3  # names of the worst mark that the sentence lists
 
 
 class Ending(enum.StrEnum):
@@ -71,8 +70,7 @@ SPEEDS = {
     Verdict.slower: Mark.slower,
     Verdict.undecided: Mark.undecided,
 }
-TIMED = {*SPEEDS.values(), Mark.doubtful}
-"""Marks of a time."""
+TIMED = {*SPEEDS.values(), Mark.doubtful}  # marks of a time
 
 
 def mark(

@@ -15,10 +15,8 @@ from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Statu
 from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE = 1 / 3
-"""A verdict needs answers from at least this share of the planned cells."""
-LONG, WIDE = 256, 128
-"""Two tiles of the usual 128 keys; the head width of most language models."""
+LEAST_SHARE = 1 / 3  # a verdict needs answers from at least this share of the planned cells
+LONG, WIDE = 256, 128  # two tiles of the usual 128 keys; the head width of most language models
 
 
 class CheckVerdict(enum.StrEnum):
@@ -170,9 +168,8 @@ class Judgement:
             if (probe, each.tensor) == ("normal", "output")
         ]
         finite = [share for share in shares if share is not None]
-        worst = (
-            f"off by up to {percent(max(finite))} of the largest value" if len(finite) == len(shares) else "not finite"
-        )
+        is_finite = len(finite) == len(shares)
+        worst = f"off by up to {percent(max(finite))} of the largest value" if is_finite else "not finite"
         return f"{worst} on {len(shares)} of {len(self.planned)} cells"
 
     @property

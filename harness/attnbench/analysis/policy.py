@@ -50,9 +50,8 @@ def learn(run: Results) -> Policy:
             has no workload that timed both `sdpa` and another implementation.
     """
     if run.plan.launch == "graph":
-        raise ValueError(
-            f"{run.run} timed replayed graphs, and a policy chooses single calls: leave out --conditions graph"
-        )
+        timed = f"{run.run} timed replayed graphs"
+        raise ValueError(f"{timed}, and a policy chooses single calls: leave out --conditions graph")
     machines = {environment.machine_fingerprint: environment for environment in run.environments.values()}
     if len(machines) != 1:
         raise ValueError(f"a policy holds for one machine, and {run.run} is of {len(machines)}: give a run of one")

@@ -18,17 +18,7 @@ from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
 from attnbench.storage.events import RunFinished, WorkerStarted
-from attnbench.storage.records import (
-    LATENCY,
-    Ceilings,
-    Counters,
-    DeviceState,
-    Flag,
-    Key,
-    Place,
-    Record,
-    Status,
-)
+from attnbench.storage.records import LATENCY, Ceilings, Counters, DeviceState, Flag, Key, Place, Record, Status
 from attnbench.storage.samples import Samples
 from attnbench.units import percent, plain, show, significant
 from attnbench.workloads import counts
@@ -45,9 +35,6 @@ NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
 """Shares of the time spent on page faults: worth a note, and the largest credible estimate."""
 MOST = 0.5
 """A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
-ELSEWHERE = (
-    "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
-)
 ON_A_QUEUE = {
     Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
     Flag.host_near: Warn.host_near.says(
@@ -136,7 +123,8 @@ def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iter
     """Yield work on other streams and rates above a ceiling as warnings, each with whether it is certain."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
-        yield Warn.other_stream.says(ELSEWHERE), True
+        text = "it leaves work on another stream, on which the device is busy when the current one is done"
+        yield Warn.other_stream.says(f"its time is not known: {text}"), True
         return
     if not (samples := record.samples(LATENCY)):
         return

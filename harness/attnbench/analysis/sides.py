@@ -31,9 +31,8 @@ class Match:
 
 def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
     """Match the cells of both by workload and implementation, the base's first; the side is ignored."""
-    before, after = (
-        {(record.workload.id, record.implementation): record for record in records} for records in (base, candidate)
-    )
+    both = (base, candidate)
+    before, after = ({(each.workload.id, each.implementation): each for each in records} for records in both)
     return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]
 
 

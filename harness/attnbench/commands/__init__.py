@@ -34,8 +34,7 @@ class Output:
     is_verbose: bool = False
 
 
-OUTPUT = Output()
-"""Set by --json, --quiet and --verbose."""
+OUTPUT = Output()  # set by --json, --quiet and --verbose
 
 
 class ExitCode(IntEnum):

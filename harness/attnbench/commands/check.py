@@ -30,10 +30,8 @@ from attnbench.storage.events import Plan
 from attnbench.units import grouped
 
 OPTIONS = SelectionOptions(sweep="check")
-STOCK = "stock"
-"""The sweep of --report, unless something else is selected."""
-INVARIANCE = "seq_len=256"
-"""The workload of --invariance, unless others are given."""
+STOCK = "stock"  # the sweep of --report, unless something else is selected
+INVARIANCE = "seq_len=256"  # the workload of --invariance, unless others are given
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
 """Sizes of --interpret, unless others are given: several tiles, the last one not full."""
 

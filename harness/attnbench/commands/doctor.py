@@ -24,8 +24,7 @@ NOISY_SHARE = 0.02
 AA_S = 10.0
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
-NOISE_ERROR = 0.05
-"""Two-sided error of the interval of the noise."""
+NOISE_ERROR = 0.05  # two-sided error of the interval of the noise
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
 """Settings, with prefixes of their values, that keep idle threads spinning forever."""
 

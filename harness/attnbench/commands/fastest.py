@@ -26,8 +26,7 @@ from attnbench.units import percent
 from attnbench.workloads.policy import Policy
 
 OPTIONS = TimingOptions(sweep="fastest")
-AGAIN = {"--memory", "--deterministic", "--policy"}
-"""Options that --resume allows."""
+AGAIN = {"--memory", "--deterministic", "--policy"}  # options that --resume allows
 
 
 def fastest(

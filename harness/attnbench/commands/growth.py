@@ -14,8 +14,7 @@ from attnbench.processes.execution import new_folder
 from attnbench.reports import titles
 from attnbench.units import grouped
 
-DIRECTION = "direction=inference"
-"""Default direction of the calls."""
+DIRECTION = "direction=inference"  # default direction of the calls
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 

@@ -59,7 +59,6 @@ def model(
 
 
 def _print(outcome: ModelOutcome) -> None:
-    """Print times, then verdicts, then a description of the model."""
     for line in _times(outcome):
         say(line, "bold")
     for judged in outcome.judged.values():

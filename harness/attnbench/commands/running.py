@@ -30,8 +30,7 @@ from attnbench.storage.journal import find_run
 from attnbench.units import plain
 
 LINE_EVERY_S = 10.0
-DRAW_EVERY_S = 0.5
-"""Least seconds between updates of the progress line."""
+DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line
 STAGE_WORDS = {
     "check": "checking",
     "observe": "profiling",

@@ -33,8 +33,7 @@ NOT_NATIVE = "has no hardware here and may run reference loops"
 """End of the note on a dtype without native instructions on the device."""
 
 T = TypeVar("T")
-CROWDED_SHARE = 0.25
-"""Share of a device's memory: a process that holds more should free its caches."""
+CROWDED_SHARE = 0.25  # share of a device's memory: a process that holds more should free its caches
 
 
 class CaptureError(Exception):
@@ -95,8 +94,7 @@ class Device(Protocol):
     name: str  # as in a workload: "cpu", "cuda:1"
     torch_device: str  # device for its tensors, as for torch.device()
     is_single: bool = False  # there is one, so that its name has no number
-    is_host: bool  # uses this process's memory: the profiler sees every allocation, and fresh pages cost time
-    has_caching_allocator: bool  # torch keeps freed memory, so that it may hold more than tensors do
+    is_host: bool  # uses this process's memory: the profiler sees every allocation, and torch keeps none
     clock: Clock  # the clock of all measurements
     alignment_bytes: int = 1  # tensors and rows of tried layouts start at multiples of it
     has_float64: bool = True  # computes in float64: right answers are computed on it

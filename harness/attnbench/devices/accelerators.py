@@ -21,7 +21,6 @@ class Accelerator(Device, Runtime):
     """The current device of its kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
 
     is_host = False
-    has_caching_allocator = True
     sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # of the matrices whose products show the ceiling
     smallest_copy = 2**22
     largest_copy = 2**30  # a cache of 64 MiB can hold a thirtieth of its traffic
@@ -93,8 +92,6 @@ class Accelerator(Device, Runtime):
         return Footprint(
             peak_bytes=after["allocated_bytes.all.peak"] - inputs,
             kept_bytes=after["allocated_bytes.all.current"] - inputs,
-            num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
-            allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
             reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
         )
 

@@ -27,11 +27,9 @@ if TYPE_CHECKING:  # notes are needed without torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-ASSUMED_CACHE_BYTES = 32 * 2**20
-"""Size of the largest cache if the system does not report it."""
+ASSUMED_CACHE_BYTES = 32 * 2**20  # size of the largest cache if the system does not report it
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
-SIDES = (128, 256, 512, 1024)
-"""Side lengths of the matrices whose products show the ceiling."""
+SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
 """Free memory that a worker leaves to others: what it copies of its template's pages when it writes to them, and files
@@ -67,7 +65,6 @@ class Cpu(Device):
 
     torch_device = "cpu"
     is_host = True
-    has_caching_allocator = False
     is_single = True
 
     def __init__(self, name: str) -> None:

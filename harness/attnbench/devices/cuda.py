@@ -47,8 +47,7 @@ UNTRIED = (
     "answers are compared with a float64 oracle; times are between events behind a spinning kernel; the names of AMD's "
     "kernels are not known, and neither are its clocks and power"
 )
-BUSY = "busy or unavailable"
-"""Part of CUDA's message if a device lets no further process in."""
+BUSY = "busy or unavailable"  # part of CUDA's message if a device lets no further process in
 EXCLUSIVE = "{} lets no further process in: if its mode is EXCLUSIVE_PROCESS, nvidia-smi --compute-mode=DEFAULT"
 NUM_WARM_UPS = 3
 """Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:

@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -68,23 +67,18 @@ def collect() -> Environment:
         versions=versions,
         accelerator="; ".join(each.accelerator for each in facts if each.accelerator),
         num_threads=torch.get_num_threads(),
-        settings=_set(settings),
+        settings={
+            name: "(a path)" if os.sep in value else value
+            for pattern in settings
+            for name, value in sorted(os.environ.items())
+            if fnmatchcase(name, pattern)
+        },
         flags=flags,
         clocks=({"governor": GOVERNOR.read_text().strip()} if GOVERNOR.exists() else {})
         | {name: text for each in facts for name, text in each.clocks.items()},
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),
     )
-
-
-def _set(patterns: Iterable[str]) -> dict[str, str]:
-    """Values of the environment variables with these names or prefixes; a path is not shown."""
-    return {
-        name: "(a path)" if os.sep in value else value
-        for pattern in patterns
-        for name, value in sorted(os.environ.items())
-        if fnmatchcase(name, pattern)
-    }
 
 
 def _native_dtypes() -> tuple[str, ...] | None:

@@ -60,8 +60,8 @@ class Mps(Accelerator):
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
         """Memory between two readings; the peak is the growth of the heaps."""
         kept_bytes, reserved_bytes = (after[name] - before[name] for name in ("tensors", "heaps"))
-        sizes = {"kept_bytes": kept_bytes, "allocated_bytes": kept_bytes, "reserved_bytes": reserved_bytes}
-        return Footprint(peak_bytes=max(kept_bytes, reserved_bytes), num_allocations=0, **sizes)
+        peak_bytes = max(kept_bytes, reserved_bytes)
+        return Footprint(peak_bytes=peak_bytes, kept_bytes=kept_bytes, reserved_bytes=reserved_bytes)
 
     def cache_bytes(self) -> int:
         """At least the system cache of all chips up to 2025; Metal does not report it."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from attnbench.storage.records import DeviceState
 
-POWER_CAP = 0x4
-"""The throttle reason that most GPUs have whenever they work hard; all others are unusual."""
+POWER_CAP = 0x4  # the throttle reason that most GPUs have whenever they work hard; all others are unusual
 CLOCK_EVENTS = {
     POWER_CAP: "power cap",
     0x8: "hardware slowdown",

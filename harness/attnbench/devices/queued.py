@@ -31,8 +31,7 @@ time it is nearly host-bound."""
 HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
 """The first spin is HEADROOM times the last launch time plus LEAST_SPIN_S; each further try is GROWTH times longer, up
 to LONGEST_SPIN_S."""
-FIRST_ISSUE_S = 50e-6
-"""Initial guess of the host's time to issue a call."""
+FIRST_ISSUE_S = 50e-6  # initial guess of the host's time to issue a call
 MOST_QUEUED = 256
 """Calls behind one block, fewer if the queue is full: a launch queue holds about 1024, and a call is several
 kernels."""

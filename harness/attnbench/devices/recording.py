@@ -21,8 +21,7 @@ from attnbench.storage.records import Operator
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
 
-MEMORY = "[memory]"
-"""The profiler's name of an allocation or release."""
+MEMORY = "[memory]"  # the profiler's name of an allocation or release
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
 """Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
 both have the same ids."""
@@ -43,8 +42,6 @@ class Footprint:
     peak_bytes: int  # the peak
     kept_bytes: int  # in use after the call: its result, and tensors saved for a backward pass
     result_bytes: int = 0  # memory of the result, part of `kept_bytes`
-    num_allocations: int
-    allocated_bytes: int  # sum of all allocations
     reserved_bytes: int = 0  # peak of a caching allocator's device memory; 0: there is none
 
 
@@ -72,15 +69,8 @@ class Recording:
         if self.allocated is not None:
             return replace(self.allocated, result_bytes=result_bytes)
         changes = [event.nbytes() for event in self.events if event.name() == MEMORY]  # negative for a release
-        taken = [change for change in changes if change > 0]
         levels = [0, *itertools.accumulate(changes)]
-        return Footprint(
-            peak_bytes=max(levels),
-            kept_bytes=levels[-1],
-            result_bytes=result_bytes,
-            num_allocations=len(taken),
-            allocated_bytes=sum(taken),
-        )
+        return Footprint(peak_bytes=max(levels), kept_bytes=levels[-1], result_bytes=result_bytes)
 
     def operators(self) -> tuple[Operator, ...]:
         """Sum up the calls of each operator, the one with the most self time first.
@@ -185,7 +175,5 @@ def record(
     assert seen.kineto_results is not None
     tensors = [each for each in (kept if isinstance(kept, tuple | list) else [kept]) if isinstance(each, Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return Recording(
-        events=seen.kineto_results.events(),
-        result={storage.data_ptr(): storage.nbytes() for storage in storages},
-    )
+    result = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return Recording(events=seen.kineto_results.events(), result=result)

@@ -6,8 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 OWN = Path("/proc/self/schedstat")
-SETTLED_SHARE = 0.2
-"""A process that uses a smaller share of a processor counts as asleep."""
+SETTLED_SHARE = 0.2  # a process that uses a smaller share of a processor counts as asleep
 
 
 def waits_s(process: int) -> float:

@@ -320,7 +320,6 @@ def limits_of(workload: Workload, inputs: Inputs) -> Limits:
 
 
 def _projections(module: Attention, limits: Limits, inputs: Inputs, x: Tensor) -> list[Comparison]:
-    """Query, key and value."""
     results = _try(lambda: module.project(x.clone(), x.clone()))
     if not (isinstance(results, tuple | list) and len(results) == len(PROJECTED)):
         trouble = results if isinstance(results, _Trouble) else _Trouble("project must give query, key and value")

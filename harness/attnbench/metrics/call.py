@@ -31,14 +31,9 @@ FIRST, MORE = 3, 4  # first calls, which may fill caches, and calls after them
 CHANGE = 1 - 2**-4  # factor of the inputs from each call to the next: a cache of answers never hits
 
 
-def has_caching_allocator(workload: Workload) -> bool:
-    """Whether torch keeps freed device memory, as CUDA's allocator does."""
-    return device(workload.device).has_caching_allocator
-
-
-def computes_in_place(workload: Workload) -> bool:
-    """Whether a call's time excludes transfers: ranks on another device exchange tensors through the host."""
-    return workload.world_size == 1 or device(workload.device).is_host
+def is_off_the_host(workload: Workload) -> bool:
+    """Whether the device has its own memory, for which torch has a caching allocator."""
+    return not device(workload.device).is_host
 
 
 def left_out(case: Case) -> str:
@@ -70,11 +65,6 @@ def preparation(case: Case) -> str:
     """Describe the time of the work outside the call; "" if there is none."""
     seconds = outside_s(case)
     return f"the harness prepares a call in {show(seconds, 's')}, which is not in its time" if seconds else ""
-
-
-def of_call(field: str, summary: str, unit: str = "bytes", fits: Callable[[Workload], bool] = lambda _: True) -> Metric:
-    """The metric of a field of the footprint of one call."""
-    return Metric(unit=unit, summary=summary, measure=lambda case: float(getattr(case.footprint, field)), fits=fits)
 
 
 class Kept(NamedTuple):
@@ -148,21 +138,21 @@ METRIC = {
         measure=lambda case: kept_by(case).once_bytes,
         is_column=False,
     ),
-    # Sampled in randomised interleaved blocks (timing/blocks.py).
+    # Sampled in randomised interleaved blocks (timing/blocks.py). Ranks on another device exchange tensors through the
+    # host, so that the time would not be that of their work alone.
     "latency": Metric(
-        unit="s", summary="time of one call, from interleaved blocks", measure=None, fits=computes_in_place
+        unit="s",
+        summary="time of one call, from interleaved blocks",
+        measure=None,
+        fits=lambda workload: workload.world_size == 1 or not is_off_the_host(workload),
     ),
-    # If it is far above the peak, memory is allocated and freed repeatedly.
-    "allocated_memory": of_call("allocated_bytes", "memory of all allocations of one call together"),
-    # Each allocation costs time, and more if the memory was returned to the system before.
-    "num_allocations": of_call("num_allocations", "allocations of one call", "allocations"),
     # Allocated by libraries from the driver, outside of torch's allocators. Read between calls: memory freed within a
     # call is not included.
     "outside_memory": Metric(
         unit="bytes",
         summary="device memory that first calls take and keep outside of torch's allocator, code of kernels included",
         measure=lambda case: float(case.outside_bytes),
-        fits=has_caching_allocator,
+        fits=is_off_the_host,
     ),
     "outside_time": Metric(
         unit="s",
@@ -179,10 +169,11 @@ METRIC = {
         note=left_out,
     ),
     # The allocator takes whole segments and places tensors inside: other processes lack this memory.
-    "reserved_memory": of_call(
-        "reserved_bytes",
-        "peak of what CUDA's allocator takes from the device, beyond what it had",
-        fits=has_caching_allocator,
+    "reserved_memory": Metric(
+        unit="bytes",
+        summary="peak of what CUDA's allocator takes from the device, beyond what it had",
+        measure=lambda case: float(case.footprint.reserved_bytes),
+        fits=is_off_the_host,
     ),
     # Memory in use after a forward call, without the output, each byte once; 0 in inference, which records no graph.
     # Hooks on saved tensors would count inputs, which exist anyway, and a tensor once for each operator that saves it,

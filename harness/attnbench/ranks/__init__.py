@@ -55,7 +55,6 @@ class _OverRanks(torch.autograd.Function):
         group: RankGroup,
         asked: Asked,
     ) -> Tensor:
-        """The ranks' output."""
         call, output = group.forward((query, key, value), asked)
         if asked.keeps_graph:
             ctx.group, ctx.call = group, call
@@ -66,7 +65,6 @@ class _OverRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The ranks' gradients."""
         made = ctx.group.backward(ctx.call, grad_output, ctx.like)
         needed = zip(made, ctx.needs_input_grad[:3], strict=True)
         return (*(each if needs else None for each, needs in needed), None, None)

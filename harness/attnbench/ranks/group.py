@@ -27,14 +27,11 @@ from torch import Tensor
 
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
-TIMEOUT_S = 30.0
-"""The time limit of a call if the environment sets none."""
-START_TIMEOUT_S = 50.0
-"""A rank imports torch, which is slow on a busy machine."""
+TIMEOUT_S = 30.0  # the time limit of a call if the environment sets none
+START_TIMEOUT_S = 50.0  # a rank imports torch, which is slow on a busy machine
 PATIENCE = 0.5
 """A rank waits this share of the time limit for another rank, so that it can report before the limit ends."""
-GRACE_S = 1.0
-"""Time for the other ranks to report after one has failed."""
+GRACE_S = 1.0  # time for the other ranks to report after one has failed
 LARGEST_MESSAGE = 2**16
 MOST_REPORTS = 64
 ALIGNMENT = 64
@@ -168,13 +165,7 @@ class RankGroup:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _pass(
-        self,
-        call: int,
-        asked: Asked | None,
-        given: Sequence[Tensor],
-        made: Sequence[Size],
-    ) -> list[Tensor]:
+    def _pass(self, call: int, asked: Asked | None, given: Sequence[Tensor], made: Sequence[Size]) -> list[Tensor]:
         if asked is None and (not self._lines or call < self._first_call):
             raise RuntimeError("the ranks that held the graph of this call are gone")
         try:
@@ -183,13 +174,7 @@ class RankGroup:
             self.stop()
             raise
 
-    def _try_pass(
-        self,
-        call: int,
-        asked: Asked | None,
-        given: Sequence[Tensor],
-        made: Sequence[Size],
-    ) -> list[Tensor]:
+    def _try_pass(self, call: int, asked: Asked | None, given: Sequence[Tensor], made: Sequence[Size]) -> list[Tensor]:
         if not self._lines:
             self._start()
             self._first_call = call

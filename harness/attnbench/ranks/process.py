@@ -6,7 +6,6 @@ one until its socket closes. Each ends at once with the process that started it.
 
 import ctypes
 import importlib
-import importlib.util
 import mmap
 import os
 import signal
@@ -17,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -26,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # torch.distributed reexports it, but not for mypy
 
-from attnbench import devices
+from attnbench import devices, plugins
 from attnbench.ranks.group import LARGEST_MESSAGE, Asked, Report, Request
 from attnbench.ranks.rank import CommunicationError, Rank, Share, tokens_of
 
@@ -187,16 +185,9 @@ class Member:
         key = (asked.module, asked.function, asked.file)
         if key not in self.functions:
             try:
-                module = importlib.import_module(asked.module)
+                self.functions[key] = getattr(importlib.import_module(asked.module), asked.function)
             except ModuleNotFoundError:
-                sys.path.append(str(Path(asked.file).parent))
-                found = importlib.util.spec_from_file_location(asked.module, asked.file)
-                if found is None or found.loader is None:
-                    raise
-                module = importlib.util.module_from_spec(found)
-                sys.modules[asked.module] = module
-                found.loader.exec_module(module)
-            self.functions[key] = attrgetter(asked.function)(module)
+                self.functions[key] = plugins.load(f"{asked.file}:{asked.function}")
         return self.functions[key]
 
 

@@ -32,7 +32,6 @@ class Picture:
         return self._drawn("png")
 
     def _repr_png_(self) -> bytes:
-        """The picture, for notebooks."""
         return self.png
 
     def save(self, path: Path | str) -> Path:

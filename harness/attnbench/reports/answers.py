@@ -18,8 +18,7 @@ from attnbench.reports.cells import Cell
 from attnbench.units import MISSING, factors, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
-FEW = 3
-"""Most values of an axis, shapes, and implementations of the user's own that sentences list."""
+FEW = 3  # most values of an axis, shapes, and implementations of the user's own that sentences list
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,8 +21,7 @@ from attnbench.units import MISSING, SCALES, duration, grouped, multiple, percen
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
-LARGEST_EFFECT = 1.0
-"""Larger detectable differences are left out of tables."""
+LARGEST_EFFECT = 1.0  # larger detectable differences are left out of tables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,7 +239,6 @@ def _rate(cell: Cell) -> str:
 
 
 def _metric(measured: MetricColumn) -> Column:
-    """A metric in its unit."""
     explanation = measured.explanation or "a metric that is not installed here"
 
     def number(cell: Cell) -> float | None:

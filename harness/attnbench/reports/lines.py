@@ -15,17 +15,14 @@ from attnbench.reports import Picture, Report, cells, style, titles
 from attnbench.reports.cells import Cell
 from attnbench.units import grouped, plain, show
 
-ENOUGH_LENGTHS = 5
-"""Fewest lengths for the plot of time to be the picture of a run."""
+ENOUGH_LENGTHS = 5  # fewest lengths for the plot of time to be the picture of a run
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2
-FURTHEST = 4.0
-"""Largest factor to the baseline that a plot of ratios shows; points beyond are drawn there."""
+FURTHEST = 4.0  # largest factor to the baseline that a plot of ratios shows; points beyond are drawn there
 MANY_TICKS, TITLE_LEN = 7, 40
 SPREAD, EDGE = 0.8, 1.2
 """Powers of two between the first and the last line at a panel's only length; room at the ends, as a factor."""
-LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8
-"""Inches for the title, and for the legend."""
+LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # inches for the title, and for the legend
 
 
 @dataclass(frozen=True, kw_only=True)

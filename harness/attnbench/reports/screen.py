@@ -16,12 +16,9 @@ from attnbench.reports.answers import COLUMNS, Shape, memory_line, shapes
 from attnbench.units import plain, text_lines
 
 WIDTH, HEIGHT = 80, 25
-FEW_OTHERS = 3
-"""Up to this number, slower implementations have a column even if others are faster or equal."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE = 4, 3, 3, 6
-"""Most lines of each section."""
-FEW_OPEN = 3
-"""Most undecided comparisons that are named."""
+FEW_OTHERS = 3  # up to this number, slower implementations have a column even if others are faster or equal
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE = 4, 3, 3, 6  # most lines of each section
+FEW_OPEN = 3  # most undecided comparisons that are named
 
 
 class Line(NamedTuple):
@@ -78,8 +75,7 @@ def table(members: Sequence[Shape], base: str, height: int = HEIGHT) -> list[Lin
     return [*above, Line(heading, "bold"), *map(Line, lines), *below]
 
 
-LEAST = {Mark.wrong: 3, Mark.failed: 3, Mark.faster: 1}
-"""Fewest names in a column of the narrowest table."""
+LEAST = {Mark.wrong: 3, Mark.failed: 3, Mark.faster: 1}  # fewest names in a column of the narrowest table
 
 
 def _rows(members: Sequence[Shape], base: str) -> list[str]:

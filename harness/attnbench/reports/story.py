@@ -24,10 +24,8 @@ from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-MOST_LINES = 200
-"""Most lines of summary.md; other tables are in report.html and records.csv."""
-ON_PAGE_ALONE = ("ran", "FLOP/s")
-"""Columns that only the page shows; each measured metric has one."""
+MOST_LINES = 200  # most lines of summary.md; other tables are in report.html and records.csv
+ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows; each measured metric has one
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -134,12 +132,10 @@ def sides(results: Results) -> str:
     both = results.plan.sides
     if both is None:
         return ""
-    base, candidate = (
-        f"{side.given} ({side.commit[:12]})" if side.commit else side.given for side in (both.base, both.candidate)
-    )
+    named = [each.given + f" ({each.commit[:12]})" * bool(each.commit) for each in (both.base, both.candidate)]
     how = "each in processes of its own" if both.is_apart else "both in the same processes"
     new = f"; only in the candidate: {', '.join(both.new)}" if both.new else ""
-    return plain(f"Base {base}, candidate {candidate}, {how}{new}.")
+    return plain(f"Base {named[0]}, candidate {named[1]}, {how}{new}.")
 
 
 def unlike(results: Results) -> list[Warned]:

@@ -31,8 +31,7 @@ T = TypeVar("T")
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
-TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5
-"""Characters per inch in a title and in a note."""
+TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
 """Colour, marker and line of one implementation, as arguments of `Axes.plot`.
 

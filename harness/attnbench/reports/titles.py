@@ -17,12 +17,10 @@ from attnbench.storage.records import BASE
 from attnbench.units import plain
 from attnbench.workloads.workload import Workload, following
 
-Axes = Mapping[str, Any]
-"""The value of every axis, as in `Workload.axes()`."""
+Axes = Mapping[str, Any]  # the value of every axis, as in `Workload.axes()`
 SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
 SCOPES = {"attention": "attention only", "module": "whole module"}
-LONG_MASK = 60
-"""Most characters of a mask: some have long lists of numbers."""
+LONG_MASK = 60  # most characters of a mask: some have long lists of numbers
 WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
@@ -34,8 +32,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
-NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))
-"""All axes in the order of titles."""
+NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
 """Shorter words in labels: a line has 80 columns."""

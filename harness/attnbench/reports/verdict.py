@@ -197,11 +197,6 @@ def report(  # noqa: PLR0913 - parts that only one command has
     )
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of a report."""
-    return msgspec.json.schema(Report)
-
-
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
     return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
 

@@ -75,11 +75,6 @@ def least_bytes(workload: Workload) -> int:
     return numbers * DTYPE_BYTES[workload.dtype]
 
 
-def arithmetic_intensity(workload: Workload) -> float:
-    """Useful FLOPs per compulsory byte: high if compute is the limit, low if memory is."""
-    return useful_flops(workload) / compulsory_bytes(workload)
-
-
 def _has_forward(workload: Workload) -> bool:
     return workload.direction != "backward"
 
@@ -110,13 +105,11 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
 def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
     """Numbers moved by a pass that reads `queries` and `keys` tokens and writes all outputs, or all gradients."""
     all_queries, all_keys = _tokens(workload)
-    width = (
-        workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
-    )  # of the output
+    of_output = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
     read = input_numbers(workload, queries, keys)
     if is_backward:
-        return read + queries * width + input_numbers(workload, all_queries, all_keys)
-    return read + all_queries * width
+        return read + queries * of_output + input_numbers(workload, all_queries, all_keys)
+    return read + all_queries * of_output
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-Row = dict[str, int]
-"""The index of each axis's chosen value, by axis."""
+Row = dict[str, int]  # the index of each axis's chosen value, by axis
 Item = tuple[str, int]
 
 

@@ -12,17 +12,16 @@ from typing import Any
 import msgspec
 
 from attnbench.workloads.models import Layer, Model, names, preset
+from attnbench.workloads.workload import DTYPES
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim")
-NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "num_encoder_layers")
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-USUAL_CONTEXT = 2048
-"""The context length of a configuration that names none."""
+USUAL_CONTEXT = 2048  # the context length of a configuration that names none
 ENCODERS = {
     *("albert", "bert", "camembert", "clip_vision_model", "deberta", "deberta-v2", "deit", "dinov2", "distilbert"),
     *("electra", "esm", "hubert", "modernbert", "mpnet", "roberta", "siglip_vision_model", "vit", "vit_mae"),
@@ -30,7 +29,6 @@ ENCODERS = {
 }
 """Model types with bidirectional attention."""
 WITH_SINKS = {"gpt_oss"}
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -38,20 +36,12 @@ def load(name_or_file: str) -> Model:
     """Load the preset of that name, or the model of a config.json, given as its path or its folder's path.
 
     Raises:
-        ValueError: there is no such preset, or `read` fails.
+        ValueError: there is no such preset, or the file cannot be read, or describes no known kind of attention; the
+            message names the fields that were searched for.
     """
     path = Path(name_or_file)
-    is_file = path.suffix == ".json" or (path.is_dir() and name_or_file not in names())
-    return read(path) if is_file else preset(name_or_file)
-
-
-def read(path: Path) -> Model:
-    """Read the model of a configuration; `path` is the file or its folder.
-
-    Raises:
-        ValueError: the file cannot be read, or describes no known kind of attention; the message names the fields that
-            were searched for.
-    """
+    if path.suffix != ".json" and (not path.is_dir() or name_or_file in names()):
+        return preset(name_or_file)
     file = path / "config.json" if path.is_dir() else path
     try:
         given = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -82,36 +72,24 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     """The model that a configuration, given as a mapping, describes.
 
     Raises:
-        ValueError: see `read`.
+        ValueError: see `load`.
     """
     nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
     if nested is not None and _first(config, HEADS) is None:
         return described({**nested, "architectures": config.get("architectures")}, name, source)
     kind = config.get("model_type", "of no model_type")
-    heads, count = _first(config, HEADS), _first(config, NUM_LAYERS)
-    width = _first(config, WIDTHS)
+    heads, width = _first(config, HEADS), _first(config, WIDTHS)
     head_dim = _first(config, HEAD_DIMS) or (width // heads if heads and width else None)
     is_latent = all(config.get(field) for field in LATENT)
-    missing = [
-        f"{what} ({', '.join(fields)})"
-        for what, fields, value in (
-            ("heads", HEADS, heads),
-            ("layers", NUM_LAYERS, count),
-            ("head width", (*HEAD_DIMS, *WIDTHS), head_dim or is_latent),
-        )
-        if not value
-    ]
-    if missing or heads is None or count is None:
+    missing = [] if heads else [f"heads ({', '.join(HEADS)})"]
+    missing += [] if head_dim or is_latent else [f"head width ({', '.join([*HEAD_DIMS, *WIDTHS])})"]
+    if missing or heads is None:
         hint = "; pip install transformers fills in what a file leaves out" if find_spec("transformers") is None else ""
-        raise ValueError(
-            f"{source} ({kind}) does not say its {'; '.join(missing)}: none of these fields is there{hint}"
-        )
+        raise ValueError(f"{source} ({kind}) has no {' and no '.join(missing)}: none of these fields is there{hint}")
     if config.get("is_encoder_decoder"):
-        raise ValueError(
-            f"{source} ({kind}) is an encoder with a decoder: of these there are presets alone, such as t5-small"
-        )
+        raise ValueError(f"{source} ({kind}) is an encoder with a decoder: only presets have these, such as t5-small")
     is_encoder = not is_latent and _is_encoder(config)
-    layers = [_latent(config, heads, count)] if is_latent else _plain(config, heads, head_dim, count, is_encoder)
+    layers = [_latent(config, heads)] if is_latent else _plain(config, heads, head_dim, is_encoder)
     return Model(
         name=name,
         summary=f"{kind} as {source} describes it",
@@ -123,7 +101,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     )
 
 
-def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, count: int, is_encoder: bool) -> list[Layer]:  # noqa: FBT001 - a private helper
+def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, is_encoder: bool) -> list[Layer]:  # noqa: FBT001 - a private helper
     """The layers of each kind: full, windowed or chunked."""
     is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
     shared = 1 if is_shared else _first(config, KV_HEADS) or heads
@@ -136,19 +114,19 @@ def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, count: i
     axes |= {"seq_len": _context(config)} if is_encoder else {}
     softcap = int(config.get("attn_logit_softcapping") or 0)
     layers = []
-    for kind, number in _counted(config, count).items():
+    for kind in _kinds(config):
         local = _local(config, kind, is_encoder=is_encoder)
-        layers.append(Layer(count=number, softcap=softcap, axes=axes | local.pop("axes", {}), **local))
+        layers.append(Layer(softcap=softcap, axes=axes | local.pop("axes", {}), **local))
     return layers
 
 
-def _latent(config: Mapping[str, Any], heads: int, count: int) -> Layer:
+def _latent(config: Mapping[str, Any], heads: int) -> Layer:
     """DeepSeek's latent attention: keys have a plain and a rotary part; in decoding, one key head holds the values."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
     width = plain + rotary
     axes = {"num_heads": heads, "head_dim": width, "value_dim": value_dim, "scale": width**-0.5}
     decode = {"num_kv_heads": 1, "head_dim": latent + rotary, "value_dim": latent, "layout": "value_in_key"}
-    return Layer(count=count, axes=axes, decode=decode)
+    return Layer(axes=axes, decode=decode)
 
 
 def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:
@@ -165,17 +143,16 @@ def _is_encoder(config: Mapping[str, Any]) -> bool:
     return bool(named or config.get("model_type") in ENCODERS)
 
 
-def _counted(config: Mapping[str, Any], count: int) -> dict[str, int]:
-    """The number of layers of each kind."""
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """The kinds of layers, each once."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:
-        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+        return [*dict.fromkeys(kinds)]
     has_window = bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
     every = config.get("sliding_window_pattern") or config.get("global_attn_every_n_layers")
     if has_window and isinstance(every, int) and every > 1:
-        full = count // every
-        return {WINDOWED: count - full, FULL: full}
-    return {WINDOWED if has_window else FULL: count}
+        return [WINDOWED, FULL]
+    return [WINDOWED if has_window else FULL]
 
 
 def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from attnbench.units import meant
 LARGEST = 2**31
 COUNTED_AT_ONCE = 2**24
 
-Array = Any
-"""The operand of a rule: a numpy array or a torch tensor, used through operators that both have."""
+Array = Any  # the operand of a rule: a numpy array or a torch tensor, used through operators that both have
 Table = Any
 """The lookup table of a rule: integers as a numpy array or torch tensor, one number, None, or a tuple of these."""
 Span = tuple[Array | None, Array | None]
@@ -368,8 +367,7 @@ class Document(Mask):
 LOW_31 = 2**31 - 1
 PERCENT = 100
 LARGEST_BIAS = 4.0
-BIAS_BITS = 24
-"""An additive bias uses all digits of float32, so rounding it to fewer bits changes the answer."""
+BIAS_BITS = 24  # an additive bias uses all digits of float32, so rounding it to fewer bits changes the answer
 
 
 def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:

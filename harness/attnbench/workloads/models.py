@@ -1,11 +1,11 @@
-"""Models: the attention of each layer, in each phase of use, as weighted workloads.
+"""Models: the attention of each layer, in each phase of use, as workloads.
 
 A preset is a TOML file in `presets`; a Hugging Face configuration (config.json) is read into the same form. Torch, a
 network and a model's weights are not needed.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +26,13 @@ RULES = ("count", "phases", "window", "chunk", "softcap", "decode")
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of a model with the same attention: their number, and their difference from plain attention.
+    """Layers of a model with the same attention: their difference from plain attention.
 
     `window`, `chunk` and `softcap` become a mask that fits the phase; 0 means none. `axes` are values of the workloads'
     axes; `decode` has other values for that phase only.
     """
 
-    count: int
+    count: int = 1  # of a preset, for `attnbench list models`
     phases: tuple[Phase, ...] = PHASES
     window: int = 0  # a query sees its own place and window - 1 places before it
     chunk: int = 0  # a query sees its own chunk of this length
@@ -99,38 +99,21 @@ def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
     return [{"batch_size": each, "seq_len": 1, "kv_len": cache} for each in DECODE_BATCHES for cache in caches]
 
 
-def attention(
-    model: Model, phase: str, settings: Mapping[str, list[str]]
-) -> Iterator[tuple[str, dict[str, tuple[int, Workload]]]]:
-    """Each point of a model in a phase, in words, with its workloads by id and the number of layers for each.
+def workloads(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[Workload, ...]:
+    """The distinct workloads of a model in a phase.
 
-    Settings (axis -> values as typed) override the model's values; every combination is a point.
+    Settings (axis -> values as typed) override the model's values, in every combination.
 
     Raises:
         ValueError: the model has no such phase, or a value is not allowed.
     """
     if phase not in model.phases:
         raise ValueError(f"{model.name} has no phase {phase}: choose among {', '.join(model.phases)}")
-    for point, setting in itertools.product(points(model, phase), combinations(settings)):
-        found: dict[str, tuple[int, Workload]] = {}
-        for layer in model.layers:
-            if phase in layer.phases:
-                workload = _workload(model, layer, phase, point, setting)
-                count, _ = found.get(workload.id, (0, workload))
-                found[workload.id] = count + layer.count, workload
-        yield _label(phase, [workload for _, workload in found.values()]), found
-
-
-def workloads(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[Workload, ...]:
-    """The distinct workloads of a model in a phase; the parameters and errors are those of `attention`."""
-    every = (found for _, point in attention(model, phase, settings) for found in point.values())
-    return tuple({workload.id: workload for _, workload in every}.values())
-
-
-def combinations(settings: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Each combination of one value for every axis."""
-    for values in itertools.product(*settings.values()):
-        yield dict(zip(settings, values, strict=True))
+    layers = [layer for layer in model.layers if phase in layer.phases]
+    chosen = [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+    every = itertools.product(points(model, phase), chosen, layers)
+    made = (_workload(model, layer, phase, point, setting) for point, setting, layer in every)
+    return tuple({workload.id: workload for workload in made}.values())
 
 
 def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], setting: Mapping[str, str]) -> Workload:
@@ -157,13 +140,6 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
         parts += [f"chunks_bottom_right({layer.chunk})"] if 0 < layer.chunk < key_len else []
     parts += [f"softcap({layer.softcap})"] if layer.softcap else []
     return "+".join(parts) or "none"
-
-
-def _label(phase: str, workloads: list[Workload]) -> str:
-    """A point in words: phase, batch and lengths of the longest layer."""
-    longest = max(workloads, key=lambda each: each.batch_size * each.seq_len * each.kv_len)
-    lengths = f"T={longest.seq_len}" + (f" S={longest.kv_len}" if longest.kv_len != longest.seq_len else "")
-    return f"{phase} B={longest.batch_size} {lengths}"
 
 
 def summarised(model: Model) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,8 +20,7 @@ from attnbench.units import grouped
 from attnbench.workloads.workload import Workload
 
 FORMAT = 3
-OTHERWISE = "sdpa"
-"""PyTorch's own choice, used where nothing else was measurably faster nearby."""
+OTHERWISE = "sdpa"  # PyTorch's own choice, used where nothing else was measurably faster nearby
 REACH = 1.0 + 1e-9
 """The largest distance of each size from a measured one, in log2: a factor of 2, plus rounding error."""
 LEARN = "`attnbench fastest --sweep NAME --policy FILE`"
@@ -29,27 +28,10 @@ _NAME = re.compile(r"\w+(\+\w+)?")
 
 Floats = NDArray[np.float64]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Kind(NamedTuple):
-    """The facts that two calls must share before a measurement of one applies to the other."""
-
-    device: str
-    dtype: str
-    direction: str
-    queries: Literal["one", "many"]  # one: decoding
-    mask: Literal["none", "causal", "other"]
-    is_grouped: bool
-    num_threads: int
-
-
-class Shape(NamedTuple):
-    """The sizes that define the distance between calls of one kind."""
-
-    batch_heads: int  # batch_size * num_heads
-    seq_len: int
-    kv_len: int
-    head_dim: int
+Kind = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
+"""The facts that two calls must share before a measurement of one applies to the other: the first seven of a `Row`."""
+Shape = tuple[int, int, int, int]
+"""The sizes that define the distance between calls of one kind: the next four of a `Row`."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -62,11 +44,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     device: str
     dtype: str
     direction: str
-    queries: Literal["one", "many"]
+    queries: Literal["one", "many"]  # one: decoding
     mask: Literal["none", "causal", "other"]
     is_grouped: bool
     num_threads: Count
-    batch_heads: Count
+    batch_heads: Count  # batch_size * num_heads
     seq_len: Count
     kv_len: Count
     head_dim: Count
@@ -80,12 +62,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     @property
     def kind(self) -> Kind:
         """The kind of call."""
-        return Kind(*(getattr(self, field) for field in Kind._fields))
+        return self.device, self.dtype, self.direction, self.queries, self.mask, self.is_grouped, self.num_threads
 
     @property
     def shape(self) -> Shape:
         """The sizes of the call."""
-        return Shape(*(getattr(self, field) for field in Shape._fields))
+        return self.batch_heads, self.seq_len, self.kv_len, self.head_dim
 
 
 class Regret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,7 +115,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def choose(self, workload: Workload) -> str:
         """The implementation to call for query, key and value of that workload."""
-        rows, logs = self._kinds.get(kind_of(workload, self.num_threads), ((), np.empty((0, len(Shape._fields)))))
+        rows, logs = self._kinds.get(kind_of(workload, self.num_threads), ((), np.empty((0, 4))))  # no shapes
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
 
@@ -194,18 +176,17 @@ def is_plain(workload: Workload) -> bool:
 
 def kind_of(workload: Workload, num_threads: int) -> Kind:
     """The kind of a workload's call. If the workload sets no number of threads, `num_threads` is used."""
-    return Kind(
-        device=workload.device.partition(":")[0],
-        dtype=workload.dtype,
-        direction=workload.direction,
-        queries="one" if workload.seq_len == 1 else "many",
-        mask="none" if workload.mask == "none" else "causal" if workload.mask == "causal" else "other",
-        is_grouped=workload.num_kv_heads < workload.num_heads,
-        num_threads=workload.num_threads or num_threads,
+    return (
+        workload.device.partition(":")[0],
+        workload.dtype,
+        workload.direction,
+        "one" if workload.seq_len == 1 else "many",
+        "none" if workload.mask == "none" else "causal" if workload.mask == "causal" else "other",
+        workload.num_kv_heads < workload.num_heads,
+        workload.num_threads or num_threads,
     )
 
 
 def shape_of(workload: Workload) -> Shape:
     """The sizes of a workload's call."""
-    batch_heads = workload.batch_size * workload.num_heads
-    return Shape(batch_heads, workload.seq_len, workload.kv_len, workload.head_dim)
+    return workload.batch_size * workload.num_heads, workload.seq_len, workload.kv_len, workload.head_dim

@@ -19,8 +19,7 @@ MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
 PAIRS = "pairs"
-Values = dict[str, list[Any]]
-"""Axes, or names of tables of axes, with their values."""
+Values = dict[str, list[Any]]  # axes, or names of tables of axes, with their values
 SMALLEST_EFFECT = 0.02
 """Default: smaller differences between times are reported as equal, however certain they are."""
 
@@ -126,9 +125,8 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
             if not any(_has(workload, axis, value) for workload in kept):
                 make({axis: value})  # raises if no workload at all could have it
                 has = ", ".join(dict.fromkeys(str(getattr(workload, axis)) for workload in made))
-                raise ValueError(
-                    f"the sweep has no {axis}={value} here, only {has}: leave out --sweep to run exactly what is set"
-                )
+                advice = "leave out --sweep to run exactly what is set"
+                raise ValueError(f"the sweep has no {axis}={value} here, only {has}: {advice}")
         made = tuple(kept)
     return made
 

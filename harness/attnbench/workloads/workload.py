@@ -31,12 +31,9 @@ CHOICES = {
     "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
-RETIRED = ("page_size", "cache_dtype")
-"""Former axes that occur in old journals."""
-MOST_THREADS = 1024
-"""PyTorch crashes with too many."""
-MOST_RANKS = 64
-"""Each rank is a process."""
+RETIRED = ("page_size", "cache_dtype")  # former axes that occur in old journals
+MOST_THREADS = 1024  # PyTorch crashes with too many
+MOST_RANKS = 64  # each rank is a process
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
 """The environment variable for the timeout of a call over several ranks, in seconds."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
@@ -63,8 +60,7 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
-FEW_SCORES = 2**18
-"""Up to this many scores, waking a second thread takes longer than it saves."""
+FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
@@ -91,9 +87,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: float = 0.0
     direction: str = "forward"
     scope: str = "attention"
-    bias: str = (
-        "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has no projections: always all
-    )
+    bias: str = "all"  # projections with a bias: all, none, qkv, qv, qv+out; scope attention has none: always all
     num_threads: int = 0  # 0: one per physical core
     seed: int = 0
     layout: str = "contiguous"  # memory layout of query, key and value; scope module makes its own: always contiguous
@@ -106,7 +100,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
-        """Check each axis, fill in the ones that follow from others, and check the combination."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),

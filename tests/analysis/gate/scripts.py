@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from attnbench.analysis.gate.rulings import Decision, Outcome, Ruling
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import (
     ArmSamples,
@@ -189,3 +190,7 @@ def disturbed(event: Event) -> Event:
 def killed(event: Event) -> Event | None:
     """Cut the run before its end."""
     return None if isinstance(event, RunFinished) else event
+
+
+def findings(decision: Decision) -> list[Ruling]:
+    return [ruling for ruling in decision.rulings if ruling.outcome is Outcome.finding]

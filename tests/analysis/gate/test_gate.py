@@ -16,7 +16,7 @@ from attnbench.storage.events import CeilingsMeasured, CellChecked, Event, RunSt
 from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
 from tests.analysis.gate import scripts
-from tests.analysis.gate.scripts import FIRST, NAMES, Change, ends, holds, killed, run, scales, vanishes
+from tests.analysis.gate.scripts import FIRST, NAMES, Change, ends, findings, holds, killed, run, scales, vanishes
 
 
 def attnbench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
@@ -69,7 +69,7 @@ def test_what_got_worse_is_a_finding(name, factor, base: Results, tmp_path: Path
     changes, kind = FOUND[name]
     candidate = run(tmp_path / "run", *changes, scales("bmm", factor))
     decision = judge(base, candidate)
-    found = decision.of(Outcome.finding)
+    found = findings(decision)
     assert kind in {ruling.kind for ruling in found}
     assert all(ruling.implementation == "fused" for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
@@ -164,7 +164,7 @@ def test_flops_are_exact_and_may_not_grow(tmp_path: Path, before, after, kind) -
 )
 def test_another_backend_or_more_operators_are_findings(base: Results, tmp_path: Path, changes, kind, metric) -> None:
     decision = judge(ran(base), ran(run(tmp_path / "run"), **changes))
-    found = {(ruling.kind, ruling.metric) for ruling in decision.of(Outcome.finding)}
+    found = {(ruling.kind, ruling.metric) for ruling in findings(decision)}
     assert found == ({(kind, metric)} if kind else set())
 
 
@@ -175,13 +175,13 @@ def test_on_another_machine_only_facts_without_noise_are_compared(base: Results,
     assert {one.kind for one in decision.rulings if one.metric == "latency"} == {Kind.undecided}
     assert attnbench(monkeypatch, "gate", base.folder, slower.folder) == 3
     larger = run(tmp_path / "larger", scripts.elsewhere, holds(2**30))
-    assert {ruling.kind for ruling in judge(base, larger).of(Outcome.finding)} == {Kind.grown}
+    assert {ruling.kind for ruling in findings(judge(base, larger))} == {Kind.grown}
 
 
 def test_errors_are_compared_on_the_same_inputs_alone(tmp_path: Path) -> None:
     base = run(tmp_path / "base", errs_by(0.1))
     same = judge(base, run(tmp_path / "same", errs_by(0.45)))
-    assert [ruling.metric for ruling in same.of(Outcome.finding)] == ["error_ratio"]
+    assert [ruling.metric for ruling in findings(same)] == ["error_ratio"]
     others = judge(base, run(tmp_path / "others", errs_by(0.45), lambda event: with_plan(event, seed=7)))
     assert "error_ratio" not in {ruling.metric for ruling in others.rulings}
 
@@ -318,7 +318,7 @@ def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> No
     before, after = (run(tmp_path / name, scripts.untimed) for name in ("before", "after"))
     assert judge(before, after).outcome is Outcome.passed
     grown = run(tmp_path / "grown", scripts.untimed, holds(2**30))
-    assert {ruling.kind for ruling in judge(before, grown).of(Outcome.finding)} == {Kind.grown}
+    assert {ruling.kind for ruling in findings(judge(before, grown))} == {Kind.grown}
 
 
 @pytest.mark.parametrize(("status", "more"), [(Status.error, {}), (Status.timeout, {"is_predicted": True})])

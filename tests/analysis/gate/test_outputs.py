@@ -7,11 +7,10 @@ import pytest
 
 from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Status
 from tests import journals
-from tests.analysis.gate.scripts import ends, run, scales
+from tests.analysis.gate.scripts import ends, findings, run, scales
 from tests.analysis.gate.test_gate import attnbench
 
 EVIL = journals.EVIL
@@ -35,7 +34,7 @@ def test_the_summary_begins_with_the_verdict_and_names_from_outside_have_no_effe
     assert "crashed" in text
     for part in ("<script>", "<img", "\x1b", "[b]("):
         assert part not in text
-    many = tuple(decision.of(Outcome.finding)) * 60
+    many = tuple(findings(decision)) * 60
     cut = outputs.markdown(msgspec.structs.replace(decision, rulings=many))
     assert "more, in gate.json" in cut
     assert len(cut) < 65536

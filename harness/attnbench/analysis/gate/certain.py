@@ -25,8 +25,7 @@ from attnbench.storage.samples import Samples
 from attnbench.units import plain, show
 
 MOST_MISSING = 3
-Numbers = dict[str, tuple[float, str]]
-"""Numbers with their units, by metric."""
+Numbers = dict[str, tuple[float, str]]  # numbers with their units, by metric
 
 
 def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = True) -> Iterator[Ruling]:

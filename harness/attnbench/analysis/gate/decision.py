@@ -31,12 +31,9 @@ from attnbench.statistics.verdict import Reason, between_runs
 from attnbench.storage.records import LATENCY, Arm, Status
 from attnbench.units import percent
 
-BETWEEN_RUNS = 0.02
-"""Standard deviation of a ratio to the reference between runs of the same code."""
-SEE = 0.20
-"""A time of two runs counts as judged if a slowdown of this size would have been detected."""
-JUDGED_SHARE = 0.5
-"""The gate is inconclusive if a smaller share of the times could be judged."""
+BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
+SEE = 0.20  # a time of two runs counts as judged if a slowdown of this size would have been detected
+JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 """Fields of the plan that two runs must share before their times are compared."""
 
@@ -153,8 +150,9 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         if len({reference(results, match.records[0].key) for results in both.values()}) == 1
     ]
     effects = {key: between_runs(before[key], after[key], BETWEEN_RUNS) for key in keys}
+    suspect = {key for run in both.values() for key in keys if is_doubtful(run, (key[0], Arm(implementation=key[1])))}
     judged = {
-        key: replace(one, is_doubtful=bool(differ) or any(_is_doubtful(results, key) for results in both.values()))
+        key: replace(one, is_doubtful=bool(differ) or key in suspect)
         for key, one in verdict.judge(effects, ALLOWED[LATENCY]).items()
     }
     doubtful = [f"{name}: {line}" for name, results in both.items() for line in doubts(results)]
@@ -174,10 +172,6 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
     )
-
-
-def _is_doubtful(results: Results, key: tuple[str, str]) -> bool:
-    return is_doubtful(results, (key[0], Arm(implementation=key[1])))
 
 
 def _settings(results: Results) -> dict[str, str]:

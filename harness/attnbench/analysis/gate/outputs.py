@@ -41,9 +41,8 @@ def lines(decision: Decision) -> list[str]:
     news = [one for one in rulings if one.outcome is not Outcome.passed]
     texts = [f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}" for one in news]
     suite = [] if decision.suite is None else [f"suite: {decision.suite.words}"]
-    base, candidate = (
-        f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
-    )
+    both = (decision.base, decision.candidate)
+    base, candidate = (f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in both)
     texts += [*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}"]
     return [plain(text) for text in texts]
 

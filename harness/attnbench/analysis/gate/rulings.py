@@ -14,20 +14,16 @@ import msgspec
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import LATENCY
 
-Key = tuple[str, str]
-"""Workload id and implementation of a cell."""
-EVERY = "*"
-"""Stands for all workloads or all implementations."""
-EVERYTHING = (EVERY, EVERY)
-"""Key for all cells together."""
+Key = tuple[str, str]  # workload id and implementation of a cell
+EVERY = "*"  # stands for all workloads or all implementations
+EVERYTHING = (EVERY, EVERY)  # key for all cells together
 STATUS, CHECK, ERROR_RATIO, BACKEND = "status", "check", "error_ratio", "backend"
 NUM_OPERATORS, EXECUTED_FLOPS = "num_operators", "executed_flops"
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
 """Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
 grow."""
-Share = Annotated[float, msgspec.Meta(ge=0.0)]
-"""A share: 0.05 is 5 %."""
+Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a share: 0.05 is 5 %
 
 
 class Outcome(enum.StrEnum):
@@ -108,11 +104,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     rulings: tuple[Ruling, ...]
     notes: tuple[str, ...] = ()
     invalid: tuple[str, ...] = ()  # why the session, or one of the runs, is not valid
-
-    def of(self, outcome: Outcome) -> list[Ruling]:
-        """Rulings, including the suite's, with this outcome."""
-        every = [*self.rulings, *([] if self.suite is None else [self.suite])]
-        return [ruling for ruling in every if ruling.outcome is outcome]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

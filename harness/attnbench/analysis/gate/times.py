@@ -10,17 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import (
-    ALLOWED,
-    EVERYTHING,
-    OUTCOMES,
-    Key,
-    Kind,
-    Ruling,
-    Side,
-    Thresholds,
-    ruling,
-)
+from attnbench.analysis.gate.rulings import ALLOWED, EVERYTHING, OUTCOMES, Key, Kind, Ruling, Side, Thresholds, ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import Match
 from attnbench.statistics.intervals import median_estimate
@@ -28,10 +18,8 @@ from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, Reason
 from attnbench.storage.records import LATENCY, Ceilings
 from attnbench.units import percent
 
-FARTHEST = 9.0
-"""Larger relative differences are not shown as percents."""
-LARGEST_MARGIN = 1e6
-"""Stands for infinity: any growth is allowed."""
+FARTHEST = 9.0  # larger relative differences are not shown as percents
+LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
 """Ceilings of one machine in one state move against each other by a smaller factor. The largest observed is 1.17, for
 copies in main memory shared with others."""
@@ -138,9 +126,8 @@ def processes(number: int) -> str:
 
 def _change(judged: Judgement) -> str:
     """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
-    point, low, high = (
-        None if end is None else f"{100 * (end - 1):+.1f}" for end in (judged.ratio, judged.low, judged.high)
-    )
+    ends = (judged.ratio, judged.low, judged.high)
+    point, low, high = (None if end is None else f"{100 * (end - 1):+.1f}" for end in ends)
     return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 
 
