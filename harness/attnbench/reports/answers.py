@@ -22,8 +22,8 @@ FEW = 3  # most values of an axis, shapes, and implementations of the user's own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shape:
-    """One workload of a run, with the cells of all implementations except the baseline, the fastest first."""
+class Answer:
+    """The answer for one shape: the baseline, and the cells of all other implementations, the fastest first."""
 
     workload: Workload
     label: str  # the axes that distinguish it from other shapes of the run, in few words
@@ -97,7 +97,7 @@ class Shape:
 
 
 @lru_cache(maxsize=1)
-def shapes(results: Results) -> list[Shape]:
+def shapes(results: Results) -> list[Answer]:
     """All shapes of a run, grouped by label, then by length."""
     has_sides, shown = results.plan.sides is not None, cells.shown(results)
     labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
@@ -106,7 +106,7 @@ def shapes(results: Results) -> list[Shape]:
     for (name, implementation), members in by_shape.items():
         others = [cell for cell in members if not cell.is_baseline]
         unsorted.append(
-            Shape(
+            Answer(
                 workload=members[0].workload,
                 label=plain(f"{implementation} {labels[name]}"),
                 base=next((cell for cell in members if cell.is_baseline), None),
@@ -139,7 +139,7 @@ def advice(results: Results) -> list[str]:
     return [plain(line) for line in lines]
 
 
-def _problem(shape: Shape, base: str) -> str:
+def _problem(shape: Answer, base: str) -> str:
     """Why a shape has no time of the baseline; "" if it has one."""
     if shape.base is not None and shape.base.name == base:
         return ""
@@ -147,7 +147,7 @@ def _problem(shape: Shape, base: str) -> str:
     return {Mark.wrong: "is WRONG", Mark.failed: "failed"}.get(mark or Mark.right, "has no time")
 
 
-def _advice(members: Sequence[Shape], base: str) -> list[str]:
+def _advice(members: Sequence[Answer], base: str) -> list[str]:
     """The advice on shapes with one baseline."""
     timed = [shape for shape in members if shape.compared]
     if not timed:
@@ -183,7 +183,7 @@ def _standing(compared: Sequence[Cell]) -> str:
     return f"{compared[0].name} is {', '.join(parts)}"
 
 
-def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[str]:
+def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list[str]:
     """Name the implementation that beats the baseline most often, the places and the factor."""
     wins = grouped(((cell, shape) for shape in beaten for cell in shape.faster), lambda win: win[0].name)
     choice = max(wins, key=lambda name: (len(wins[name]), math.fsum(math.log(cell.speedup) for cell, _ in wins[name])))
@@ -205,7 +205,7 @@ def _beaten(beaten: Sequence[Shape], rest: Sequence[Shape], base: str) -> list[s
     return lines
 
 
-def _named(members: Sequence[Shape]) -> str:
+def _named(members: Sequence[Answer]) -> str:
     return ", ".join(shape.name for shape in members) if len(members) <= FEW else f"{len(members)} shapes"
 
 
@@ -213,11 +213,11 @@ AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if 
 """Axes in the order in which a condition is searched."""
 
 
-def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence[Shape]]:
+def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequence[Answer]]:
     """The condition that most of `won` and none of `others` meet ("for bfloat16"), and the shapes that meet it."""
     if not others:
         return "on this shape" if len(won) == 1 else f"on all {len(won)} shapes", won
-    best = "", list[Shape]()
+    best = "", list[Answer]()
     for axis in AXES:
         elsewhere = {shape.workload.axes()[axis] for shape in others}
         part = [shape for shape in won if shape.workload.axes()[axis] not in elsewhere]
@@ -232,7 +232,7 @@ def _place(won: Sequence[Shape], others: Sequence[Shape]) -> tuple[str, Sequence
     return best if best[1] else (f"on {_named(won)}", won)
 
 
-def memory_line(members: Sequence[Shape]) -> str:
+def memory_line(members: Sequence[Answer]) -> str:
     """List the memory of each implementation on the largest shape; "" if none was measured."""
     peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
     if not any(peaks.values()):
@@ -248,7 +248,7 @@ COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mar
 """Marks that are columns of the answer, in order."""
 
 
-def table(members: Sequence[Shape], base: str) -> list[dict[str, str]]:
+def table(members: Sequence[Answer], base: str) -> list[dict[str, str]]:
     """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
     present = [mark for mark in COLUMNS if mark is not Mark.faster and any(shape.having(mark) for shape in members)]
     most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}

@@ -12,7 +12,7 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
-from attnbench.reports.answers import COLUMNS, Shape, memory_line, shapes
+from attnbench.reports.answers import COLUMNS, Answer, memory_line, shapes
 from attnbench.units import plain, text_lines
 
 WIDTH, HEIGHT = 80, 25
@@ -55,7 +55,7 @@ def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str 
     return [Line(line, style) for line in lines]
 
 
-def table(members: Sequence[Shape], base: str, height: int = HEIGHT) -> list[Line]:
+def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Line]:
     """Format the shapes with their times and marks; empty if nothing was timed.
 
     If they do not fit, shapes on which nothing is faster are omitted first, short ones before long ones.
@@ -78,7 +78,7 @@ def table(members: Sequence[Shape], base: str, height: int = HEIGHT) -> list[Lin
 LEAST = {Mark.wrong: 3, Mark.failed: 3, Mark.faster: 1}  # fewest names in a column of the narrowest table
 
 
-def _rows(members: Sequence[Shape], base: str) -> list[str]:
+def _rows(members: Sequence[Answer], base: str) -> list[str]:
     """The lines of the table, its headings first, within the width."""
     every = [cell for shape in members for cell in shape.others]
     present, num_names = {cell.mark for cell in every}, len({cell.name for cell in every})

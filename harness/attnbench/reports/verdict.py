@@ -52,7 +52,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     detectable_slowdown: float | None = None  # a share: 0.05 would have shown in 80 % of such sessions
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """One implementation on one workload."""
 
     workload: str
@@ -144,7 +144,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     implementations: dict[str, Implementation]
     not_judged: dict[str, str] = {}  # specs that could not be loaded, with the reasons
-    cells: tuple[Cell, ...]
+    cells: tuple[CellVerdict, ...]
     counts: dict[str, int]  # cells by status
     choices: tuple[Choice, ...] = ()
     crossings: tuple[recommended.Crossing, ...] = ()
@@ -216,10 +216,10 @@ def _speed(judged: Judged, baseline: str) -> Speed:
     )
 
 
-def _cells(results: Results) -> Iterator[Cell]:
+def _cells(results: Results) -> Iterator[CellVerdict]:
     for cell in cells.every(results).values():
         record, agreement = cell.record, cell.record.agreement
-        yield Cell(
+        yield CellVerdict(
             workload=record.workload.id,
             axes=record.workload.axes(),
             implementation=record.implementation,
@@ -240,7 +240,7 @@ def _cells(results: Results) -> Iterator[Cell]:
         )
 
 
-def _implementation(judged: Judgement, results: Results, every: Sequence[Cell]) -> Implementation:
+def _implementation(judged: Judgement, results: Results, every: Sequence[CellVerdict]) -> Implementation:
     """The verdict on one implementation; if two states of the code are compared, on the candidate."""
     judged = replace(judged, records=tuple(record for record in judged.records if record.side != BASE))
     own = [each for each in every if each.implementation == judged.implementation and each.side != BASE]
