@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tests.checking.test_repro import RIGHT
+from tests.captured.test_repro import RIGHT
 from typer.testing import CliRunner
 
 from attnbench.captured import replay
