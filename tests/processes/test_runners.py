@@ -19,6 +19,7 @@ from attnbench.processes.messages import Failed
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
 from attnbench.storage.events import VisitFinished
+from attnbench.storage.fold import State
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
 from attnbench.workloads.workload import Workload
@@ -112,7 +113,7 @@ def client():
         shared = Scripted(clock, wrong=wrong, delay=load)
         shared.siblings = [Scripted(clock, **theirs)]
         made = Runners({"": shared}, lambda arm: "theirs" if arm == THEIRS else "", clock=clock)
-        made.theirs = shared.siblings[0]
+        made.theirs, made.state = shared.siblings[0], State()
         made.start(3)
         return made
 
@@ -120,9 +121,14 @@ def client():
 
 
 def visited(client, times=3, **settings):
-    visit = msgspec.structs.replace(VISIT, **settings)
-    replies = [client.ask("sample_blocks", VisitFinished, visit=visit) for _ in range(times)]
-    return replies[-1]
+    """Take visits that a journal keeps, up to the first failure; return the last reply."""
+    for _ in range(times):
+        reply = client.ask("sample_blocks", VisitFinished, visit=msgspec.structs.replace(VISIT, **settings))
+        if isinstance(reply, Failed):
+            break
+        client.state.apply(reply)
+        client.evidence = client.state.evidence
+    return reply
 
 
 def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(client):
@@ -444,6 +450,7 @@ def test_a_baseline_may_be_foreign_too():
     shared.siblings = [Scripted(clock), Scripted(clock)]
     client = Runners({"": shared}, lambda arm: arm.implementation, clock=clock)
     client.start(3)
+    client.state = State()
     reply = visited(client)
     assert isinstance(reply, VisitFinished)
     assert {taken.arm for taken in reply.arms} == {arm for arm, _ in ARMS} | {THEIRS.as_control()}

@@ -281,6 +281,8 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     elapsed_s: float = 0.0  # of the run, at the end of the visit
     states: tuple[DeviceState, ...] = ()  # states of the device before the first block and after each; none: unknown
     doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: reasons to distrust its times
+    factors: dict[str, float] = msgspec.field(default_factory=dict)  # by implementation: witnessed over claimed time
+    is_busy: bool = False  # trusted processes waited for a processor during the witness samples
     probe: str = ""  # the kind of interference probe: one device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:

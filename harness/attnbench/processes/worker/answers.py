@@ -213,8 +213,8 @@ class Worker:
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # calls of a witness sample,
-        self.returned: list[Mapping[str, Tensor | None]] = []  # and their results
+        self.witnesses: list[witness.Observed] = []  # calls of a witness sample,
+        self.returned: list[object] = []  # and their results
         self.screened: set[tuple[str, str]] = set()  # cells with a judged output
         self.pads: list[bytearray] = []
         self.turn = PROBE  # the arm that is responsible for a failure
@@ -475,16 +475,19 @@ class Worker:
         """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
         self.turn, calls = cell.arm, self.witnesses[first:last]
         with torch.set_grad_enabled(cell.workload.direction != "inference"):
-            for call in calls:
+            for call, _ in calls:
                 self.returned.append(call())
 
     def hand_in(self, cell: Cell, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
         self.turn, tensors = cell.arm, dict[str, Tensor]()
-        if type(self.returned) is not list or any(type(each) is not dict for each in self.returned):
+        if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
-            for name, tensor in self.returned[number].items():
+            for each in _tensors(self.returned[number]):
+                if each is not None:
+                    require_plain("output", each)  # first: another kind may compute only when it is read
+            for name, tensor in self.witnesses[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
                     tensors[f"{number} {name}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
