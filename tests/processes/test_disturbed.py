@@ -19,6 +19,7 @@ from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import ExitCode, frame
+from attnbench.devices.waiting import Waits
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
 from attnbench.statistics.verdict import Reason
@@ -48,11 +49,11 @@ class Waiting(virtual.SimulatedClient):
         self.share, self.waited_s, self.draws = share, 0.0, random.Random(1)
 
     def _conditions(self, num_slots: int, *, is_cold: bool) -> Conditions:
-        def waits_s() -> float:
+        def waits() -> Waits:
             self.waited_s += float(self.draws.random() < self.share)
-            return self.waited_s
+            return {"1": self.waited_s}
 
-        return replace(super()._conditions(num_slots, is_cold=is_cold), read_waits=waits_s)
+        return replace(super()._conditions(num_slots, is_cold=is_cold), read_waits=waits)
 
 
 def seconds(workload: Workload, name: str) -> float:

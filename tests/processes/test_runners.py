@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.devices.cpu import Cpu
-from attnbench.devices.waiting import waits_s
+from attnbench.devices.waiting import longest_wait_s, waits
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages, runners
 from attnbench.processes.execution import Timing, execute
@@ -47,7 +47,7 @@ class Scripted:
 
     def __init__(self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, delay=0.0, wrong="", failing=None):
         self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
-        self.failing, self.wrong, self.delay, self.delayed_s = failing, wrong, delay, 0.0
+        self.failing, self.wrong, self.delay, self.waits = failing, wrong, delay, {"1": 0.0}
         self.asked, self.layouts, self.siblings, self.is_running = [], [], [], False
         self.change = lambda _function, _arguments, answer: answer
 
@@ -75,7 +75,7 @@ class Scripted:
 
     def spend(self, seconds):
         self.clock.now_s += seconds
-        self.delayed_s += self.delay * seconds
+        self.waits = {"1": self.waits["1"] + self.delay * seconds}
 
     def ask(self, function, _result, /, **arguments):
         self.asked.append((function, arguments))
@@ -316,14 +316,14 @@ def test_the_system_counts_how_long_a_process_waits():
         for each in busy:
             os.sched_setaffinity(each.pid, {min(os.sched_getaffinity(0))})
         deadline_s = time.monotonic() + 20
-        while min(waits_s(each.pid) for each in busy) < 0.02 and time.monotonic() < deadline_s:
+        while min(longest_wait_s({}, waits(each.pid)) for each in busy) < 0.02 and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert all(waits_s(each.pid) >= 0.02 for each in busy)
+        assert all(longest_wait_s({}, waits(each.pid)) >= 0.02 for each in busy)
     finally:
         for each in busy:
             each.kill()
             each.wait()
-    assert waits_s(busy[0].pid) == 0.0
+    assert waits(busy[0].pid) == {}
 
 
 def test_a_foreign_process_is_started_when_it_is_asked_and_ends_with_its_epoch(client):

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from attnbench.devices import device
+from attnbench.devices.waiting import longest_wait_s
 from attnbench.processes.messages import Cell, Failed, HandedIn, SampleBlocks, Started, T
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
@@ -37,6 +38,8 @@ SHARED = ""
 FEWEST_WITNESSES = 3
 NUM_LOOKS = 4
 """Witness samples, the first included, before a cell is called invalid."""
+NUM_OWN_LOOKS = 2
+"""Witness samples of the trusted arm: the shortest counts, since its extra cost excuses others."""
 WITNESS_S = 8e-3
 """Least duration of a witness sample: coordinator and runner wake each other in a tenth of a millisecond."""
 NUM_HANDED = 3
@@ -125,7 +128,8 @@ def take_turns(
     seconds = dict(request.known)
     is_known = all(arm in seconds for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
-    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
+    # the device stays hot after the first step, and samples stay long
+    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0, has_long_samples=request.sustained_s > 0)
     block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
     last = msgspec.structs.replace(cool, verifies=request.verifies)
     most, num_taken = request.num_blocks, 0
@@ -301,12 +305,12 @@ class Runners(WorkerClient):
         self, part: Part, load: Load, function: str, result: type[T], /, **arguments: object
     ) -> tuple[T | Failed, float]:
         """Call a function; return the reply, and its seconds on this clock."""
-        lost_s, start_s = part.client.delayed_s, self.now()
+        waits, start_s = part.client.waits, self.now()
         reply = part.client.ask(function, result, **arguments)
         spent_s = self.now() - start_s
         if part.owner is None:
             load.spent_s += spent_s
-            load.lost_s += max(0.0, part.client.delayed_s - lost_s)  # an ended thread takes its count along
+            load.lost_s += longest_wait_s(waits, part.client.waits)
         return reply, spent_s
 
     def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> VisitFinished:
@@ -322,8 +326,8 @@ class Runners(WorkerClient):
         if cells and trusted:
             part, cell = min(trusted, key=lambda each: _claimed_s(visit, each[1][0]))
             own_s = _claimed_s(visit, cell[0])
-            excess_s = max(0.0, self._witness(workload, part, cell, visit, load) - own_s)
-            extra_s = excess_s * workload.num_heads / workload.num_kv_heads
+            call_s = min(self._witness(workload, part, cell, visit, load) for _ in range(NUM_OWN_LOOKS))
+            extra_s = max(0.0, call_s - own_s) * workload.num_heads / workload.num_kv_heads
 
         def factor(part: Part, cell: tuple[Arm, str]) -> float:
             """The time of a call, without the extra cost, over the claimed time."""

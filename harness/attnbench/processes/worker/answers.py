@@ -38,7 +38,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
-from attnbench.devices.waiting import own_waits_s
+from attnbench.devices.waiting import own_waits
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.messages import Cell, Failed
@@ -581,7 +581,7 @@ class Worker:
 
         conditions = blocks.Conditions(
             on_turn=on_turn,
-            read_waits=own_waits_s if here.is_host else lambda: None,
+            read_waits=own_waits if here.is_host else lambda: None,
             flush=here.flush if visit.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
