@@ -86,9 +86,15 @@ def finished(folder: Path, share: str) -> Measured | None:
     """
     for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
         history = list(events(path))
-        if history and isinstance(history[-1], RunFinished):
+        if _is_whole(history):
             return path.parent.parent.name, history
     return None
+
+
+def _is_whole(history: Sequence[Event]) -> bool:
+    """Whether a journal has its end, which the note of a restored journal may follow."""
+    lasting = [event for event in history[-2:] if not isinstance(event, kinds.JournalRestored)]
+    return bool(lasting) and isinstance(lasting[-1], RunFinished)
 
 
 def kind_of(history: Iterable[Event]) -> str:
@@ -110,7 +116,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
         history = list(events(arrived))
     except DamagedError as error:
         return str(error)
-    if not history or not isinstance(history[-1], RunFinished):
+    if not _is_whole(history):
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
@@ -163,7 +169,7 @@ def merged(
                 case VisitFinished():
                     yield (moved := _shifted(event, before))
                     num_processes = max(num_processes, moved.epoch + 1)
-                case kinds.CeilingsMeasured() | kinds.CellEvent():
+                case kinds.CeilingsMeasured() | kinds.CellEvent() | kinds.JournalRestored():
                     yield event
     if is_over:
         yield from ends[-1:]

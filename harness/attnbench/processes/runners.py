@@ -18,7 +18,6 @@ from types import NoneType
 from typing import Any, NamedTuple, Self, cast
 
 import msgspec
-from msgspec.structs import astuple
 
 from attnbench.devices import device
 from attnbench.devices.waiting import longest_wait_s
@@ -50,12 +49,14 @@ WAKING_S = 0.4e-3
 """Seconds that a request may take in addition to its calls."""
 MOST_GUESS = 1.0
 """Cost of uncached inputs, as a share of the claimed time, if no trusted arm tells it."""
-LEAST_S, MOST = 1e-9, 2**53
-"""The shortest call, and the largest number of any kind, that an untrusted process may report in a sample."""
+LEAST_S, MOST_S = 1e-9, 1e9
+"""The shortest and the longest call that an untrusted process may report."""
 MOST_BEFORE = 256
 """Calls before a cell's first witness sample."""
 WITNESS_BYTES = 2**28
 """Largest size of inputs and outputs of a witness sample, unless two calls need more."""
+IDLE_S, BUSY_SHARE = 0.05, 0.5
+"""Seconds of watching an untrusted process between its requests, and the largest share of a processor it may use."""
 DRAWS = random.SystemRandom()
 """Random numbers for witness samples, unpredictable for code under test."""
 HIDDEN, FAR = 1.25, 10.0
@@ -97,9 +98,7 @@ def validated(part: Part, request: SampleBlocks, reply: VisitFinished | Failed) 
         raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
     samples = [sample for taken in reply.arms for sample in taken.samples]
     is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
-    is_possible = all(
-        each.value >= LEAST_S and each.num_calls > 0 and max(map(abs, astuple(each))) <= MOST for each in samples
-    )
+    is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
     if part.owner is not None and not (is_whole and is_possible):
         message = "its process answers what was not asked, or that a call takes 0 s"
         raise _FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
@@ -130,7 +129,7 @@ def take_turns(
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
     # the device stays hot after the first step, and samples stay long
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0, has_long_samples=request.sustained_s > 0)
-    block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
+    block = msgspec.structs.replace(cool, num_blocks=1)
     last = msgspec.structs.replace(cool, verifies=request.verifies)
     most, num_taken = request.num_blocks, 0
     for step in [ready, *request.num_blocks * [block], last]:
@@ -161,7 +160,9 @@ def take_turns(
             samples[arm].append(sample)
         num_taken += step is block
         if request.longest_s and taken:  # a request has one block, so its runner cannot leave any out
-            most = max(1, min(most, int(request.longest_s / sum(each.value * each.num_calls for each in taken.values()))))
+            most = max(
+                1, min(most, int(request.longest_s / sum(each.value * each.num_calls for each in taken.values())))
+            )
     return request.finished(samples, called_s, states)
 
 
@@ -338,6 +339,7 @@ class Runners(WorkerClient):
         factors: dict[str, float] = {}
         doubts: dict[str, str] = {}
         for part, cell in cells:
+            _require_idle(part)
             found = factor(part, cell)
             if not device(workload.device).is_host:
                 continue
@@ -393,6 +395,22 @@ class Runners(WorkerClient):
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
+
+
+def _require_idle(part: Part) -> None:
+    """Check that neither threads nor children of an untrusted process use the processors between its requests.
+
+    Raises:
+        _FailedError: one does, even on a second look.
+    """
+    for _ in range(NUM_LOOKS):
+        if (before_s := part.client.processor_s) is None:
+            return
+        time.sleep(IDLE_S)
+        if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
+            return
+    message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
+    raise _FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:

@@ -78,6 +78,11 @@ class WorkerClient(Protocol):
         """How long each thread of worker and coordinator has waited for a processor; none: not counted."""
         return {}
 
+    @property
+    def processor_s(self) -> float | None:
+        """Processor seconds of the worker and its children; None: not counted."""
+        return None
+
     def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
 
@@ -262,6 +267,15 @@ class ProcessClient(WorkerClient):
         """How long each thread of the worker and of this process has waited for a processor."""
         return waits(self.process_id) | waits(os.getpid())
 
+    @property
+    def processor_s(self) -> float | None:
+        """Processor seconds of the process and its children."""
+        total_s = 0.0
+        with suppress(psutil.Error):
+            for each in (process := psutil.Process(self.process_id), *process.children(recursive=True)):
+                total_s += sum(each.cpu_times()[:2])
+        return total_s
+
     def start(self, layout: int = 0) -> Started:
         """Start a fresh process, with another memory layout for each number, and return its environment.
 
@@ -294,7 +308,9 @@ class ProcessClient(WorkerClient):
         request = messages.request(function, arguments)
         visit = arguments.get("visit")
         num_steps = MOST_STEPS * (1 if visit is None else len(visit.arms))
-        reply = self._judged(request, result) if function in JUDGED else self.exchange(request, result, num_steps=num_steps)
+        reply = (
+            self._judged(request, result) if function in JUDGED else self.exchange(request, result, num_steps=num_steps)
+        )
         if self.is_spent:
             self.stop()
         assert not isinstance(reply, Request)

@@ -138,7 +138,7 @@ class State:
         if isinstance(event, events.CellChecked):
             self.check_s += event.check_s
             self.spent_s += event.check_s
-            for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops"):
+            for name in ("is_predicted", "agreement", "executed_flops"):
                 fields[name] = getattr(event, name)
         if (worker := self.worker) is not None:
             base = worker.base if event.side == BASE else None
