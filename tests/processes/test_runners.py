@@ -20,7 +20,7 @@ from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.fold import State
-from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
+from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, DeviceState, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -137,6 +137,12 @@ def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(cli
     for each in (both.clients[""], both.theirs):
         visits = each.of("sample_blocks")
         assert [visit.sustained_s for visit in visits] == [3.0] + [0.0] * (len(visits) - 1)
+        assert all(visit.has_long_samples for visit in visits[1:])
+
+
+def test_a_visit_has_only_as_many_blocks_as_its_limit_allows(client):
+    """A block of both runners lasts 40 ms."""
+    assert {len(taken.samples) for taken in visited(client(), 1, longest_s=0.09).arms} == {2}
 
 
 def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_untimed_calls(client):
@@ -211,6 +217,40 @@ def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client
     assert "x slower than in its samples" in failed.message
 
 
+SHAPES = {
+    "T=128": ({"seq_len": 128}, 0.25e-3, 0.1e-3),
+    "T=512": ({"seq_len": 512}, 2e-3, 1e-3),
+    "decoding": ({"seq_len": 1, "kv_len": 4096}, 1.6e-3, 0.4e-3),
+    "grouped heads": ({"seq_len": 1, "kv_len": 4096, "num_kv_heads": 2}, 1.6e-3, 0.1e-3),
+}
+
+
+@pytest.mark.parametrize(("axes", "call_s", "claimed_s"), SHAPES.values(), ids=SHAPES)
+def test_memory_that_is_not_cached_excuses_no_more_than_a_trusted_arm_shows(client, axes, call_s, claimed_s):
+    workload, cold_s = Workload(**axes), 0.3e-3
+    for is_honest in (True, False):
+        extra_s = cold_s * workload.num_heads / workload.num_kv_heads
+        own_s = call_s if is_honest else claimed_s
+        both = client(claimed_s=own_s, sampled_s=own_s, fresh_s=call_s + extra_s)
+        shared = both.clients[""]
+        shared.claimed_s, shared.sampled_s, shared.fresh_s = call_s, call_s, call_s + cold_s
+        assert isinstance(visited(both, 16, workload=workload), VisitFinished if is_honest else Failed)
+
+
+def test_a_resumed_run_remembers_the_witness_samples_of_its_journal(client):
+    first, second = client(claimed_s=0.2e-3), client(claimed_s=0.2e-3)
+    visited(first, 2)
+    second.state, second.evidence = first.state, first.state.evidence
+    assert visited(second, 1).status is Status.invalid
+
+
+def test_code_that_computes_between_its_requests_is_found_from_outside():
+    busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
+    with pytest.raises(runners._FailedError) as raised:
+        runners._require_idle(runners.Part(busy, ((THEIRS, "x.py:f"),), THEIRS))
+    assert "between its calls it goes on using 1" in raised.value.args[0].message
+
+
 def test_a_wrong_answer_while_it_is_timed_fails_at_once(client):
     failed = visited(client(wrong="while it was timed: wrong"), 1)
     assert (failed.status, failed.arm) == (Status.disagrees, THEIRS)
@@ -223,9 +263,10 @@ def test_a_wrong_answer_while_it_is_timed_fails_at_once(client):
         lambda own: msgspec.structs.replace(own, samples=()),
         lambda own: msgspec.structs.replace(own, samples=2 * own.samples),
         lambda own: msgspec.structs.replace(own, samples=tuple(Sample(0.0) for _ in own.samples)),
+        lambda own: msgspec.structs.replace(own, samples=tuple(Sample(1e-320) for _ in own.samples)),
         lambda own: msgspec.structs.replace(own, samples=tuple(Sample(1e-3, num_calls=0) for _ in own.samples)),
     ],
-    ids=["of another arm", "none", "too many", "no time", "no calls"],
+    ids=["of another arm", "none", "too many", "no time", "next to no time", "no calls"],
 )
 def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(client, forge):
     both = client()
@@ -238,6 +279,24 @@ def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(cli
     failed = visited(both, 1)
     assert (failed.arm, failed.status) == (THEIRS, Status.invalid)
     assert "its process answers what was not asked" in failed.message
+
+
+def test_a_foreign_process_decides_nothing_but_the_times_of_its_own_arms(client):
+    both = client()
+
+    def forging(function, _, answer):
+        if function != "sample_blocks":
+            return answer
+        forged = Sample(7.0, epoch=9, visit=9)
+        arms = [msgspec.structs.replace(own, samples=len(own.samples) * (forged,)) for own in answer.arms]
+        return msgspec.structs.replace(answer, arms=tuple(arms), called_s=1e6, states=(DeviceState(slowed_by=8),))
+
+    both.theirs.change = forging
+    visit = visited(both, 1)
+    assert {sample.value for sample in visit.samples(PROBE)} == {PROBE_SAMPLE_S}
+    assert {(sample.epoch, sample.visit) for taken in visit.arms for sample in taken.samples} == {(0, 0)}
+    assert visit.states == ()
+    assert visit.called_s < 100
 
 
 @pytest.mark.parametrize("blamed", [OURS, PROBE, OURS.as_control()])

@@ -80,10 +80,10 @@ Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
-comparison is undecided, `doubt` why a cell's own time is doubtful, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. `matmul_share` is of the fastest matrix product of the run.
-`error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
-finite.
+comparison is undecided, `doubt` why a cell's own time is doubtful, `more_s` the seconds that may decide it.
+`is_same_kernel` says that the same operators ran as for the baseline, `allocator` how freed memory was handled.
+`matmul_share` is of the fastest matrix product of the run. `error_ratio` is the largest error / tolerance over
+`num_tensors` tensors, missing if an error is not finite.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 

@@ -45,7 +45,7 @@ NUM_HANDED = 3
 """Outputs of a witness sample that are judged: several reveal sooner that some calls skip work."""
 NUM_BRACKETS = 4
 """Parts of a witness sample that the coordinator times separately."""
-WAKING_S = 0.4e-3
+WAKING_S = 0.2e-3
 """Seconds that a request may take in addition to its calls."""
 MOST_GUESS = 1.0
 """Cost of uncached inputs, as a share of the claimed time, if no trusted arm tells it."""
@@ -317,9 +317,9 @@ class Runners(WorkerClient):
     def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> VisitFinished:
         """Compare both clocks for each untrusted arm; add the factors, and reasons to distrust its times.
 
-        Calls on uncached inputs, each with an output of its own, take longer than those of a sample. The fastest trusted
-        arm shows how much longer: its heads may be grouped where others read repeated ones, and on a busy machine other
-        work takes a share of each call. Without a trusted arm the cost of memory is a guess.
+        Calls on uncached inputs, each with an output of its own, take longer than those of a sample. The fastest
+        trusted arm shows how much longer: its heads may be grouped where others read repeated ones, and on a busy
+        machine other work takes a share of each call. Without a trusted arm the cost of memory is a guess.
         """
         cells = [(part, cell) for part in parts if part.owner is not None for cell in part.measured]
         trusted = [(part, cell) for part in parts if part.owner is None for cell in part.measured]

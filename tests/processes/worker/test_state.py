@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from attnbench.devices import names
 
@@ -32,7 +32,7 @@ OF_TORCH = (
 )
 """Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
 FUNCTIONS = (
-    *((F, name) for name in ("scaled_dot_product_attention", "softmax", "linear")),
+    *((functional, name) for name in ("scaled_dot_product_attention", "softmax", "linear")),
     *((torch, name) for name in ("matmul", "bmm", "baddbmm", "einsum", "softmax")),
     *((torch.Tensor, name) for name in ("__matmul__", "matmul", "softmax")),
     *((time, name) for name in ("perf_counter", "perf_counter_ns")),
