@@ -141,9 +141,9 @@ def test_one_doubtful_cell_leaves_the_other_shapes_their_fastest_and_is_marked_e
     first, second = results.plan.asked
     results = replace(results, doubts={(first.id, Arm(implementation="fused")): "late"})
     assert {found.workload: found.is_clear for found in recommend(results)} == {first: False, second: True}
-    marked = [(row["workload"], row["implementation"]) for row in rows(table(results)) if row["doubt"]]
+    marked = [(row["workload"], row["implementation"]) for row in rows(table(results)) if row["doubtful"]]
     assert marked == [(first.id, "fused")]
-    noted = [each["param"] for each in document(results)["benchmarks"] if each["extra_info"]["doubt"]]
+    noted = [each["param"] for each in document(results)["benchmarks"] if each["extra_info"]["doubtful"]]
     assert noted == [first.id]
     followed = {(point["workload"], point["implementation"]) for point in _points(results)[LATENCY]}
     assert len(followed) == 2 * len(NAMES) - 1

@@ -107,7 +107,7 @@ def _points(results: Results) -> dict[str, list[Row]]:
         of_run["machine"] = cpus.get(cell["fingerprint"], "")
         for metric, (column, unit) in columns.items():
             is_fixed = metric == RATIO and (cell["is_baseline"] or results.plan.sides is not None)
-            is_out = metric in {RATIO, LATENCY} and (cell["doubt"] or cell["reason"] == str(Reason.doubtful))
+            is_out = metric in {RATIO, LATENCY} and (cell["doubtful"] or cell["reason"] == str(Reason.doubtful))
             if cell["status"] == Status.ok and cell.get(column) is not None and not is_fixed and not is_out:
                 by_metric.setdefault(metric, []).append(cell | of_run | {"value": cell[column], "unit": unit})
     return by_metric

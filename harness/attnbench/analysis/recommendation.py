@@ -153,10 +153,9 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     taken = samples_of(results).get(workload.id, {})
     stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
     if stands is not None:
-        pairs = {
-            name: {(workload.id, Arm(implementation=each)) for each in (stands.leader, name)} for name in stands.others
-        }
-        distrusted = {name: judged for name, judged in stands.others.items() if has_doubt(results, pairs[name])}
+        leader = workload.id, Arm(implementation=stands.leader)
+        keys = {name: {leader, (workload.id, Arm(implementation=name))} for name in stands.others}
+        distrusted = {name: judged for name, judged in stands.others.items() if has_doubt(results, keys[name])}
         stands = replace(stands, others=stands.others | doubted(distrusted))
     times_s = paired_times(results)
     seconds = {name: times_s[record.key] for name, record in fit.items()}

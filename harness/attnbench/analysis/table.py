@@ -62,7 +62,7 @@ CELL_COLUMNS = {
     **dict.fromkeys(("latency_s", "latency_low_s", "latency_high_s"), NUMBER),
     **dict.fromkeys(("num_samples", "num_visits", "num_processes"), NEVER_MISSING),
     **dict.fromkeys(("paired_latency_s", "ratio", "ratio_low", "ratio_high"), NUMBER),
-    **dict.fromkeys(("verdict", "reason", "doubt"), TEXT),
+    **dict.fromkeys(("verdict", "reason", "doubtful"), TEXT),
     **dict.fromkeys(("margin", "minimum_detectable_effect", "more_s"), NUMBER),
     "is_same_kernel": NEVER_MISSING,
     **dict.fromkeys(("allocator", "ran"), TEXT),
@@ -80,7 +80,7 @@ Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
-comparison is undecided, `doubt` why a cell's own time is doubtful, `more_s` the seconds that may decide it.
+comparison is undecided, `doubtful` why a cell's own time is doubtful, `more_s` the seconds that may decide it.
 `is_same_kernel` says that the same operators ran as for the baseline, `allocator` how freed memory was handled.
 `matmul_share` is of the fastest matrix product of the run. `error_ratio` is the largest error / tolerance over
 `num_tensors` tensors, missing if an error is not finite.
@@ -264,7 +264,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "paired_latency_s": paired_s,
         "flops_per_s": flops_per_s,
         "matmul_share": None if matmul is None else flops_per_s / matmul.rate,
-        "doubt": doubt_of(results, record.key) or None,
+        "doubtful": doubt_of(results, record.key) or None,
     }
 
 

@@ -94,26 +94,16 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
-def _has(node: Mapping[str, Any], wanted: Mapping[str, int]) -> bool:
-    return all(node["Resources"].get(name, 0) >= number for name, number in wanted.items())
-
-
 def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - as above
     """Measure plans by name, each on one host; yield name, host and journal of each, or why there is none."""
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
-    needs_gpu = any(not device(name).is_host for name in names)
     work = ray.remote(measure).options(
         resources={SLOT: 1},
         num_cpus=1,
-        num_gpus=int(needs_gpu),
+        num_gpus=int(any(not device(name).is_host for name in names)),
         max_retries=2,
         retry_exceptions=True,
     )
-    wanted = {"CPU": 1, **({"GPU": 1} if needs_gpu else {})}
-    if (nodes := hosts_of(ray)) and not any(_has(node, wanted) for node in nodes.values()):
-        why = f"no host with a {SLOT} has {' and a '.join(wanted)}: Ray would wait for ever"
-        yield from ((share, "", why) for share in plans)
-        return
     here = version("attnbench"), str(Path.cwd())
     tasks = {work.remote(msgspec.json.encode(plan), *here): share for share, plan in plans.items()}
     seen_s = time.monotonic()

@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, nullcontext, suppress
 from importlib.metadata import version
@@ -24,7 +23,6 @@ from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
-LONGEST_HELD_S, LOCK_EVERY_S = 24 * 3600.0, 0.2
 NAME = re.compile(r"\w[\w.-]{0,63}")  # also that of a folder
 HOST = "ATTNBENCH_HOST"  # environment variable with the name of a host
 THREADS = "OMP_NUM_THREADS"  # Ray sets it to the number of processors of a task; a plan names its threads
@@ -73,33 +71,16 @@ def own_name() -> str:
     return f"host-{hashlib.sha256(machine.encode()).hexdigest()[:6]}"
 
 
-def _is_locked(file: int) -> bool:
-    """Lock a file unless another process has locked it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def bench_slot() -> Iterator[None]:
-    """Reserve the whole machine, not only a node: wait until no other process measures here.
-
-    Raises:
-        ValueError: another process holds it for longer than any run; anybody on the machine may do that.
-    """
+    """Reserve the whole machine, not only a node: wait until no other process measures here."""
     try:
         file = os.open(LOCK, os.O_RDONLY)  # it may belong to another user, who may forbid creating it again
     except FileNotFoundError:
         file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
     threads = os.environ.pop(THREADS, None)
     try:
-        until_s = time.monotonic() + LONGEST_HELD_S
-        while not _is_locked(file):
-            if time.monotonic() > until_s:
-                raise ValueError(f"another process has held {LOCK} for {LONGEST_HELD_S / 3600:g} hours")
-            time.sleep(LOCK_EVERY_S)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
         os.close(file)

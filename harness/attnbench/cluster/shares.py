@@ -23,6 +23,8 @@ from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
+ENDS = (RunFinished, kinds.JournalRestored)  # the note of a restored journal follows its end
+
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
 MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each
 
@@ -86,15 +88,9 @@ def finished(folder: Path, share: str) -> Measured | None:
     """
     for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
         history = list(events(path))
-        if _is_whole(history):
+        if history and isinstance(history[-1], ENDS):
             return path.parent.parent.name, history
     return None
-
-
-def _is_whole(history: Sequence[Event]) -> bool:
-    """Whether a journal has its end, which the note of a restored journal may follow."""
-    lasting = [event for event in history[-2:] if not isinstance(event, kinds.JournalRestored)]
-    return bool(lasting) and isinstance(lasting[-1], RunFinished)
 
 
 def kind_of(history: Iterable[Event]) -> str:
@@ -116,7 +112,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
         history = list(events(arrived))
     except DamagedError as error:
         return str(error)
-    if not _is_whole(history):
+    if not history or not isinstance(history[-1], ENDS):
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:

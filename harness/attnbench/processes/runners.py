@@ -48,7 +48,7 @@ NUM_BRACKETS = 4
 WAKING_S = 0.2e-3
 """Seconds that a request may take in addition to its calls."""
 MOST_GUESS = 1.0
-"""Cost of uncached inputs, as a share of the claimed time, if no trusted arm tells it."""
+"""Cost of uncached inputs, as a share of the claimed time, if no trusted arm shows it."""
 LEAST_S, MOST_S = 1e-9, 1e9
 """The shortest and the longest call that an untrusted process may report."""
 MOST_BEFORE = 256

@@ -50,6 +50,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
 def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
     name, samples = plain(str(record.arm)), record.samples(LATENCY)
+    judged = {"margin": results.plan.smallest_effect, "doubtful": doubt_of(results, record.key)}
     for sample in samples:
         stats.update(sample.value)
     iterations = statistics.median_low(sample.num_calls for sample in samples)
@@ -59,12 +60,7 @@ def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]: 
         "fullname": f"attnbench::{name}[{record.workload.id}]",
         "params": {"implementation": name, **record.workload.axes()},
         "param": record.workload.id,
-        "extra_info": {
-            "run": record.run,
-            "commit": record.commit or "unknown",
-            "margin": results.plan.smallest_effect,
-            "doubt": doubt_of(results, record.key),
-        },
+        "extra_info": {"run": record.run, "commit": record.commit or "unknown"} | judged,
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }

@@ -21,6 +21,7 @@ from attnbench.devices import Clock
 from attnbench.devices.waiting import Waits, longest_wait_s, own_waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
+Place = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
@@ -262,24 +263,18 @@ def heat(
 
 
 def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
-    timed: TimedCall,
-    num_calls: int,
-    clock: Clock,
-    at: Visit,
-    place: tuple[int, int],
-    conditions: Conditions,
-    waits: Waits | None,
+    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, waits: Waits | None
 ) -> Sample:
     load, start_s, faults = conditions.read_load(), clock.now(), conditions.count_faults()
-    reading = clock.read(timed.call, num_calls, conditions.flush)
+    reading = clock.read(timed.call, number, conditions.flush)
     num_faults, waited = conditions.count_faults() - faults, Flag(0)
     if waits is not None:
         waited_s = longest_wait_s(waits, conditions.read_waits() or {})
         waited = Flag.waits_read | (Flag.waited if waited_s > WAITED * reading.elapsed_s else Flag(0))
     timed.called_s += reading.elapsed_s
     return Sample(
-        value=reading.elapsed_s / num_calls,
-        num_calls=num_calls,
+        value=reading.elapsed_s / number,
+        num_calls=number,
         epoch=at.epoch,
         visit=at.number,
         block=place[0],
@@ -287,6 +282,6 @@ def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
         start_s=start_s,
         num_faults=num_faults,
         load=load,
-        host_s=reading.host_s / num_calls,
+        host_s=reading.host_s / number,
         flags=int(reading.flags) | timed.flags | int(waited),
     )
