@@ -275,7 +275,7 @@ class Worker:
             reply = lost.failed
         if changed := self.guard.restored():
             self.is_altered = True
-            if isinstance(reply, Failed) and reply.raised != "SharedStateError":
+            if reply.raised != "SharedStateError":
                 message = "; ".join(filter(None, (reply.message, state.blame(changed))))
                 reply = msgspec.structs.replace(reply, message=message)
         return reply

@@ -31,7 +31,7 @@ OF_TORCH = (
     *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "deterministic_algorithms"),
 )
 """Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
-FUNCTIONS = (
+FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((functional, name) for name in ("scaled_dot_product_attention", "softmax", "linear")),
     *((torch, name) for name in ("matmul", "bmm", "baddbmm", "einsum", "softmax")),
     *((torch.Tensor, name) for name in ("__matmul__", "matmul", "softmax")),
