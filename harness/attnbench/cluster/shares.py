@@ -23,8 +23,6 @@ from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
-ENDS = (RunFinished, kinds.JournalRestored)  # the note of a restored journal follows its end
-
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
 MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each
 
@@ -88,7 +86,7 @@ def finished(folder: Path, share: str) -> Measured | None:
     """
     for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
         history = list(events(path))
-        if history and isinstance(history[-1], ENDS):
+        if history and isinstance(history[-1], RunFinished | kinds.JournalRestored):
             return path.parent.parent.name, history
     return None
 
@@ -112,7 +110,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
         history = list(events(arrived))
     except DamagedError as error:
         return str(error)
-    if not history or not isinstance(history[-1], ENDS):
+    if not history or not isinstance(history[-1], RunFinished | kinds.JournalRestored):
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:

@@ -62,6 +62,8 @@ DRAWS = random.SystemRandom()
 HIDDEN, FAR = 1.25, 10.0
 """A call that takes this many times as long on the coordinator's clock as in its samples refutes the samples. On a
 machine that is busy with other work only the larger factor does; the smaller one makes the time doubtful."""
+LEAST_DEVICE_S = 5e-3
+"""On other devices than the host, shorter calls may wait for their launches, and clocks are not compared."""
 QUIET_SHARE = 0.05
 """On a quiet machine trusted processes wait for a processor during at most this share of their requests: waking each
 other costs some percent on an idle machine, and each busy neighbour tens of percent."""
@@ -212,8 +214,8 @@ class Runners(WorkerClient):
     any other name means an untrusted arm, which has a process of its own, started at its first request in an epoch, and
     a *witness sample* in each visit: an unpredictable number of calls, each on its own inputs, timed on the
     coordinator's clock. Some of their outputs, chosen afterwards, are judged. If both clocks differ, the cell is
-    invalid, unless other work on the machine explains the difference: then its time is doubtful. Clocks are compared
-    only on the host: of other devices the coordinator sees nothing but its own waiting.
+    invalid, unless other work on the machine explains the difference: then its time is doubtful. On other devices than
+    the host only long calls are compared, and only a large difference counts: the host may take longer than the device.
 
     Each runner has A/A controls and the interference probe, so that identical code is measured alike.
     """
@@ -336,22 +338,23 @@ class Runners(WorkerClient):
             scale = max(1.0, claimed_s / own_s) if load.is_busy else 1.0
             return (call_s - (MOST_GUESS * claimed_s if extra_s is None else extra_s * scale)) / claimed_s
 
-        factors: dict[str, float] = {}
+        is_host = device(workload.device).is_host
+        factors, least = dict[str, float](), HIDDEN if is_host else FAR
         doubts: dict[str, str] = {}
         for part, cell in cells:
             _require_idle(part)
             found = factor(part, cell)
-            if not device(workload.device).is_host:
+            if not is_host and found * _claimed_s(visit, cell[0]) < LEAST_DEVICE_S:
                 continue
             arm, (earlier, was_busy) = cell[0], self.evidence.get((workload.id, cell[0]), ((), False))
             for _ in range(NUM_LOOKS - 1):  # another look may be better: disturbances do not last
-                if beyond([*earlier, found], HIDDEN) is not None:
+                if beyond([*earlier, found], least) is not None:
                     found = min(found, factor(part, cell))
             factors[arm.implementation], seen = found, [*earlier, found]
-            if (doubtful := beyond(seen, HIDDEN)) is None:
+            if (doubtful := beyond(seen, least)) is None:
                 continue
             doubts[arm.implementation] = in_words(doubtful, _claimed_s(visit, arm))
-            if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else HIDDEN) is not None:
+            if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else least) is not None:
                 raise _FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
         return msgspec.structs.replace(visit, factors=factors, is_busy=load.is_busy, doubts=doubts)
 

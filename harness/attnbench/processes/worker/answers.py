@@ -467,6 +467,7 @@ class Worker:
         with torch.set_grad_enabled(cell.workload.direction != "inference"):
             for call, _ in calls:
                 self.returned.append(call())
+        device(cell.workload.device).synchronize()
 
     def hand_in(self, cell: Cell, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
