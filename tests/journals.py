@@ -236,7 +236,7 @@ def operators(name: str, call_s: float) -> Operators:
     """List the operators: one kernel without a score matrix, or the steps of the textbook form with one."""
     if not SPEEDS.get(name, (0, 0, 1.0))[2]:
         kernel = Operator(name="aten::_scaled_dot_product_flash_attention_for_cpu", num_calls=1, self_s=call_s)
-        return Operators(calls=(kernel,), predicted="flash", observed="flash")
+        return Operators(calls=(kernel,), observed="flash")
     shares = {"aten::bmm": (2, 0.5), "aten::_softmax": (1, 0.3), "aten::copy_": (3, 0.2)}
     calls = tuple(Operator(name=op, num_calls=n, self_s=share * call_s) for op, (n, share) in shares.items())
     return Operators(calls=calls)

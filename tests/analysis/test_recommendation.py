@@ -72,14 +72,12 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
 def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     timeout = {"status": Status.timeout}
     why = {
-        "einsum": timeout | {"is_predicted": True, "is_outpaced": True, "message": "predicted 5 ms for one call"},
         "fused": timeout | {"is_predicted": True, "message": "predicted 9 s for one call"},
         "sdpa_flash": timeout | {"message": "no answer within 60 s"},
     }
     records = tuple(msgspec.structs.replace(each, **why.get(each.implementation, {})) for each in results.records)
     (found,) = recommend(dataclasses.replace(results, records=records))
     assert set(recommended.of_excluded(found)) == {
-        "not tried, predicted to be slower: einsum (predicted 5 ms for one call)",
         "not tried, predicted to take too long: fused (predicted 9 s for one call)",
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }

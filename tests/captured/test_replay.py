@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from tests.captured.test_repro import RIGHT
 from typer.testing import CliRunner
 
 from attnbench.captured import replay
 from attnbench.cli import app
 from attnbench.storage.records import Grade
+from tests.captured.test_repro import RIGHT
 
 START = "    scale = query"
 

@@ -1,9 +1,11 @@
 """A case's tensors have the layout of the axis `layout` for check and timer, and the oracle's numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from attnbench.checking import case
+from attnbench.checking import case, witness
 from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import ask, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
@@ -82,13 +84,24 @@ def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_pr
     assert abs(float(first.std()) - 1) < 0.1
 
 
-def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monkeypatch):
+@pytest.mark.parametrize("direction", ["inference", "backward", "forward_backward"])
+def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monkeypatch, direction):
     """Otherwise honest code looks slower on the coordinator's clock."""
     made = from_function(lambda query, key, value: (query @ key.mT).softmax(-1) @ value, "a test")
-    workload = Workload(**POINT.axes() | {"direction": "inference"})
-    call = case.build(workload, made, place(draw_normal(workload, 0), workload)).observed_call()
-    monkeypatch.setattr("attnbench.contract.functions.repeat_heads", None)
-    assert call()["output"].shape == (2, 4, 6, 8)
+    workload = Workload(**POINT.axes() | {"direction": direction})
+    inputs = place(draw_normal(workload, 0), workload)
+    (call, named), right = witness.ready(built := case.build(workload, made, inputs), inputs, 1, 2)[0], {}
+    if direction != "inference":
+        given = {name: each.requires_grad_() for name, each in witness.turned(inputs, workload, 2, 0).tensors.items()}
+        output = replace(built, tensors=given).output()
+        output.backward(torch.full_like(output, case.grad_value(workload)))
+        right = {f"gradient of {name}": each.grad for name, each in given.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("attnbench.contract.functions.repeat_heads", None)
+        result = call()
+    found = named(result)
+    assert ("output" in found) is (direction != "backward")
+    assert all(torch.allclose(found[name], each) for name, each in right.items())
 
 
 def test_a_convention_for_empty_rows_holds_while_code_is_timed():

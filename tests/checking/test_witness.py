@@ -21,7 +21,7 @@ def judged(workload, spec, number, *, change=lambda case: None, is_thorough=True
     change(case)
     with case.grad_mode():
         case.call()()  # on the timed inputs
-        outputs = [call() for call in witness.ready(case, placed, NUM_CALLS, 5)]
+        outputs = [named(call()) for call, named in witness.ready(case, placed, NUM_CALLS, 5)]
     assert len(outputs) == NUM_CALLS
     found = {name: tensor for name, tensor in outputs[number].items() if tensor is not None}
     assert ("output" in found) == (workload.direction != "backward")

@@ -14,7 +14,8 @@ from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.cluster import driver, shares
 from attnbench.commands import ExitCode
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.events import JournalRestored
+from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import Status
 from tests import journals
 from tests.cluster import killing
@@ -93,6 +94,9 @@ def test_a_host_of_another_kind_takes_no_part(tmp_path):
         for name, machine in (("run", journals.ENVIRONMENT), ("other", slow))
     )
     assert not shares.keep(tmp_path, "0", "a", usual.read_bytes())
+    assert not shares.keep(tmp_path, "1", "b", usual.read_bytes())
+    history = [*events(usual), JournalRestored(time="")]
+    write(usual, history)
     assert not shares.keep(tmp_path, "1", "b", usual.read_bytes())
     assert "it is slow, 2 cores" in shares.keep(tmp_path, "2", "c", other.read_bytes())
     assert "unfinished" in shares.keep(tmp_path, "3", "c", b"")

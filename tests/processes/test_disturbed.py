@@ -9,21 +9,25 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import comparisons, contention, doubts, judgements, whole
+from attnbench.analysis.comparisons import cell_doubts, comparisons, contention, doubts, judgements, whole
 from attnbench.analysis.conclusion import Conclusion, Mark
 from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge_sides
 from attnbench.analysis.gate.rulings import Kind, Thresholds
+from attnbench.analysis.history import _points
 from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
+from attnbench.analysis.table import rows, table
 from attnbench.commands import frame
+from attnbench.devices.waiting import Waits
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
 from attnbench.reports import answers, endings, recommended, story
+from attnbench.reports.pytest_benchmark import document
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
-from attnbench.storage.records import CANDIDATE, Arm, Verdict
+from attnbench.storage.records import CANDIDATE, LATENCY, Arm, Verdict
 from attnbench.timing.blocks import Conditions
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -48,11 +52,11 @@ class Waiting(virtual.SimulatedClient):
         self.share, self.waited_s, self.draws = share, 0.0, random.Random(1)
 
     def _conditions(self, num_slots: int, *, is_cold: bool) -> Conditions:
-        def waits_s() -> float:
+        def waits() -> Waits:
             self.waited_s += float(self.draws.random() < self.share)
-            return self.waited_s
+            return {"1": self.waited_s}
 
-        return replace(super()._conditions(num_slots, is_cold=is_cold), read_waits=waits_s)
+        return replace(super()._conditions(num_slots, is_cold=is_cold), read_waits=waits)
 
 
 def seconds(workload: Workload, name: str) -> float:
@@ -115,17 +119,39 @@ def test_one_doubtful_cell_of_several_leaves_the_others_their_verdicts(tmp_path)
     assert (decision.suite.kind, exit_code(endings.of_sides(results))) == (Kind.undecided, 1)
 
 
+def chosen(folder: Path, share: float, *lengths: str) -> Results:
+    settings = ("seq_len=" + ",".join(lengths), "mask=none")
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
+    return sweep(folder, share, msgspec.structs.replace(plan_to_choose(selection), budget_s=40.0))
+
+
 @pytest.mark.parametrize("share", [FEW, MOST])
 def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
-    settings = ("seq_len=256", "mask=none")
-    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=NAMES, seed=3)
-    asked = msgspec.structs.replace(plan_to_choose(selection), budget_s=40.0)
-    results = sweep(tmp_path, share, asked)
+    results = chosen(tmp_path, share, "256")
     (found,) = recommend(results)
     assert found.is_clear is (share == FEW)
     assert exit_code(endings.of_choice(results, [found])) == 3 - 3 * found.is_clear
     if share == MOST:
         assert recommended.answer(found).startswith("Not clear: ")
+
+
+def test_one_doubtful_cell_leaves_the_other_shapes_their_fastest_and_is_marked_everywhere(tmp_path):
+    results = chosen(tmp_path, 0.0, "256", "512")
+    first, second = results.plan.asked
+    results = replace(results, doubts={(first.id, Arm(implementation="fused")): "late"})
+    assert {found.workload: found.is_clear for found in recommend(results)} == {first: False, second: True}
+    marked = [(row["workload"], row["implementation"]) for row in rows(table(results)) if row["doubtful"]]
+    assert marked == [(first.id, "fused")]
+    noted = [each["param"] for each in document(results)["benchmarks"] if each["extra_info"]["doubtful"]]
+    assert noted == [first.id]
+    followed = {(point["workload"], point["implementation"]) for point in _points(results)[LATENCY]}
+    assert len(followed) == 2 * len(NAMES) - 1
+
+
+def test_a_throttled_device_makes_a_single_implementation_doubtful(tmp_path):
+    results = sweep(tmp_path, 0.0, virtual.plan(1, ("sdpa",), budget_s=2.0))
+    (record,) = results.records
+    assert list(cell_doubts(replace(results, throttled={record.workload.id: 0x8}))) == [record.key]
 
 
 @pytest.mark.parametrize(("share", "winner"), [(FEW, "fused"), (MOST, "sdpa")])

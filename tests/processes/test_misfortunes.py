@@ -206,7 +206,7 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     assert worker.is_broken is is_broken
     with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
         client.start()
-        monkeypatch.setattr(client, "_read_line", lambda _: line(reply(found, ends=is_broken)))
+        monkeypatch.setattr(client, "_read_line", lambda *_: line(reply(found, ends=is_broken)))
         assert client.ask("observe", Prepared, cell=cell, metric="peak_memory") == found
         assert client.is_running is not is_broken
 
@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there_breaks_no_worker():
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch, forged):
     with ProcessClient(Template(tmp_path / "log"), 30.0) as client:
         client.start()
-        monkeypatch.setattr(client, "_read_line", lambda _: line(forged))
+        monkeypatch.setattr(client, "_read_line", lambda *_: line(forged))
         failed = client.ask("prepare", Prepared, cell=cell_of("fused", SMALL), limits=LIMITS)
     assert (failed.status, failed.is_lost) == (Status.crashed, True)
     assert failed.message == "the process wrote no valid answer"

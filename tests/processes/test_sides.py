@@ -199,6 +199,7 @@ def test_two_files_are_two_sides_under_the_name_of_the_second(repo):
         ("import torch\ntorch.library.define('a::b', '()')", False),
         ("from torch.utils.cpp_extension import load", False),
         ("import importlib", False),
+        ("import torch.nn.functional as F\nF.softmax = None", False),
     ],
 )
 def test_a_file_is_alone_if_it_imports_only_python_torch_numpy_and_us(tmp_path, text, alone):

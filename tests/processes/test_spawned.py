@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import NoneType
 
 import psutil
 import pytest
 
 from attnbench.processes.messages import SPAWN, WORKERS, spawns
 from attnbench.processes.worker_client import ProcessClient, Template
+from attnbench.workloads.workload import Workload
+from tests.checks import cell_of
 
 ROOT = Path(__file__).parents[2]
 MISSING = """
@@ -83,5 +86,9 @@ def test_a_closed_client_leaves_no_process_and_no_file(tmp_path, monkeypatch):
         client.start()
         worker, files = psutil.Process(client.process_id), Path(client.template._files.name)
         assert files.exists()
+        assert isinstance(client.ask("witness", NoneType, cell=cell_of("fused", Workload()), first=0, last=0), NoneType)
+        assert len(list(files.iterdir())) == 1
+        client.stop()
+        assert list(files.iterdir()) == []  # of a worker that has ended
     assert not worker.is_running()
     assert not files.exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnbench.processes import worker_client
-from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, line, request
+from attnbench.processes.messages import FORK, NUMBER, Declared, Failed, Heartbeat, line, request
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Status
@@ -189,3 +189,42 @@ def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tm
         psutil.wait_procs([psutil.Process(process.pid)], timeout=10)
         monkeypatch.setattr(process, "poll", lambda: None)
         assert client.start(1).environment.python
+
+
+def test_a_request_ends_though_steps_are_announced_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_client, "POLL_S", 0.01)
+    client, (mine, theirs) = ProcessClient(Template(tmp_path / "log"), 60.0), socket.socketpair()
+    monkeypatch.setattr(client, "_has_ended", lambda: bool(client._heartbeat.beat()))
+    monkeypatch.setattr(client, "_line", mine)
+    start_s = time.monotonic()
+    with mine, theirs, pytest.raises(TimeoutError):
+        client._read_line(0.05, 4)
+    assert 0.2 < time.monotonic() - start_s < 5
+
+
+DETACHED = """
+import os, subprocess, sys
+if os.fork() == 0:
+    os.setsid()
+    held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(held.pid, file=open({file!r}, "w"))
+    os._exit(0)
+os.wait()
+def mine(query, key, value): return value
+"""
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_detached_process_ends_with_its_own_worker_and_not_with_another(tmp_path):
+    (tmp_path / "daemon.py").write_text(DETACHED.format(file=f"{tmp_path / 'pid'}"))
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as one:
+        one.start()
+        one.ask("declared", Declared, spec=f"{tmp_path / 'daemon.py'}:mine")
+        detached = psutil.Process(int((tmp_path / "pid").read_text()))
+        two = one.sibling()
+        for other in (two, one):
+            assert detached.is_running()
+            two.start()
+            other.stop()
+        assert has_ended(detached)
+        two.close()

@@ -172,8 +172,9 @@ def test_processes_needed(numbers: list[float], needed: int | None) -> None:
 
 
 def test_between_runs_by_value() -> None:
-    base, candidate = effect(four(0.1, 0.006)), effect(four(0.3, 0.008))
+    base, candidate = effect(four(0.1, 0.006), bias=0.01), effect(four(0.3, 0.008), bias=0.02)
     found = between_runs(base, candidate, 0.02)
+    assert found.bias == pytest.approx(0.03)
     assert found.log == pytest.approx(0.2)
     assert found.error == pytest.approx(math.sqrt(0.003**2 + 0.004**2 + 2 * 0.02**2))
     assert between_runs(base, candidate, 0.0).degrees == pytest.approx(5.57, abs=0.01)  # Welch and Satterthwaite

@@ -5,6 +5,7 @@ Every cell gets a verdict, and a session with two sides gets one more on the who
 
 import math
 import statistics
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -231,9 +232,10 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
     """Reasons to distrust the times of single cells."""
     busy = "other work kept the machine busy"
     doubts = {key: Warn.disturbed.says(f"{busy}: {text}") for key, text in results.doubts.items()}
-    for key in session_effects(results):
-        if why := results.throttled.get(key[0], 0) & ~nvml.POWER_CAP:  # a busy GPU is usually at its power cap
-            doubts[key] = Warn.throttled.says(f"the driver throttled the device ({nvml.reasons(why)})")
+    for record in results.records:
+        why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # a busy GPU is usually at its power cap
+        if why and record.samples(LATENCY):
+            doubts[record.key] = Warn.throttled.says(f"the driver throttled the device ({nvml.reasons(why)})")
     for key, share in waiting(results).items():
         if share > MOST_WAITING:
             text = f"{busy}: threads waited for a processor in {percent(share)} of the samples"
@@ -286,6 +288,11 @@ def doubts(results: Results) -> list[Warned]:
     return lines
 
 
+def doubt_of(results: Results, key: Key) -> str:
+    """Why a cell's own time is doubtful, or ""."""
+    return "; ".join([*session_doubts(results), *filter(None, [cell_doubts(results).get(key)])])
+
+
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
     """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
 
@@ -298,4 +305,9 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
         cells = [is_doubtful(results, each) for each in session_effects(results) if each != WHOLE]
         return any(cells) if key == WHOLE else bool(cells) and all(cells)
     workload, _ = key
-    return not cell_doubts(results).keys().isdisjoint({key, (workload, reference(results, key))})
+    return has_doubt(results, {key, (workload, reference(results, key))})
+
+
+def has_doubt(results: Results, cells: AbstractSet[Key]) -> bool:
+    """Whether other work may have changed the time of one of these cells."""
+    return bool(session_doubts(results)) or not cell_doubts(results).keys().isdisjoint(cells)

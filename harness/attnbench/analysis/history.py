@@ -13,6 +13,7 @@ from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
 from attnbench.statistics.levels import Change, changes
+from attnbench.statistics.verdict import Reason
 from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Status
 
@@ -80,7 +81,7 @@ def follow(
             f"{', '.join(sorted(known)) or 'none'}"
         )
     number = len(runs) - len(alike)
-    reason = "without the metric, or with another baseline or other conditions than the newest"
+    reason = "without the metric or with doubtful times, or with another baseline or other conditions than the newest"
     return [
         Series(points=tuple(points), changes=tuple(changes([each["value"] for each in points], smallest)))
         for points in series.values()
@@ -95,7 +96,7 @@ def _terms(point: Row, metric: str) -> tuple[str, str]:
 def _points(results: Results) -> dict[str, list[Row]]:
     """The cells of a run that have a value, by metric.
 
-    Ratios of two sides are left out: their reference changes.
+    Ratios of two sides are left out, since their reference changes; so are doubtful times.
     """
     columns = {column.metric: (column.name, column.unit) for column in metric_columns(results)}
     columns |= {name: (column, "s" if name == LATENCY else "") for name, column in COLUMNS.items()}
@@ -106,6 +107,7 @@ def _points(results: Results) -> dict[str, list[Row]]:
         of_run["machine"] = cpus.get(cell["fingerprint"], "")
         for metric, (column, unit) in columns.items():
             is_fixed = metric == RATIO and (cell["is_baseline"] or results.plan.sides is not None)
-            if cell["status"] == Status.ok and cell.get(column) is not None and not is_fixed:
+            is_out = metric in {RATIO, LATENCY} and (cell["doubtful"] or cell["reason"] == str(Reason.doubtful))
+            if cell["status"] == Status.ok and cell.get(column) is not None and not is_fixed and not is_out:
                 by_metric.setdefault(metric, []).append(cell | of_run | {"value": cell[column], "unit": unit})
     return by_metric

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import doubts, paired_times, samples_of
+from attnbench.analysis.comparisons import has_doubt, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, located, point
@@ -34,7 +34,7 @@ EXCLUDED = {
 """Short reasons for an exclusion; other statuses serve as their own reason."""
 OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
-SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
+TOO_LONG = "not tried, predicted to take too long"
 """Reasons for an exclusion by prediction: slower than others, or over the time limit of a call."""
 
 
@@ -153,8 +153,11 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     fit = {name: record for name, record in records.items() if name not in excluded}
     taken = samples_of(results).get(workload.id, {})
     stands = standing(results.plan, taken, results.plan.specs, candidates=set(fit))
-    if stands is not None and doubts(results):
-        stands = replace(stands, others=doubted(stands.others))
+    if stands is not None:
+        leader = workload.id, Arm(implementation=stands.leader)
+        keys = {name: {leader, (workload.id, Arm(implementation=name))} for name in stands.others}
+        distrusted = {name: judged for name, judged in stands.others.items() if has_doubt(results, keys[name])}
+        stands = replace(stands, others=stands.others | doubted(distrusted))
     times_s = paired_times(results)
     seconds = {name: times_s[record.key] for name, record in fit.items()}
     order = sorted(seconds, key=seconds.__getitem__)
@@ -175,7 +178,7 @@ def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> 
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
-            head = SLOWER if record.is_outpaced else TOO_LONG
+            head = TOO_LONG
         return Exclusion(head, record.message)
     peak = peak_bytes(record)
     if memory_bytes and peak is not None and peak > memory_bytes:
@@ -214,11 +217,12 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
 
     Comparisons that other work may have disturbed are undecided.
     """
-    seen, is_doubtful = {}, bool(doubts(results))
+    seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():
         taken = samples_of(results).get(workload, {})
-        logs = by_process(numbers(taken, Arm(implementation=one), Arm(implementation=other)))
+        logs = by_process(numbers(taken, arms[0], arms[1]))
         if logs:
             decided = point([*logs.values()], results.plan.num_searches)
+            is_doubtful = has_doubt(results, {(workload, arm) for arm in arms})
             seen[value] = msgspec.structs.replace(decided, sign=0) if is_doubtful else decided
     return seen

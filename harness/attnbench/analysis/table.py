@@ -18,7 +18,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.analysis.breakdown import num_operators, ran
-from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
+from attnbench.analysis.comparisons import Comparison, comparisons, doubt_of, paired_times, reference
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
@@ -62,7 +62,7 @@ CELL_COLUMNS = {
     **dict.fromkeys(("latency_s", "latency_low_s", "latency_high_s"), NUMBER),
     **dict.fromkeys(("num_samples", "num_visits", "num_processes"), NEVER_MISSING),
     **dict.fromkeys(("paired_latency_s", "ratio", "ratio_low", "ratio_high"), NUMBER),
-    **dict.fromkeys(("verdict", "reason"), TEXT),
+    **dict.fromkeys(("verdict", "reason", "doubtful"), TEXT),
     **dict.fromkeys(("margin", "minimum_detectable_effect", "more_s"), NUMBER),
     "is_same_kernel": NEVER_MISSING,
     **dict.fromkeys(("allocator", "ran"), TEXT),
@@ -80,10 +80,10 @@ Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
-comparison is undecided, `more_s` the seconds that may decide it. `is_same_kernel` says that the same operators ran as
-for the baseline, `allocator` how freed memory was handled. `matmul_share` is of the fastest matrix product of the run.
-`error_ratio` is the largest error / tolerance over `num_tensors` tensors, missing if an error is not
-finite.
+comparison is undecided, `doubtful` why a cell's own time is doubtful, `more_s` the seconds that may decide it.
+`is_same_kernel` says that the same operators ran as for the baseline, `allocator` how freed memory was handled.
+`matmul_share` is of the fastest matrix product of the run. `error_ratio` is the largest error / tolerance over
+`num_tensors` tensors, missing if an error is not finite.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
@@ -264,6 +264,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "paired_latency_s": paired_s,
         "flops_per_s": flops_per_s,
         "matmul_share": None if matmul is None else flops_per_s / matmul.rate,
+        "doubtful": doubt_of(results, record.key) or None,
     }
 
 

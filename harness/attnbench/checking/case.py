@@ -323,29 +323,36 @@ class Case:
         plain = partial(torch.autograd.grad, allow_unused=True)
         return output, pull_back if is_reentrant(output) else plain
 
-    def observed_call(self) -> Callable[[], Mapping[str, Tensor | None]]:
-        """Do the same as `call`, and return the output and the gradients of the inputs, by name.
+    def observed_call(self) -> tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]:
+        """The work of `call`, and a function for afterwards that names its result: output and gradients of the inputs.
 
-        Gradients of the inputs need the work outside of a function's call, which `call` leaves out, in each call.
+        Gradients of the inputs need work outside of a function's call, which `call` leaves out as well.
         """
-        leaves, forward = list(self.leaves.values()), self.bound()[0]
+        forward, leaves = self.bound()
         bound = self._bound[-1] if self._bound else None
+        finish = (lambda output: output) if bound is None else bound.finish
         if self.workload.direction in {"inference", "forward"}:
-            return lambda: {"output": forward() if bound is None else bound.finish(forward())}
-        if bound is not None and not bound.is_plain:
-            forward = self.output
-        names = [f"gradient of {name}" for name in self.tensors]  # they come first in `leaves`
+            return forward, lambda output: {"output": finish(output)}
         kept, pull = self._graph(forward)
+        with torch.enable_grad():
+            answer = finish(kept)
+        grad_output = torch.full_like(answer, grad_value(self.workload))
+        if answer is not kept:
+            (grad_output,) = torch.autograd.grad(answer, kept, grad_output)
+
+        def named(made: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+            if bound is not None:
+                made = bound.gradients(made, list(self.tensors.values()))
+            return dict(zip((f"gradient of {name}" for name in self.tensors), made, strict=False))
+
         if self.workload.direction == "backward":
-            grad_output = torch.full_like(kept, grad_value(self.workload))
-            return lambda: dict(zip(names, pull(kept, leaves, grad_output, retain_graph=True), strict=False))
+            return lambda: pull(kept, leaves, grad_output, retain_graph=True), named
 
-        def forward_and_backward() -> Mapping[str, Tensor | None]:
+        def forward_and_backward() -> tuple[Tensor | None, ...]:
             output = forward()
-            made = pull(output, leaves, torch.full_like(output, grad_value(self.workload)))
-            return {"output": output.detach()} | dict(zip(names, made, strict=False))
+            return output.detach(), *pull(output, leaves, grad_output)
 
-        return forward_and_backward
+        return forward_and_backward, lambda made: {"output": finish(made[0])} | named(made[1:])
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:

@@ -8,6 +8,7 @@ which it draws as the runner does.
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
@@ -31,6 +32,9 @@ ROWWISE = "gradient of query"
 NUM_EARLIER = 32
 """The number of earlier calls whose right answers a wrong output is compared with."""
 
+Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
+"""A call, and a function that names its result afterwards (Case.observed_call)."""
+
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
     """The inputs of the call with this number: each column of each tensor gets a random sign."""
@@ -42,7 +46,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
     return laid_out(replace(inputs, tensors=tensors), workload)
 
 
-def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Callable[[], Mapping[str, Tensor | None]]]:
+def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Observed]:
     """The calls of a witness sample of a case on `inputs`; for direction `backward`, forward passes run here."""
     needs_grad = case.workload.direction != "inference"
     calls = []

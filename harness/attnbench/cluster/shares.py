@@ -86,7 +86,7 @@ def finished(folder: Path, share: str) -> Measured | None:
     """
     for path in sorted((folder / HOSTS).glob(f"*/{share}/{JOURNAL}")):
         history = list(events(path))
-        if history and isinstance(history[-1], RunFinished):
+        if history and isinstance(history[-1], RunFinished | kinds.JournalRestored):
             return path.parent.parent.name, history
     return None
 
@@ -110,7 +110,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
         history = list(events(arrived))
     except DamagedError as error:
         return str(error)
-    if not history or not isinstance(history[-1], RunFinished):
+    if not history or not isinstance(history[-1], RunFinished | kinds.JournalRestored):
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
@@ -163,7 +163,7 @@ def merged(
                 case VisitFinished():
                     yield (moved := _shifted(event, before))
                     num_processes = max(num_processes, moved.epoch + 1)
-                case kinds.CeilingsMeasured() | kinds.CellEvent():
+                case kinds.CeilingsMeasured() | kinds.CellEvent() | kinds.JournalRestored():
                     yield event
     if is_over:
         yield from ends[-1:]

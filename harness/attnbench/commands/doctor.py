@@ -109,7 +109,7 @@ def noise_floor() -> Finding:
 def judge_noise(compared: "FunctionComparison") -> Finding:
     """Findings from the baseline and its A/A control."""
     ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
-    noise = effect([*ratios.values()] or [0.0], is_watched=False)
+    noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
     discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""

@@ -7,7 +7,7 @@ Shapes as in the contract.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,6 +70,14 @@ class Bound:
             for value, right in zip(self._arguments, self.prepare().arguments, strict=True):
                 if isinstance(value, Tensor) and value.data_ptr() != right.data_ptr():
                     value.copy_(right)
+
+    def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs that those of the leaves give; a leaf may be an input, or prepared from it."""
+        with torch.enable_grad():
+            prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]
+        known = [(each, gradient) for each, gradient in zip(prepared, made, strict=True) if gradient is not None]
+        outputs, gradients = [each for each, _ in known], [gradient for _, gradient in known]
+        return torch.autograd.grad(outputs, inputs, gradients, allow_unused=True) if known else (None,) * len(inputs)
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:

@@ -9,23 +9,31 @@ OWN = Path("/proc/self/schedstat")
 SETTLED_SHARE = 0.2  # a process that uses a smaller share of a processor counts as asleep
 
 
-def waits_s(process: int) -> float:
-    """Seconds for which the threads of a process were runnable but waited for a processor.
+Waits = dict[str, float]
+"""Seconds for which each thread was runnable but waited for a processor, by the thread's id."""
 
-    0 if there is no such process, or the system does not count. Source: the second number of schedstat,
-    https://docs.kernel.org/scheduler/sched-stats.html.
+
+def waits(process: int) -> Waits:
+    """How long each thread of a process has waited; nothing if there is no such process, or no count.
+
+    Source: the second number of schedstat, https://docs.kernel.org/scheduler/sched-stats.html.
     """
-    waited_ns, threads = 0, Path(f"/proc/{process}/task")
+    found, threads = Waits(), Path(f"/proc/{process}/task")
     with suppress(OSError):
         for thread in os.listdir(threads):  # noqa: PTH208 - names are enough
             with suppress(OSError):
-                waited_ns += int((threads / thread / "schedstat").read_bytes().split()[1])
-    return waited_ns / 1e9
+                found[thread] = int((threads / thread / "schedstat").read_bytes().split()[1]) / 1e9
+    return found
 
 
-def own_waits_s() -> float | None:
-    """Waiting seconds of this process; None if the system does not count them."""
-    return waits_s(os.getpid()) if OWN.exists() else None
+def longest_wait_s(before: Waits, after: Waits) -> float:
+    """The longest wait of a thread between two readings: threads of one call wait at the same time, not in turn."""
+    return max((waited_s - before.get(thread, 0.0) for thread, waited_s in after.items()), default=0.0)
+
+
+def own_waits() -> Waits | None:
+    """The waits of this process; None if the system does not count them."""
+    return waits(os.getpid()) if OWN.exists() else None
 
 
 def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:

@@ -582,6 +582,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
         refuse_interpreted(plan)
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
+        if isinstance(worker, Runners):
+            worker.evidence = journal.state.evidence
         session = Session(plan, journal, worker, watch, clock, read_counters)
         if journal.state.started is None:
             journal.append(

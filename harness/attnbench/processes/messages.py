@@ -162,7 +162,6 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
     cache: str = "warm"
     launch: str = "eager"
     verifies: bool = True  # check the answers of all arms afterwards
-    is_clocked: bool = False  # answer at once; the next request looks for changes of the process
     settles: bool = False  # answer only after all threads stopped spinning: another process follows
 
     def finished(

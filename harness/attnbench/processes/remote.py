@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -64,8 +63,7 @@ class Exchange:
         if path:
             self._file, self.path = os.open(path, os.O_RDWR), path
         elif folder := os.environ.get(FILES):
-            self._file, self.path = tempfile.mkstemp(dir=folder)
-            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+            self._file, self.path = tempfile.mkstemp(dir=folder, prefix=f"{os.getpid()}-")  # the template removes it
         else:
             self._file = os.memfd_create("attnbench-tensors")
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"

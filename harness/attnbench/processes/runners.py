@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from types import NoneType
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self, cast
 import msgspec
 
 from attnbench.devices import device
+from attnbench.devices.waiting import longest_wait_s
 from attnbench.processes.messages import Cell, Failed, HandedIn, SampleBlocks, Started, T
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
@@ -36,25 +37,33 @@ SHARED = ""
 FEWEST_WITNESSES = 3
 NUM_LOOKS = 4
 """Witness samples, the first included, before a cell is called invalid."""
+NUM_OWN_LOOKS = 2
+"""Witness samples of the trusted arm: the shortest counts, since its extra cost excuses others."""
 WITNESS_S = 8e-3
 """Least duration of a witness sample: coordinator and runner wake each other in a tenth of a millisecond."""
 NUM_HANDED = 3
 """Outputs of a witness sample that are judged: several reveal sooner that some calls skip work."""
 NUM_BRACKETS = 4
 """Parts of a witness sample that the coordinator times separately."""
-WAKING_S = 0.4e-3
+WAKING_S = 0.2e-3
 """Seconds that a request may take in addition to its calls."""
-PAGING_S_PER_BYTE = 0.25e-9
-"""Cost of uncached inputs, and of pages for a kept output."""
+MOST_GUESS = 1.0
+"""Cost of uncached inputs, as a share of the claimed time, if no trusted arm shows it."""
+LEAST_S, MOST_S = 1e-9, 1e9
+"""The shortest and the longest call that an untrusted process may report."""
 MOST_BEFORE = 256
 """Calls before a cell's first witness sample."""
 WITNESS_BYTES = 2**28
 """Largest size of inputs and outputs of a witness sample, unless two calls need more."""
+IDLE_S, BUSY_SHARE = 0.05, 0.5
+"""Seconds of watching an untrusted process between its requests, and the largest share of a processor it may use."""
 DRAWS = random.SystemRandom()
 """Random numbers for witness samples, unpredictable for code under test."""
 HIDDEN, FAR = 1.25, 10.0
 """A call that is slower by this factor on the coordinator's clock than in its samples refutes the samples. On a
 machine that is busy with other work only the larger factor does; the smaller one makes the time doubtful."""
+LEAST_DEVICE_S = 5e-3
+"""On other devices than the host, shorter calls may wait for their launches, and clocks are not compared."""
 QUIET_SHARE = 0.05
 """On a quiet machine trusted processes wait for a processor during at most this share of their requests: waking each
 other costs some percent on an idle machine, and each busy neighbour tens of percent."""
@@ -91,7 +100,8 @@ def validated(part: Part, request: SampleBlocks, reply: VisitFinished | Failed) 
         raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
     samples = [sample for taken in reply.arms for sample in taken.samples]
     is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
-    if part.owner is not None and not (is_whole and all(each.value > 0 and each.num_calls > 0 for each in samples)):
+    is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
+    if part.owner is not None and not (is_whole and is_possible):
         message = "its process answers what was not asked, or that a call takes 0 s"
         raise _FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
     return reply
@@ -105,9 +115,9 @@ def take_turns(
     Every request begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block
     is taken and dropped, so that all runners choose their settings from the same times of all arms.
 
-    The slower of the interference probes counts, and slots are numbered across runners. All work besides sampling
-    happens outside of the blocks, so that their parts stay close: runners prepare first, and verify their answers at
-    the end.
+    The slowest interference probe of the trusted runners counts, and slots are numbered across runners. An untrusted
+    one decides nothing but the times of its own arms. All work besides sampling happens outside of the blocks, so that
+    their parts stay close: runners prepare first, and verify their answers at the end.
 
     Raises:
         _FailedError: a runner has failed.
@@ -119,10 +129,14 @@ def take_turns(
     seconds = dict(request.known)
     is_known = all(arm in seconds for arm in samples if arm != PROBE)
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, verifies=False, settles=True)
-    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
-    block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
+    # the device stays hot after the first step, and samples stay long
+    cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0, has_long_samples=request.sustained_s > 0)
+    block = msgspec.structs.replace(cool, num_blocks=1)
     last = msgspec.structs.replace(cool, verifies=request.verifies)
+    most, num_taken = request.num_blocks, 0
     for step in [ready, *request.num_blocks * [block], last]:
+        if step is block and num_taken == most:
+            continue
         taken: dict[Arm, Sample] = {}
         num_before = 0
         for part in draws.sample(parts, len(parts)):
@@ -130,11 +144,15 @@ def take_turns(
             fields = {"arms": part.arms, "seed": draws.getrandbits(53), "known": tuple(seconds.items())}
             asked = msgspec.structs.replace(step, verifies=verifies, **fields)
             reply = validated(part, asked, ask(part, asked))
-            called_s += reply.called_s
-            states += reply.states
+            if part.owner is None:
+                called_s += reply.called_s
+                states += reply.states
             for each in reply.arms if step.num_blocks else ():
+                if part.owner is not None and each.arm == PROBE:
+                    continue
                 (sample,) = each.samples
-                placed = msgspec.structs.replace(sample, block=len(samples[each.arm]), slot=num_before + sample.slot)
+                place = {"epoch": request.epoch, "visit": request.number, "block": len(samples[each.arm])}
+                placed = msgspec.structs.replace(sample, **place, slot=num_before + sample.slot)
                 taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
             num_before += len(reply.arms)
         if step is ready:
@@ -142,6 +160,11 @@ def take_turns(
             continue
         for arm, sample in taken.items():
             samples[arm].append(sample)
+        num_taken += step is block
+        if request.longest_s and taken:  # a request has one block, so its runner cannot leave any out
+            most = max(
+                1, min(most, int(request.longest_s / sum(each.value * each.num_calls for each in taken.values())))
+            )
     return request.finished(samples, called_s, states)
 
 
@@ -165,19 +188,15 @@ class Load:
         return self.lost_s > QUIET_SHARE * self.spent_s
 
 
-@dataclass
-class Evidence:
-    """The witness samples of a cell, one for each visit: the time of a call over the one that its runner claims."""
+def beyond(factors: Sequence[float], bar: float) -> float | None:
+    """The first quartile if it is beyond the bar: skipped work raises most values, and disturbances only few.
 
-    factors: list[float] = field(default_factory=list)
-    was_busy: bool = False
-
-    def beyond(self, bar: float) -> float | None:
-        """The first quartile if it is beyond the bar: skipped work raises most values, and disturbances only few."""
-        if len(self.factors) < FEWEST_WITNESSES:
-            return None
-        factor = sorted(self.factors)[len(self.factors) // 4]
-        return factor if factor > bar + 1 / len(self.factors) else None  # a few may all be disturbed
+    The factors are those of a cell's witness samples, one for each visit: the time of a call over the claimed one.
+    """
+    if len(factors) < FEWEST_WITNESSES:
+        return None
+    factor = sorted(factors)[len(factors) // 4]
+    return factor if factor > bar + 1 / len(factors) else None  # a few may all be disturbed
 
 
 def in_words(factor: float, claimed_s: float) -> str:
@@ -195,8 +214,8 @@ class Runners(WorkerClient):
     any other name means an untrusted arm, which has a process of its own, started at its first request in an epoch, and
     a *witness sample* in each visit: an unpredictable number of calls, each on its own inputs, timed on the
     coordinator's clock. Some of their outputs, chosen afterwards, are judged. If both clocks differ, the cell is
-    invalid, unless other work on the machine explains the difference: then its time is doubtful. Clocks are compared
-    only on the host: of other devices the coordinator sees nothing but its own waiting.
+    invalid, unless other work on the machine explains the difference: then its time is doubtful. On other devices than
+    the host only long calls are compared, and only a large difference counts: the host may take longer than the device.
 
     Each runner has A/A controls and the interference probe, so that identical code is measured alike.
     """
@@ -211,7 +230,7 @@ class Runners(WorkerClient):
     ) -> None:
         self.clients, self.runner, self.seed, self.now = dict(clients), runner, seed, clock
         self.first = tuple(clients)
-        self.evidence: dict[Key, Evidence] = {}
+        self.evidence: Mapping[Key, tuple[Sequence[float], bool]] = {}  # of all visits in the journal
         self.begun: set[Key] = set()  # cells that have had a witness sample
         self.layout = 0
         self._exits = ExitStack()
@@ -261,7 +280,7 @@ class Runners(WorkerClient):
         load = Load()
         try:
             visit = take_turns(request, parts, partial(self._sampled, load=load))
-            return msgspec.structs.replace(visit, doubts=self._doubts(request.workload, parts, visit, load))
+            return self._witnessed(request.workload, parts, visit, load)
         except _FailedError as error:
             failed: Failed = error.args[0]
             is_known = failed.arm in dict(request.arms)  # a control may be unknown outside
@@ -289,51 +308,65 @@ class Runners(WorkerClient):
         self, part: Part, load: Load, function: str, result: type[T], /, **arguments: object
     ) -> tuple[T | Failed, float]:
         """Call a function; return the reply, and its seconds on this clock."""
-        lost_s, start_s = part.client.delayed_s, self.now()
+        waits, start_s = part.client.waits, self.now()
         reply = part.client.ask(function, result, **arguments)
         spent_s = self.now() - start_s
         if part.owner is None:
             load.spent_s += spent_s
-            load.lost_s += max(0.0, part.client.delayed_s - lost_s)  # an ended thread takes its count along
+            load.lost_s += longest_wait_s(waits, part.client.waits)
         return reply, spent_s
 
-    def _doubts(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> dict[str, str]:
-        """Compare both clocks for each untrusted arm; return reasons to distrust its times, by implementation."""
+    def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> VisitFinished:
+        """Compare both clocks for each untrusted arm; add the factors, and reasons to distrust its times.
+
+        Calls on uncached inputs, each with an output of its own, take longer than those of a sample. The fastest
+        trusted arm shows how much longer: its heads may be grouped where others read repeated ones, and on a busy
+        machine other work takes a share of each call. Without a trusted arm the cost of memory is a guess.
+        """
         cells = [(part, cell) for part in parts if part.owner is not None for cell in part.measured]
-        disturbed = 1.0  # effect of other work on any witness; unknown without a trusted one
-        for part in parts if cells else ():
-            if part.owner is None and part.measured:
-                disturbed = max(1.0, self._witness(workload, part, part.measured[0], visit, load))
+        trusted = [(part, cell) for part in parts if part.owner is None for cell in part.measured]
+        own_s, extra_s = math.inf, None
+        if cells and trusted:
+            part, cell = min(trusted, key=lambda each: _claimed_s(visit, each[1][0]))
+            own_s = _claimed_s(visit, cell[0])
+            call_s = min(self._witness(workload, part, cell, visit, load) for _ in range(NUM_OWN_LOOKS))
+            extra_s = max(0.0, call_s - own_s) * workload.num_heads / workload.num_kv_heads
+
+        def factor(part: Part, cell: tuple[Arm, str]) -> float:
+            """The time of a call, without the extra cost, over the claimed time."""
+            claimed_s, call_s = _claimed_s(visit, cell[0]), self._witness(workload, part, cell, visit, load)
+            scale = max(1.0, claimed_s / own_s) if load.is_busy else 1.0
+            return (call_s - (MOST_GUESS * claimed_s if extra_s is None else extra_s * scale)) / claimed_s
+
+        is_host = device(workload.device).is_host
+        factors, least = dict[str, float](), HIDDEN if is_host else FAR
         doubts: dict[str, str] = {}
         for part, cell in cells:
-            factor = self._witness(workload, part, cell, visit, load) / disturbed
-            if not device(workload.device).is_host:
+            _require_idle(part)
+            found = factor(part, cell)
+            if not is_host and found * _claimed_s(visit, cell[0]) < LEAST_DEVICE_S:
                 continue
-            arm, claimed_s = cell[0], _claimed_s(visit, cell[0])
-            evidence = self.evidence.setdefault((workload.id, arm), Evidence())
-            evidence.was_busy |= load.is_busy
-            evidence.factors.append(factor)
+            arm, (earlier, was_busy) = cell[0], self.evidence.get((workload.id, cell[0]), ((), False))
             for _ in range(NUM_LOOKS - 1):  # another look may be better: disturbances do not last
-                if evidence.beyond(HIDDEN) is not None:
-                    again = self._witness(workload, part, cell, visit, load) / disturbed
-                    evidence.factors[-1] = min(evidence.factors[-1], again)
-            if (doubtful := evidence.beyond(HIDDEN)) is None:
+                if beyond([*earlier, found], least) is not None:
+                    found = min(found, factor(part, cell))
+            factors[arm.implementation], seen = found, [*earlier, found]
+            if (doubtful := beyond(seen, least)) is None:
                 continue
-            doubts[arm.implementation] = in_words(doubtful, claimed_s)
-            if evidence.beyond(FAR if evidence.was_busy else HIDDEN) is not None:
+            doubts[arm.implementation] = in_words(doubtful, _claimed_s(visit, arm))
+            if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else least) is not None:
                 raise _FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
-        return doubts
+        return msgspec.structs.replace(visit, factors=factors, is_busy=load.is_busy, doubts=doubts)
 
     def _witness(
         self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished, load: Load
     ) -> float:
-        """Take a cell's witness sample, and judge foreign code; return the time of a call over the claimed one."""
+        """Take a cell's witness sample, and judge foreign code; return the seconds of a call."""
         arm, spec = measured
         cell = Cell(workload=workload, arm=arm, spec=spec)
         runner, is_foreign = part.client, part.owner is not None
-        claimed_s, call_bytes = _claimed_s(visit, arm), compulsory_bytes(workload)
-        held_bytes = call_bytes * workload.num_heads // workload.num_kv_heads  # heads may be repeated for each call
-        least = max(1, min(math.ceil(WITNESS_S / claimed_s), WITNESS_BYTES // held_bytes))
+        held_bytes = compulsory_bytes(workload) * workload.num_heads // workload.num_kv_heads  # heads may be repeated
+        least = max(1, min(math.ceil(WITNESS_S / _claimed_s(visit, arm)), WITNESS_BYTES // held_bytes))
         number, seed = max(2, DRAWS.randint(least, 2 * least)), DRAWS.getrandbits(53)  # one may be finished afterwards
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
@@ -351,7 +384,7 @@ class Runners(WorkerClient):
         if is_foreign:
             drawn = {"seed": seed, "numbers": chosen, "row_seed": DRAWS.getrandbits(53)}
             _require(self.clients[SHARED].ask("judge_output", NoneType, cell=cell, handed=handed, **drawn), part.owner)
-        return (statistics.median(call_s) - call_bytes * PAGING_S_PER_BYTE) / claimed_s
+        return statistics.median(call_s)
 
     def stop(self) -> None:
         """Stop all workers at once."""
@@ -365,6 +398,22 @@ class Runners(WorkerClient):
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
+
+
+def _require_idle(part: Part) -> None:
+    """Check that neither threads nor children of an untrusted process use the processors between its requests.
+
+    Raises:
+        _FailedError: one does, even on a second look.
+    """
+    for _ in range(NUM_LOOKS):
+        if (before_s := part.client.processor_s) is None:
+            return
+        time.sleep(IDLE_S)
+        if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
+            return
+    message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
+    raise _FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:

@@ -196,7 +196,7 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
 
 
 def is_self_contained(path: Path) -> bool:
-    """Whether the file imports only Python's own modules, torch, numpy and this package, and registers nothing.
+    """Whether the file imports only Python's own modules, torch, numpy and this package, and changes none of them.
 
     Two states of such a file can live in one process without interfering.
 
@@ -205,13 +205,18 @@ def is_self_contained(path: Path) -> bool:
     """
     text = path.read_text(encoding="utf-8")
     names: set[str] = set()  # first parts of all imports in the file; "" for one that is relative
+    known, written = set[str](), set[str]()  # names that imports bind, and those whose attributes are assigned
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
+            known |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add("" if node.level else (node.module or "").split(".")[0])
+            known |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            written.add(ast.unparse(node).split(".")[0])
     is_local = names <= sys.stdlib_module_names | {PACKAGE, "torch", "numpy"}
-    return is_local and not any(word in text for word in SHARED)
+    return is_local and known.isdisjoint(written) and not any(word in text for word in SHARED)
 
 
 def side_folders(side: Side) -> list[Path]:

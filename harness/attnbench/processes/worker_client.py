@@ -3,6 +3,7 @@
 Without torch. A worker that crashes or hangs costs only its current request; the next request starts a fresh one.
 """
 
+import math
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import Any, Protocol, Self
 import msgspec
 import psutil
 
-from attnbench.devices.waiting import waits_s
+from attnbench.devices.waiting import Waits, waits
 from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
@@ -33,6 +34,8 @@ ENDING_S, WATCH_S = 1.0, 0.01
 """Seconds for a process to end after it has closed its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+MOST_STEPS = 20
+"""Timeouts that a request may take in all, for each arm of a visit."""
 JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Inductor's pool of compiling processes would run next to timed calls."""
@@ -71,9 +74,14 @@ class WorkerClient(Protocol):
         """Whether a worker is running."""
 
     @property
-    def delayed_s(self) -> float:
-        """Seconds for which threads of worker and coordinator have waited for a processor; 0: not counted."""
-        return 0.0
+    def waits(self) -> Waits:
+        """How long each thread of worker and coordinator has waited for a processor; none: not counted."""
+        return {}
+
+    @property
+    def processor_s(self) -> float | None:
+        """Processor seconds of the worker and its children; None: not counted."""
+        return None
 
     def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
@@ -255,9 +263,18 @@ class ProcessClient(WorkerClient):
         return self._line is not None
 
     @property
-    def delayed_s(self) -> float:
-        """Seconds that threads of the worker and of this process have waited for a processor, added up."""
-        return waits_s(self.process_id) + waits_s(os.getpid())
+    def waits(self) -> Waits:
+        """How long each thread of the worker and of this process has waited for a processor."""
+        return waits(self.process_id) | waits(os.getpid())
+
+    @property
+    def processor_s(self) -> float | None:
+        """Processor seconds of the process and its children."""
+        total_s = 0.0
+        with suppress(psutil.Error):
+            for each in (process := psutil.Process(self.process_id), *process.children(recursive=True)):
+                total_s += sum(each.cpu_times()[:2])
+        return total_s
 
     def start(self, layout: int = 0) -> Started:
         """Start a fresh process, with another memory layout for each number, and return its environment.
@@ -289,7 +306,11 @@ class ProcessClient(WorkerClient):
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
         """See WorkerClient. The template's judge answers JUDGED, and is started if necessary."""
         request = messages.request(function, arguments)
-        reply = self._judged(request, result) if function in JUDGED else self.exchange(request, result)
+        visit = arguments.get("visit")
+        num_steps = MOST_STEPS * (1 if visit is None else len(visit.arms))
+        reply = (
+            self._judged(request, result) if function in JUDGED else self.exchange(request, result, num_steps=num_steps)
+        )
         if self.is_spent:
             self.stop()
         assert not isinstance(reply, Request)
@@ -302,7 +323,7 @@ class ProcessClient(WorkerClient):
             judge.start()
         reply = judge.exchange(request, result, may_ask=True)
         while isinstance(reply, Request):
-            answer = self.exchange(reply, messages.CONSULTED[reply.function])
+            answer = self.exchange(reply, messages.CONSULTED[reply.function], num_steps=MOST_STEPS)
             reply = judge.exchange(messages.reply(answer), result, may_ask=True)
         if judge.is_spent:  # its own device fails, regardless of the judged implementation
             judge.stop()
@@ -311,9 +332,15 @@ class ProcessClient(WorkerClient):
         return reply
 
     def exchange(
-        self, message: Request | Reply, result: type[T], timeout_s: float = 0.0, *, may_ask: bool = False
+        self,
+        message: Request | Reply,
+        result: type[T],
+        timeout_s: float = 0.0,
+        *,
+        may_ask: bool = False,
+        num_steps: float = math.inf,
     ) -> T | Failed | Request:
-        """Send a message to this process; return its reply, Failed if there is none."""
+        """Send a message to this process; return its reply, Failed if there is none after `num_steps` timeouts."""
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:
             return Failed(status=Status.crashed, message="the process has ended", is_lost=True)
@@ -322,7 +349,7 @@ class ProcessClient(WorkerClient):
         try:
             self._line.settimeout(timeout_s)
             self._send(self._line, message)
-            reply = msgspec.json.decode(self._read_line(timeout_s), type=Reply)
+            reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=Reply)
             value = reply.value(result, may_ask=may_ask)
         except TimeoutError:
             return self._lost(message, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
@@ -339,9 +366,13 @@ class ProcessClient(WorkerClient):
             raise msgspec.DecodeError("an answer before its request is forged")
         line.sendall(messages.line(message))
 
-    def _read_line(self, timeout_s: float) -> bytes:
-        """Read one line, which is a complete reply: the worker handles one request at a time."""
+    def _read_line(self, timeout_s: float, num_steps: float) -> bytes:
+        """Read one line, which is a complete reply: the worker handles one request at a time.
+
+        Any process can announce steps without end, so their number is limited, too.
+        """
         assert self._line is not None
+        until_s = time.monotonic() + num_steps * timeout_s
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
         while not parts[-1].endswith(b"\n"):
             ready = wait([self._line], POLL_S)
@@ -358,7 +389,7 @@ class ProcessClient(WorkerClient):
             count, _ = self._heartbeat.read()
             waited_s = waited_s + POLL_S if not ready and count == step else 0.0
             step = count
-            if waited_s >= timeout_s:
+            if waited_s >= timeout_s or time.monotonic() > until_s:
                 raise TimeoutError
         return b"".join(parts)
 

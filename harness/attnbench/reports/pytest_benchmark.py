@@ -7,6 +7,7 @@ omits the host's name. The format has no place for cells without a time.
 import statistics
 from typing import Any
 
+from attnbench.analysis.comparisons import doubt_of
 from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
@@ -26,11 +27,10 @@ def document(results: Results) -> dict[str, Any]:
         from pytest_benchmark.stats import Stats
     except ImportError:
         raise ValueError("pytest-benchmark is not installed: pip install -e '.[pytest]' in the checkout") from None
-    margin = results.plan.smallest_effect
     return {
         "machine_info": next(map(_machine, results.environments.values()), {"cpu": {}}),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
-        "benchmarks": [_benchmark(record, margin, Stats()) for record in results.records if record.samples(LATENCY)],
+        "benchmarks": [_benchmark(results, record, Stats()) for record in results.records if record.samples(LATENCY)],
         "datetime": results.started.time,
         "version": VERSION,
     }
@@ -47,9 +47,10 @@ def _machine(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _benchmark(record: Record, margin: float, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
+def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
     name, samples = plain(str(record.arm)), record.samples(LATENCY)
+    judged = {"margin": results.plan.smallest_effect, "doubtful": doubt_of(results, record.key)}
     for sample in samples:
         stats.update(sample.value)
     iterations = statistics.median_low(sample.num_calls for sample in samples)
@@ -59,7 +60,7 @@ def _benchmark(record: Record, margin: float, stats: Any) -> dict[str, Any]:  # 
         "fullname": f"attnbench::{name}[{record.workload.id}]",
         "params": {"implementation": name, **record.workload.axes()},
         "param": record.workload.id,
-        "extra_info": {"run": record.run, "commit": record.commit or "unknown", "margin": margin},
+        "extra_info": {"run": record.run, "commit": record.commit or "unknown"} | judged,
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }

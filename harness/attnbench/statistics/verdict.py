@@ -95,19 +95,15 @@ class Effect:
         return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
 
 
-def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0, is_watched: bool = True) -> Effect:
+def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
     """The effect of one number from each process, in time order, up to the last look.
-
-    Without `is_watched` all numbers count: their number must not depend on an earlier look, as with the hosts of a
-    cluster.
 
     Raises:
         ValueError: there is no number.
     """
     if not len(numbers):
         raise ValueError("there is no number: an effect needs one process at least")
-    all_count = not is_watched and len(numbers) >= FEWEST_PROCESSES
-    counted = len(numbers) if all_count else last_look(len(numbers))
+    counted = last_look(len(numbers))
     kept = np.asarray(numbers[: counted or None], dtype=np.float64)
     error = float(np.std(kept, ddof=1)) / math.sqrt(counted) if counted else None
     return Effect(
@@ -117,7 +113,7 @@ def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0, is_watched: b
         num_processes=counted or len(kept),
         num_measured=len(numbers),
         bias=bias,
-        num_looks=len(LOOKS) if is_watched else 1,
+        num_looks=len(LOOKS),
     )
 
 
@@ -143,6 +139,7 @@ def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:
         error, degrees = math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
     return Effect(
         log=candidate.log - base.log,
+        bias=base.bias + candidate.bias,
         error=error,
         degrees=degrees,
         num_processes=min(base.num_processes, candidate.num_processes),

@@ -58,7 +58,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads that differ in one axis only, in order, along which pairs of implementations may change places."""
 
-    axis: str  # one of AXES_OF_LADDERS
+    axis: str
     values: tuple[int, ...]
     workloads: tuple[str, ...]  # workload id at each value
     pairs: tuple[tuple[str, str], ...] = ()
@@ -101,7 +101,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
-    shortlist: int = 0  # in old runs: number of implementations to try, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range or have no JSON before anything is written."""
@@ -231,7 +230,6 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
     status: Status
     message: str = ""
     is_predicted: bool = False
-    is_outpaced: bool = False  # in old runs: predicted to be too slow
     agreement: records.Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported
@@ -279,8 +277,10 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     arms: tuple[ArmSamples, ...]
     called_s: float = 0.0  # inside calls of the arms, untimed ones and checks of their answers included
     elapsed_s: float = 0.0  # of the run, at the end of the visit
-    states: tuple[DeviceState, ...] = ()  # states of the device before the first block and after each; none: unknown
+    states: tuple[DeviceState, ...] = ()  # of the device, before and after the blocks of each request; none: unknown
     doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: reasons to distrust its times
+    factors: dict[str, float] = msgspec.field(default_factory=dict)  # by implementation: witnessed over claimed time
+    is_busy: bool = False  # trusted processes waited for a processor during the witness samples
     probe: str = ""  # the kind of interference probe: one device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:

@@ -47,6 +47,7 @@ class State:
     probes: list[ProbeVisit] = field(default_factory=list)
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
     doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
+    evidence: dict[Key, tuple[list[float], bool]] = field(default_factory=dict)  # factors, and if a visit was busy
     ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
     check_s: float = 0.0  # of all checks
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
@@ -137,7 +138,7 @@ class State:
         if isinstance(event, events.CellChecked):
             self.check_s += event.check_s
             self.spent_s += event.check_s
-            for name in ("is_predicted", "is_outpaced", "agreement", "executed_flops"):
+            for name in ("is_predicted", "agreement", "executed_flops"):
                 fields[name] = getattr(event, name)
         if (worker := self.worker) is not None:
             base = worker.base if event.side == BASE else None
@@ -157,6 +158,9 @@ class State:
                 self.doubts.pop((visit.workload, taken.arm), None)
                 if doubt := visit.doubts.get(taken.arm.implementation):
                     self.doubts[visit.workload, taken.arm] = doubt
+                if (factor := visit.factors.get(taken.arm.implementation)) is not None:
+                    factors, was_busy = self.evidence.get((visit.workload, taken.arm), ([], False))
+                    self.evidence[visit.workload, taken.arm] = [*factors, factor], was_busy or visit.is_busy
             arms.setdefault(taken.arm, Samples()).extend(taken.samples)
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
 

@@ -217,19 +217,17 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[Operator, ...]
     requested: str = ""  # the backend in the implementation's name; empty: none
-    predicted: str = ""  # in old runs: the backend that PyTorch announced
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
-    reason: str = ""  # in old runs: PyTorch's reason for another backend
     copies: str = ""  # declared copies inside the timed call; empty: none
     kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
 
     @property
     def fallback(self) -> str:
-        """A note that another backend ran than the requested one, and why; or ""."""
+        """A note that another backend ran than the requested one; or ""."""
         if self.requested in {"", self.observed}:
             return ""
         ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
-        return f"the {self.requested} backend was asked for and {ran}" + f": {self.reason}" * bool(self.reason)
+        return f"the {self.requested} backend was asked for and {ran}"
 
 
 class Status(enum.StrEnum):
@@ -285,10 +283,7 @@ EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # of a number for the place of 
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One observation and its place: epoch, visit, block and slot.
-
-    Calls that warm up a process, of all arms in turn, count as untimed calls before its first sample.
-    """
+    """One observation and its place: epoch, visit, block and slot. Old journals have two more fields."""
 
     value: float  # of one call, in the measurement's unit
     num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
@@ -301,8 +296,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     load: float = 0.0  # the machine's one-minute load average at the start
     host_s: float = 0.0  # the host's time to issue a call on a device with queues; elsewhere 0
     flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # of Flag
-    num_untimed: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # calls before the timed ones; 0 in journals without it
-    untimed_s: Annotated[float, Meta(ge=0)] = 0.0  # of these calls together
 
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"  # the metric of blocks, and that of A/A controls
@@ -455,7 +448,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status is a prediction; the cell was not tried
-    is_outpaced: bool = False  # left out of the shortlist: others are predicted to be much faster
     agreement: Agreement | None = None
     operators: Operators | None = None
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported

@@ -18,9 +18,10 @@ from statistics import median
 import msgspec
 
 from attnbench.devices import Clock
-from attnbench.devices.waiting import own_waits_s
+from attnbench.devices.waiting import Waits, longest_wait_s, own_waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
+Place = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
@@ -82,7 +83,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders.
 
     If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
-    limit. `sustained_s` is the time for which the arms are called without a pause beforehand, and makes samples longer.
+    limit. `sustained_s` is the time for which the arms are called without a pause beforehand, and makes samples longer;
+    `has_long_samples` does so without those calls.
     Settings follow from `known`, which may name arms of other processes, so that all processes choose the same
     settings; if an arm is missing there, they are calibrated.
     """
@@ -93,6 +95,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     longest_s: float = 0.0
     sustained_s: float = 0.0
+    has_long_samples: bool = False
     known: tuple[Known, ...] = ()
 
 
@@ -102,14 +105,14 @@ class Conditions:
 
     `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block`
     before the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of
-    the process, runnable processes, seconds for which the process's threads have waited for a processor (None:
+    the process, runnable processes, seconds for which each thread of the process has waited for a processor (None:
     unknown), frequency at which the device computes (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
     count_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     read_load: Callable[[], float] = (lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0
-    read_waits: Callable[[], float | None] = own_waits_s
+    read_waits: Callable[[], Waits | None] = own_waits
     flush: Callable[[], object] | None = None
     on_block: Callable[[], object] = lambda: None
     read_clock: Callable[[], float] = lambda: 0.0
@@ -193,7 +196,7 @@ def visit(
                 timed.spend(clock)
                 timed.flags = int(clock.inspect(timed.call))
         measured = [timed for timed in calls if timed.arm != PROBE]
-        paced_s = SUSTAINED_SAMPLE_S if at.sustained_s else MIN_SAMPLE_S
+        paced_s = SUSTAINED_SAMPLE_S if at.sustained_s or at.has_long_samples else MIN_SAMPLE_S
         least_s = max(paced_s, MIN_SAMPLE_TICKS * clock.resolution_s)
         seconds = dict(at.known)
         if any(timed.arm not in seconds for timed in measured):
@@ -212,9 +215,10 @@ def visit(
             present = [timed for timed in calls if block < shares[timed.arm]]
             for slot, timed in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(timed.arm)
+                waits = conditions.read_waits()  # first: it takes long, and sleeping threads start late
                 if settings.is_touched and timed.arm != PROBE:
                     timed.spend(clock)
-                taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions)
+                taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, waits)
                 samples[timed.arm].append(taken)
             conditions.on_block()
     finally:
@@ -259,19 +263,18 @@ def heat(
 
 
 def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
-    timed: TimedCall, num_calls: int, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions
+    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, waits: Waits | None
 ) -> Sample:
-    load, waits_s = conditions.read_load(), conditions.read_waits()
-    start_s, faults = clock.now(), conditions.count_faults()
-    reading = clock.read(timed.call, num_calls, conditions.flush)
+    load, start_s, faults = conditions.read_load(), clock.now(), conditions.count_faults()
+    reading = clock.read(timed.call, number, conditions.flush)
     num_faults, waited = conditions.count_faults() - faults, Flag(0)
-    if waits_s is not None:
-        waited_s = (conditions.read_waits() or 0.0) - waits_s
+    if waits is not None:
+        waited_s = longest_wait_s(waits, conditions.read_waits() or {})
         waited = Flag.waits_read | (Flag.waited if waited_s > WAITED * reading.elapsed_s else Flag(0))
     timed.called_s += reading.elapsed_s
     return Sample(
-        value=reading.elapsed_s / num_calls,
-        num_calls=num_calls,
+        value=reading.elapsed_s / number,
+        num_calls=number,
         epoch=at.epoch,
         visit=at.number,
         block=place[0],
@@ -279,6 +282,6 @@ def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
         start_s=start_s,
         num_faults=num_faults,
         load=load,
-        host_s=reading.host_s / num_calls,
+        host_s=reading.host_s / number,
         flags=int(reading.flags) | timed.flags | int(waited),
     )

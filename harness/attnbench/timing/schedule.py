@@ -164,7 +164,8 @@ class Race(Passes):
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
-        if any(self.is_first(state, workload) for workload in state.num_visits) or not self.judged:
+        going = [workload for workload in state.num_visits if state.live(workload, self.plan.specs)]
+        if any(self.is_first(state, workload) for workload in going) or not self.judged:
             return True
         counts = [each.effect.num_measured for each in self.judged.values() if each.needs_more]
         return any(number < look <= number + num_passes for number in counts for look in LOOKS)

@@ -128,15 +128,12 @@ def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
     assert not device("cuda").is_broken()  # and it is tested if there is none
 
 
-@pytest.mark.parametrize("is_clocked", [True, False])
-def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile, is_clocked):
+def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile):
     file, _ = fragile
     worker = Worker(Heartbeat())
     worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limits=LIMITS)  # it sets the process up
     arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
-    visit = SampleBlocks(
-        workload=POINT, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0, is_clocked=is_clocked
-    )
+    visit = SampleBlocks(workload=POINT, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0)
     found = worker.answer("sample_blocks", visit=visit)
     assert isinstance(found, Failed)
     assert (found.arm, found.status) == (arms[0][0], Status.error)

@@ -88,7 +88,7 @@ def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() 
     state = State()
     kernel = Operator(name="aten::bmm", num_calls=1, self_s=1.0)
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
-    seen = Operators(calls=(kernel,), requested="flash", observed="math", reason="the mask is 3-D")
+    seen = Operators(calls=(kernel,), requested="flash", observed="math")
     state.apply(CellProfiled(workload="w", implementation="i", operators=seen))
     assert state.live("w", [Arm(implementation="i")]) == []
     assert list(state.status.values()) == [Status.fallback]

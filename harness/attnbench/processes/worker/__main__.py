@@ -3,8 +3,8 @@
 Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
 second; starting Python with torch takes seconds. Systems without Linux's calls must do that: given the files of a line
 and a heartbeat, this program becomes a single worker. The template never loads an implementation, so that every worker
-starts clean; it imports the slow packages in PRELOADED. Processes that outlive their worker become its children, and it
-ends them with the worker.
+starts clean; it imports the slow packages in PRELOADED. A detached process stays the child of its worker, and ends with
+it.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -90,26 +91,34 @@ def serve(line: socket.socket, alive: set[int]) -> None:
         else:
             is_ours = number in alive  # otherwise it belonged to an earlier template, and ended with it
             alive.discard(number)
-            code = end(number) if is_ours else -signal.SIGKILL
-            end_strays(alive)
+            code, ended = end(number) if is_ours else (-signal.SIGKILL, set[int]())
+            end_strays(alive, ended)
             line.sendall(NUMBER.pack(code))
 
 
-def end(worker: int) -> int:
-    """End a worker with all its processes; return its exit code, or minus the signal that had ended it before."""
-    strays = psutil.Process(worker).children(recursive=True) if messages.spawns() else []
+def end(worker: int) -> tuple[int, set[int]]:
+    """End a worker with all its processes, and remove its files; return its exit code, and the ids of the others.
+
+    The code is minus the signal if one had ended it before.
+    """
+    strays = psutil.Process(worker).children(recursive=True)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)  # a freshly started one has no group of its own yet
     for stray in strays:
         with suppress(psutil.Error):
             stray.kill()
-    return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    if folder := os.environ.get(messages.FILES):
+        for file in Path(folder).glob(f"{worker}-*"):
+            file.unlink(missing_ok=True)
+    return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), {stray.pid for stray in strays}
 
 
-def end_strays(alive: set[int]) -> None:
-    """End processes that outlived their worker: they are our children now, and so are their children after them."""
-    while strays := [child for child in psutil.Process().children() if child.pid not in alive]:
+def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
+    """End processes that outlived their worker, and are our children now: those of `ended`; without `alive`, all."""
+    while strays := [
+        child for child in psutil.Process().children() if child.pid not in alive and (not alive or child.pid in ended)
+    ]:
         for stray in strays:
             stray.kill()
             os.waitpid(stray.pid, 0)
@@ -129,6 +138,7 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     """Leave the template's process group and print into `log`, then answer."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed template ends no worker itself
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that detached processes are known as its own
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
-from attnbench.devices.waiting import own_waits_s
+from attnbench.devices.waiting import own_waits
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.messages import Cell, Failed
@@ -195,11 +195,6 @@ def _settle(name: str) -> Callable[[], None]:
 class Worker:
     """Its public methods are the functions that the coordinator calls; it keeps costly objects between them."""
 
-    @cached_property
-    def guard(self) -> state.Guard:
-        """The state of the process, which no implementation may change."""
-        return state.Guard()
-
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
         """Start empty. `consult` asks the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
@@ -213,10 +208,11 @@ class Worker:
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.witnesses: list[Callable[[], Mapping[str, Tensor | None]]] = []  # calls of a witness sample,
-        self.returned: list[Mapping[str, Tensor | None]] = []  # and their results
+        self.witnesses: list[witness.Observed] = []  # calls of a witness sample,
+        self.returned: list[object] = []  # and their results
         self.screened: set[tuple[str, str]] = set()  # cells with a judged output
         self.pads: list[bytearray] = []
+        self.guard = state.Guard()
         self.turn = PROBE  # the arm that is responsible for a failure
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
@@ -246,7 +242,7 @@ class Worker:
         torch.set_float32_matmul_precision(workload.float32_matmul_precision)
         self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         self.settle(workload.device)()
-        self.guard.accept_settings()
+        self.guard = state.Guard()  # the harness itself has changed some settings
         try:
             reply = self._handled(function, arguments)
         finally:
@@ -268,23 +264,18 @@ class Worker:
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
         """The function's result, or Failed for an exception or a changed state."""
-        # a timed request, and one of a judge, looks for replaced functions only at the next one
-        is_clocked = function == "sample_blocks" and arguments["visit"].is_clocked
-        is_quick = is_clocked or function in {"witness", "check", "judge_output"}
         try:
             reply = getattr(Worker, function)(self, **arguments)
-            if is_quick:
-                self.guard.require_unchanged()
-            elif not isinstance(reply, Failed):
+            if not isinstance(reply, Failed):
                 self._account(is_making=function == "prepare")
                 return reply
         except Exception as error:  # noqa: BLE001 - as said above
             reply = self._failure(error)
         except CandidateLostError as lost:
             reply = lost.failed
-        if changed := [] if is_quick else self.guard.restore():
+        if changed := self.guard.restored():
             self.is_altered = True
-            if isinstance(reply, Failed) and reply.raised != "SharedStateError":
+            if reply.raised != "SharedStateError":
                 message = "; ".join(filter(None, (reply.message, state.blame(changed))))
                 reply = msgspec.structs.replace(reply, message=message)
         return reply
@@ -335,9 +326,9 @@ class Worker:
 
     def _account(self, *, is_making: bool) -> None:
         """Restore changed settings and blame the implementation; an import or build only if they cannot be restored."""
-        changed = self.guard.restore()
+        changed = self.guard.restored()
         if changed and is_making:
-            changed = self.guard.restore()
+            changed = self.guard.restored()
         if changed:
             self.is_altered = True
             raise state.SharedStateError(state.blame(changed))
@@ -459,7 +450,6 @@ class Worker:
         timed = bench.calls.get(cell.arm)
         with case.grad_mode():
             call = case.call() if timed is None else timed.call
-        state.require_idle()
         self.returned, start = [], time.perf_counter()
         with case.grad_mode():
             for _ in range(num_before):
@@ -475,16 +465,20 @@ class Worker:
         """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
         self.turn, calls = cell.arm, self.witnesses[first:last]
         with torch.set_grad_enabled(cell.workload.direction != "inference"):
-            for call in calls:
+            for call, _ in calls:
                 self.returned.append(call())
+        device(cell.workload.device).synchronize()
 
     def hand_in(self, cell: Cell, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
         self.turn, tensors = cell.arm, dict[str, Tensor]()
-        if type(self.returned) is not list or any(type(each) is not dict for each in self.returned):
+        if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
-            for name, tensor in self.returned[number].items():
+            for each in _tensors(self.returned[number]):
+                if each is not None:
+                    require_plain("output", each)  # first: another kind may compute only when it is read
+            for name, tensor in self.witnesses[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
                     tensors[f"{number} {name}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -578,7 +572,7 @@ class Worker:
 
         conditions = blocks.Conditions(
             on_turn=on_turn,
-            read_waits=own_waits_s if here.is_host else lambda: None,
+            read_waits=own_waits if here.is_host else lambda: None,
             flush=here.flush if visit.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
