@@ -162,9 +162,8 @@ def take_turns(
             samples[arm].append(sample)
         num_taken += step is block
         if request.longest_s and taken:  # a request has one block, so its runner cannot leave any out
-            most = max(
-                1, min(most, int(request.longest_s / sum(each.value * each.num_calls for each in taken.values())))
-            )
+            block_s = sum(each.value * each.num_calls for each in taken.values())
+            most = max(1, min(most, int(request.longest_s / block_s)))
     return request.finished(samples, called_s, states)
 
 
