@@ -251,9 +251,11 @@ def test_code_that_computes_between_its_requests_is_found_from_outside():
     assert "between its calls it goes on using 1" in raised.value.args[0].message
 
 
-def test_a_wrong_answer_while_it_is_timed_fails_at_once(client):
-    failed = visited(client(wrong="while it was timed: wrong"), 1)
+def test_a_wrong_answer_while_it_is_timed_fails_at_once_and_its_process_ends(client):
+    both = client(wrong="while it was timed: wrong")
+    failed = visited(both, 1)
     assert (failed.status, failed.arm) == (Status.disagrees, THEIRS)
+    assert (both.theirs.is_running, both.is_running) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,9 @@ class Runners(WorkerClient):
             return self._witnessed(request.workload, parts, visit, load)
         except _FailedError as error:
             failed: Failed = error.args[0]
+            for part in parts:
+                if part.owner is not None and part.owner == failed.arm.as_measured():
+                    part.client.stop()  # what it left at work would disturb the others
             is_known = failed.arm in dict(request.arms)  # a control may be unknown outside
             return failed if is_known else msgspec.structs.replace(failed, arm=failed.arm.as_measured())
 
