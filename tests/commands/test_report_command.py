@@ -72,8 +72,7 @@ def test_a_format_that_does_not_exist_is_named_with_all_that_do(called):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--format", "csv", "--open"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]],
+    "options", [["--format", "csv", "--open"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]]
 )
 def test_what_writes_no_reports_excludes_their_options(called, options):
     assert "--salvage" in called(*options, code=2)

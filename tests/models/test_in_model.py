@@ -167,8 +167,7 @@ def test_padding_that_is_ignored_is_found_in_the_padded_batch_alone(tmp_path):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")],
+    ("kind", "words"), [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")]
 )
 def test_an_implementation_that_would_ignore_what_a_model_has_is_not_asked(kind, words, tmp_path):
     model, expected = built(kind, has_gradients=False)
