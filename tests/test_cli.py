@@ -18,16 +18,8 @@ from tests import forks
 from tests.repositories import PLAIN
 
 ROOT = Path(__file__).parents[1]
-AXES = (
-    "seq_len=16",
-    "num_heads=2",
-    "head_dim=8",
-    "dtype=float32",
-    "mask=causal",
-    "direction=inference",
-    "batch_size=1",
-)
-SMALL = [f"--set={axis}" for axis in (*AXES, "scope=attention")]
+AXES = ("seq_len=16", "num_heads=2", "head_dim=8", "dtype=float32", "mask=causal", "direction=inference")
+SMALL = [f"--set={axis}" for axis in (*AXES, "batch_size=1", "scope=attention")]
 
 
 def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):

@@ -97,12 +97,8 @@ def test_parts_become_one_run_with_the_same_verdicts(results, called):
     page = Path(called(*names).split(": ")[1].strip())
     joined = read(page.parent)
     assert joined.run == "part_1-joined"
-    assert {path.name for path in page.parent.iterdir()} >= {
-        "report.html",
-        "records.csv",
-        "summary.md",
-        "journal.jsonl",
-    }
+    files = {"report.html", "records.csv", "summary.md", "journal.jsonl"}
+    assert {path.name for path in page.parent.iterdir()} >= files
     assert {record.key for record in joined.records} == {record.key for part in parts for record in part.records}
     assert joined.elapsed_s == max(part.elapsed_s for part in parts)
     before = {each.key: each.ratio for part in parts for each in comparisons(part)}

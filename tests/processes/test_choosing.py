@@ -29,13 +29,8 @@ LENGTH = 256
 
 
 def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.0) -> Plan:
-    selection = build_plan(
-        sweep="fastest",
-        settings=(f"seq_len={LENGTH}", "mask=causal", *settings),
-        is_exact=True,
-        implementations=names,
-        seed=3,
-    )
+    settings = (f"seq_len={LENGTH}", "mask=causal", *settings)
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=names, seed=3)
     return msgspec.structs.replace(plan_to_choose(selection), budget_s=budget_s)
 
 
