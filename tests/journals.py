@@ -163,7 +163,6 @@ def status(workload: Workload, name: str) -> tuple[Status, str, bool]:
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """Return the true time of one call."""
     base, growth, _ = SPEEDS.get(name, (2e-3, 1.8, 1.0))
     scope = 1.3 if workload.scope == "module" else 1.0
     causal = 0.65 if workload.mask == "causal" and name in {"sdpa", "sdpa_flash", "chunked"} else 1.0

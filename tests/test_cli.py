@@ -176,7 +176,6 @@ def test_help_needs_no_heavy_module(tmp_path):
 
 @pytest.mark.parametrize("what", ["sweeps", "axes", "masks", "models", "metrics", "reports"])
 def test_everything_can_be_listed(called, what):
-    """Implementations are listed in test_list.py."""
     entries = json.loads(called("list", what, "--json").stdout)
     assert entries
     assert all(value for entry in entries for value in entry.values())

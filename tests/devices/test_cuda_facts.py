@@ -48,7 +48,6 @@ def gpus(monkeypatch) -> MagicMock:
 
 
 def called(gpus: MagicMock) -> list[str]:
-    """Return the names of all calls, in order."""
     return [name for name, _, _ in gpus.mock_calls]
 
 

@@ -86,7 +86,6 @@ def planted(number: int, seed: int) -> tuple[float, virtual.Seconds]:
 
 
 def searching(seed: int, budget_s: float = 60.0) -> Plan:
-    """Plan a search over all lengths."""
     selection = build_plan(
         sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=PAIR, baseline=PAIR[1], seed=seed
     )
