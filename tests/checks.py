@@ -24,12 +24,10 @@ LIMITS = Limits(call_s=5.0, memory_bytes=2**30)
 
 
 def cell_of(spec: str, workload: Workload, name: str = "f") -> Cell:
-    """The cell of an implementation's source."""
     return Cell(workload=workload, arm=Arm(implementation=name), spec=spec)
 
 
 def judge_of(runner: Worker) -> Worker:
-    """A judge that asks this runner."""
     return Worker(Heartbeat(), lambda function, _, **arguments: runner.answer(function, **arguments))
 
 

@@ -100,6 +100,13 @@ def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
     return tuple(Workload(**point) for point in found)  # type: ignore[arg-type]
 
 
+def planned(points: tuple[Workload, ...], names: tuple[str, ...], **fields: Any) -> Plan:
+    """Plan a run of few processes next to the baseline."""
+    usual: dict[str, Any] = {"sweep": "example", "baseline": BASELINE, "metrics": ("latency",), "budget_s": 0.0}
+    usual |= {"call_limit_s": 10.0, "timeout_s": 60.0, "memory_limit_bytes": 0}
+    return Plan(workloads=points, implementations=names, **(usual | fields))
+
+
 USUAL = workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 512, 2048))
 
 
@@ -126,18 +133,8 @@ def write(
 
     Each workload is visited `num_visits` times in each epoch; `time_of` replaces the true times of `seconds`.
     """
-    plan = Plan(
-        sweep="example",
-        workloads=points,
-        implementations=names,
-        baseline=BASELINE,
-        metrics=("latency", "peak_memory"),
-        budget_s=60.0,
-        call_limit_s=5.0,
-        timeout_s=30.0,
-        memory_limit_bytes=0,
-        smallest_effect=smallest_effect,
-    )
+    fields = {"metrics": ("latency", "peak_memory"), "budget_s": 60.0, "call_limit_s": 5.0, "timeout_s": 30.0}
+    plan = planned(points, names, smallest_effect=smallest_effect, **fields)
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=time, commit=commit, plan=plan))
         journal.append(WorkerStarted(time=time, environment=environment))
@@ -166,7 +163,6 @@ def status(workload: Workload, name: str) -> tuple[Status, str, bool]:
 
 
 def seconds(workload: Workload, name: str) -> float:
-    """Return the true time of one call."""
     base, growth, _ = SPEEDS.get(name, (2e-3, 1.8, 1.0))
     scope = 1.3 if workload.scope == "module" else 1.0
     causal = 0.65 if workload.mask == "causal" and name in {"sdpa", "sdpa_flash", "chunked"} else 1.0

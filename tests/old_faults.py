@@ -55,7 +55,6 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def row(self) -> str:
-        """Return its row of the page's table."""
         planted = f"{self.planted}. {self.kept}" if self.kept else self.planted
         by = self.error.partition(":")[0] or "assertion"
         return f"| {planted} | {self.commit} | `{self.test}` | {by} | {self.gpu or '-'} |\n"

@@ -115,7 +115,6 @@ class Draw:
         return [*self.tensors.values(), *self.operands.values(), *weights]
 
     def expected(self) -> Tensor:
-        """Compute the right output."""
         if self.point.scope == "module":
             return module(**self.tensors, weights=self.weights, point=self.point, operands=self.operands)
         return attention(**self.tensors, point=self.point, operands=self.operands)

@@ -38,7 +38,6 @@ def commit(folder: Path, tag: str, **files: str | None) -> None:
 
 
 def repository(folder: Path) -> Path:
-    """Create an empty repository."""
     folder.mkdir(parents=True)
     git(folder, "init", "--quiet")
     return folder

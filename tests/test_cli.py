@@ -18,16 +18,8 @@ from tests import forks
 from tests.repositories import PLAIN
 
 ROOT = Path(__file__).parents[1]
-AXES = (
-    "seq_len=16",
-    "num_heads=2",
-    "head_dim=8",
-    "dtype=float32",
-    "mask=causal",
-    "direction=inference",
-    "batch_size=1",
-)
-SMALL = [f"--set={axis}" for axis in (*AXES, "scope=attention")]
+AXES = ("seq_len=16", "num_heads=2", "head_dim=8", "dtype=float32", "mask=causal", "direction=inference")
+SMALL = [f"--set={axis}" for axis in (*AXES, "batch_size=1", "scope=attention")]
 
 
 def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
@@ -184,7 +176,6 @@ def test_help_needs_no_heavy_module(tmp_path):
 
 @pytest.mark.parametrize("what", ["sweeps", "axes", "masks", "models", "metrics", "reports"])
 def test_everything_can_be_listed(called, what):
-    """Implementations are listed in test_list.py."""
     entries = json.loads(called("list", what, "--json").stdout)
     assert entries
     assert all(value for entry in entries for value in entry.values())

@@ -222,16 +222,8 @@ def follow(block: Block, workplace: Path) -> str:
         "GIT_CEILING_DIRECTORIES": str(workplace.parent),
     }
     given = "" if block.language == "bash" else block.text
-    done = subprocess.run(
-        command,
-        cwd=workplace,
-        env=environment,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    place = {"cwd": workplace, "env": environment, "timeout": TIMEOUT_S}
+    done = subprocess.run(command, **place, input=given, capture_output=True, text=True, check=False)
     exits = re.search(r"# exits (\d(?: or \d)*)", block.text)
     said = f"{block}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert str(done.returncode) in (exits[1].split(" or ") if exits else ["0"]), said

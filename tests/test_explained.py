@@ -36,20 +36,10 @@ MORE = (
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
-NAMED_BY_DIAGNOSIS = {
-    *diagnosis.RANDOM,
-    *diagnosis.RULE_MISTAKES.values(),
-    diagnosis.FLOAT32_INSIDE,
-    "features_scaled",
-    "gradient_of_query_unwritten",
-    "output_factor",
-    "output_zero",
-    "key_gradient_factor",
-    "out_gradient_zero",
-    "scores_scaled",
-    "mask_of_its_own",
-    *(f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")),
-}
+NAMED_BY_DIAGNOSIS = {"features_scaled", "gradient_of_query_unwritten", "output_factor", "output_zero"}
+NAMED_BY_DIAGNOSIS |= {"key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
+NAMED_BY_DIAGNOSIS |= {*diagnosis.RANDOM, *diagnosis.RULE_MISTAKES.values(), diagnosis.FLOAT32_INSIDE}
+NAMED_BY_DIAGNOSIS |= {f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")}
 
 
 def shown() -> dict[str, set[str]]:

@@ -40,7 +40,6 @@ CELLS = pd.DataFrame(
 
 @cache
 def program(path: str) -> ModuleType:
-    """Load a program of the documents or examples."""
     spec = importlib.util.spec_from_file_location(f"program_{Path(path).stem}", ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -8,14 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import (
-    Comparison,
-    comparisons,
-    doubts,
-    paired_times,
-    runs_the_same,
-    too_noisy,
-)
+from attnbench.analysis.comparisons import Comparison, comparisons, doubts, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
 from attnbench.reports import story
 from attnbench.statistics.intervals import median

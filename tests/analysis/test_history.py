@@ -70,16 +70,9 @@ def test_what_never_varies_shows_any_step():
 def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("history") / "runs"
     for number, slowdown in enumerate(SLOWDOWNS):
-        journals.write(
-            folder / f"2025110{number}T100000Z-example",
-            POINTS,
-            NAMES,
-            slowdown=slowdown,
-            num_visits=2,
-            seed=number,
-            time=f"2025-11-0{number + 1}T10:00:00+00:00",
-            commit=f"{number}abcdef0123456",
-        )
+        place = folder / f"2025110{number}T100000Z-example"
+        when = {"time": f"2025-11-0{number + 1}T10:00:00+00:00", "commit": f"{number}abcdef0123456"}
+        journals.write(place, POINTS, NAMES, slowdown=slowdown, num_visits=2, seed=number, **when)
     return folder.parent
 
 

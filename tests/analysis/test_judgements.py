@@ -17,16 +17,13 @@ PLANNED = tuple(
 )
 
 
+PLACE = {"run": "r", "time": "t", "commit": "c", "implementation": "mine", "environment": None}
+
+
 def agreement(*, error: float | None = 0.1, found: str = "", conventions: tuple[str, ...] = ()) -> Agreement:
-    output = TensorError(
-        tensor="output",
-        error=error,
-        allowed=1.0,
-        worst=(0,),
-        expected=1.0,
-        actual=None if error is None else 1.0 + error,
-        largest=1.0,
-    )
+    actual = None if error is None else 1.0 + error
+    sizes = {"allowed": 1.0, "worst": (0,), "expected": 1.0, "largest": 1.0}
+    output = TensorError(tensor="output", error=error, actual=actual, **sizes)
     rules = (RuleResult(rule="hidden NaN", holds=False, found=found, is_noted=True),) if found else ()
     probes = (ProbeResult(probe="normal", tensors=(output,)),)
     return Agreement(oracle="a loop", probes=probes, rules=rules, conventions=conventions)
@@ -39,22 +36,10 @@ def judgement(
     records = []
     for workload, status in zip(planned, statuses, strict=False):
         error = 3.0 if status is Status.disagrees else 0.1
-        judged = (
-            agreement(error=error, **details) if status in {Status.ok, Status.disagrees, Status.approximate} else None
-        )  # type: ignore[arg-type]
-        records.append(
-            Record(
-                run="r",
-                time="t",
-                commit="c",
-                workload=workload,
-                implementation="mine",
-                environment=None,
-                status=status,
-                message=f"{status} here",
-                agreement=judged,
-            )
-        )
+        is_judged = status in {Status.ok, Status.disagrees, Status.approximate}
+        judged = agreement(error=error, **details) if is_judged else None  # type: ignore[arg-type]
+        found = {"status": status, "message": f"{status} here", "agreement": judged}
+        records.append(Record(**PLACE, workload=workload, **found))  # type: ignore[arg-type]
     return Judgement(implementation="mine", records=tuple(records), planned=planned)
 
 

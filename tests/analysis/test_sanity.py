@@ -148,14 +148,7 @@ def test_the_time_between_two_workers_is_left_out():
     assert found == SystemLoad(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        [],
-        [started(at(), at()), ended(None)],
-        [started(at(), at()), ended(at())],
-    ],
-)
+@pytest.mark.parametrize("found", [[], [started(at(), at()), ended(None)], [started(at(), at()), ended(at())]])
 def test_without_two_moments_of_a_worker_nothing_is_said(found):
     assert system_load(found, ()) is None
 

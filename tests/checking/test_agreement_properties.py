@@ -61,7 +61,6 @@ def masks(draw, batch_size, query_len, key_len):
 
 @st.composite
 def points(draw, **fixed):
-    """Draw a small workload."""
     query_len, batch_size, groups = draw(st.integers(1, 40)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     key_len = draw(st.one_of(st.just(query_len), st.integers(1, 40)))
     axes = {

@@ -22,17 +22,9 @@ from tests.elsewhere import Counted, Elsewhere
 from tests.mask_texts import not_among
 
 FORMS = (oracle.attend, *oracle.YARDSTICKS)
-LONG = Workload(
-    device=elsewhere.NAME,
-    batch_size=2,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    seq_len=16384,
-    dtype="bfloat16",
-    mask="causal",
-    direction="forward_backward",
-)
+SIZES = {"batch_size": 2, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "seq_len": 16384}
+TRAINED = {"device": elsewhere.NAME, "direction": "forward_backward"}
+LONG = Workload(**SIZES, **TRAINED, dtype="bfloat16", mask="causal")
 FLOPS_PER_S, SLOW_FLOPS_PER_S, MOST_S, MOST_BYTES = 60e12, 10e9, 60.0, 8 * 2**30
 
 
@@ -76,15 +68,8 @@ def test_the_first_and_the_last_key_that_a_query_sees_are_those_of_the_dense_mas
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_gradients_are_compared_where_the_yardsticks_compute(precision, scope, has_float64):
     kind = type("Other", (Elsewhere,), {"has_float64": has_float64})
-    point = Workload(
-        device=elsewhere.NAME,
-        seq_len=6,
-        num_heads=2,
-        head_dim=4,
-        scope=scope,
-        direction="forward_backward",
-        float32_matmul_precision=precision,
-    )
+    sizes = {"seq_len": 6, "num_heads": 2, "head_dim": 4}
+    point = Workload(**sizes, **TRAINED, scope=scope, float32_matmul_precision=precision)
     with elsewhere.installed(kind), Counted():
         made = reference_for_probe(point, "normal", 0)
         assert {tensor.device.type for tensor in made.inputs.tensors.values()} == {"meta"}

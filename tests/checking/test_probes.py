@@ -86,7 +86,6 @@ def of(module):
 
 
 def known(name, words):
-    """The mistake of the catalogue."""
     return lambda point: planted(next(each for each in catalogue(point) if each.name == name and words in each.words))
 
 

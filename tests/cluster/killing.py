@@ -54,7 +54,6 @@ class Machines:
 
     @property
     def address(self) -> str:
-        """Return the address for drivers."""
         return str(self.cluster.address)
 
     def add(self, name: str) -> Any:
@@ -73,7 +72,6 @@ class Machines:
 
 
 def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start a sweep, or resume one."""
     results.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "attnbench", "run", *words, "--results", str(results)]
     with (results / "log").open("ab") as log:
@@ -81,7 +79,6 @@ def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def local(results: Path) -> Results:
-    """Run the same sweep without a cluster."""
     started(results, *SHORT).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
@@ -160,5 +157,4 @@ def wrong(run: Path, alone: Results) -> list[str]:
 
 
 def _decided(results: Results) -> dict[Key, str]:
-    """Return the decided verdicts."""
     return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}

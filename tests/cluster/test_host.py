@@ -30,7 +30,7 @@ def own_machine(tmp_path, monkeypatch):
 
 
 def share_of(*specs: str) -> Plan:
-    chosen = build_plan(sweep="quick", settings=(*SMALL, "batch_size=1"), is_exact=True, implementations=specs)
+    chosen = build_plan(sweep="quick", settings=SMALL, is_exact=True, implementations=specs)
     planned = msgspec.structs.replace(chosen, budget_s=0.0, metrics=())
     (share,) = split(planned, 1).values()
     return share

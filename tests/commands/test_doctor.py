@@ -15,14 +15,8 @@ from attnbench.timing.functions import FunctionComparison
 from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import ENVIRONMENT, PROBE_S
 
-FIT = msgspec.structs.replace(
-    ENVIRONMENT,
-    system="Linux x86_64",
-    num_physical_cores=4,
-    num_logical_cores=4,
-    num_threads=4,
-    clocks={"governor": "performance"},
-)
+FOUR = {"num_physical_cores": 4, "num_logical_cores": 4, "num_threads": 4}
+FIT = msgspec.structs.replace(ENVIRONMENT, system="Linux x86_64", clocks={"governor": "performance"}, **FOUR)
 
 
 @pytest.fixture(autouse=True)

@@ -72,8 +72,7 @@ def test_a_format_that_does_not_exist_is_named_with_all_that_do(called):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--format", "csv", "--open"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]],
+    "options", [["--format", "csv", "--open"], ["--format", "csv", "--salvage"], ["--salvage"], ["--salvage", "--open"]]
 )
 def test_what_writes_no_reports_excludes_their_options(called, options):
     assert "--salvage" in called(*options, code=2)
@@ -98,12 +97,8 @@ def test_parts_become_one_run_with_the_same_verdicts(results, called):
     page = Path(called(*names).split(": ")[1].strip())
     joined = read(page.parent)
     assert joined.run == "part_1-joined"
-    assert {path.name for path in page.parent.iterdir()} >= {
-        "report.html",
-        "records.csv",
-        "summary.md",
-        "journal.jsonl",
-    }
+    files = {"report.html", "records.csv", "summary.md", "journal.jsonl"}
+    assert {path.name for path in page.parent.iterdir()} >= files
     assert {record.key for record in joined.records} == {record.key for part in parts for record in part.records}
     assert joined.elapsed_s == max(part.elapsed_s for part in parts)
     before = {each.key: each.ratio for part in parts for each in comparisons(part)}

@@ -76,10 +76,7 @@ UNDECLARED = {
     "a window wider by one": ('adapt(windowed, masks=("sliding_window(10)",))', "the mask is sliding_window(9)"),
     "the other alignment": ("at_the_end", 'masks=("none", "causal_bottom_right")'),
     "no scale": ("unscaled", "scale=1.0"),
-    "tokens taken for heads": (
-        'adapt(lambda q, k, v: flash(q, k, v, False), sizes={"kv_len": 0})',
-        'layout="bthk"',
-    ),
+    "tokens taken for heads": ('adapt(lambda q, k, v: flash(q, k, v, False), sizes={"kv_len": 0})', 'layout="bthk"'),
     "a causal function": ("causal_only", 'masks=("causal",)'),
     "a causal module": (
         'adapt(lambda s: GPT(s.embed_dim, s.num_heads), packed("qkv", out="proj"))',

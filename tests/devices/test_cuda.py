@@ -13,9 +13,9 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.worker.attempts import describe
-from attnbench.storage.events import Plan
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
+from tests import journals
 from tests.pairwise import pairwise
 
 INSIDE_TORCH = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -60,18 +60,8 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
 
 def run(folder: Path, *more: str, seq_len: int = 64, direction: str = "inference", **asked) -> dict[str, Record]:
     workload = Workload(seq_len=seq_len, num_heads=2, device="cuda", dtype="bfloat16", direction=direction)
-    plan = Plan(
-        sweep="cuda",
-        workloads=(workload,),
-        implementations=("fused", "sdpa", *more),
-        baseline="sdpa",
-        metrics=("latency", "peak_memory", "outside_memory"),
-        budget_s=0.0,
-        call_limit_s=1.0,
-        timeout_s=60.0,
-        memory_limit_bytes=0,
-        **asked,
-    )
+    metrics = ("latency", "peak_memory", "outside_memory")
+    plan = journals.planned((workload,), ("fused", "sdpa", *more), metrics=metrics, call_limit_s=1.0, **asked)
     execution.execute(plan, folder, lambda _: None)
     return {record.implementation: record for record in read(folder).records}
 

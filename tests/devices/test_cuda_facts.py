@@ -12,17 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.analysis.sanity import ON_A_QUEUE, judged, slowed, warnings_of
 from attnbench.devices import CaptureError, accelerators, cuda, device, environment, nvml
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.records import (
-    LATENCY,
-    LIMITS,
-    DeviceState,
-    Flag,
-    Measurement,
-    Operators,
-    Record,
-    Sample,
-    Status,
-)
+from attnbench.storage.records import LATENCY, LIMITS, DeviceState, Flag, Measurement, Operators, Record, Sample, Status
 from attnbench.workloads.workload import Workload
 from tests.signatures import snapshots
 
@@ -58,7 +48,6 @@ def gpus(monkeypatch) -> MagicMock:
 
 
 def called(gpus: MagicMock) -> list[str]:
-    """Return the names of all calls, in order."""
     return [name for name, _, _ in gpus.mock_calls]
 
 

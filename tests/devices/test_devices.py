@@ -194,15 +194,10 @@ SMALL = ("--set=seq_len=8", "--set=num_heads=1", "--set=scope=attention", "--set
 
 def run(folder: Path, faked: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     (folder / "sitecustomize.py").write_text(faked)
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "harness")])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    path = os.pathsep.join([str(folder), str(ROOT / "harness")])
+    place = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path}, "timeout": 150}
+    command = [sys.executable, "-m", "attnbench", *arguments]
+    return subprocess.run(command, **place, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.long

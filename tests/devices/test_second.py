@@ -65,7 +65,6 @@ class Place:
         return done.stdout
 
     def attnbench(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-        """Run a command of attnbench."""
         return self.run("-m", "attnbench", *arguments, codes=codes)
 
 

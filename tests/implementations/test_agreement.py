@@ -339,24 +339,13 @@ def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: 
     assert IMPLEMENTATIONS[name].unsupported(usual(scope="module", mask="causal")) is None
 
 
-HALF = {"device": "cuda", "dtype": "float16"}
+HALF, LONGER = {"device": "cuda", "dtype": "float16"}, {"mask": "causal", "kv_len": 9}
 REFUSED = {
-    "sdpa_cudnn": [
-        {},
-        {"device": "cuda"},
-        HALF | {"head_dim": 264},
-        HALF | {"kv_len": 1},
-        HALF | {"mask": "causal", "kv_len": 9},
-    ],
+    "sdpa_cudnn": [{}, {"device": "cuda"}, HALF | {"head_dim": 264}, HALF | {"kv_len": 1}, HALF | LONGER],
     "sdpa_efficient": [{}, {"device": "cuda", "dtype": "float64"}, {"device": "cuda", "mask": "softcap(30)"}],
-    "torch_varlen": [{}, {"device": "cuda"}, HALF | {"mask": "padding"}, HALF | {"mask": "causal", "kv_len": 9}],
+    "torch_varlen": [{}, {"device": "cuda"}, HALF | {"mask": "padding"}, HALF | LONGER],
     "flex": [{}, {"direction": "inference", "dtype": "float64"}, {"device": "cuda", "head_dim": 8}],
-    "sdpa_flash": [
-        {"device": "cuda", "dtype": "float32"},
-        HALF | {"mask": "padding"},
-        HALF | {"mask": "causal", "kv_len": 9},
-        HALF | {"head_dim": 512},
-    ],
+    "sdpa_flash": [HALF | {"dtype": "float32"}, HALF | {"mask": "padding"}, HALF | LONGER, HALF | {"head_dim": 512}],
 }
 """What needs CUDA or a compiler: whatever else is not refused, test_agreement tries."""
 

@@ -260,20 +260,9 @@ def install(monkeypatch, version):
     monkeypatch.setattr(F, "scaled_dot_product_attention", as_documented)
 
 
-POINTS = [
-    {"mask": mask} | lengths
-    for mask, lengths in (
-        ("none", {"kv_len": 15}),
-        ("causal", {}),
-        ("causal", {"kv_len": 15}),
-        ("causal_bottom_right", {"kv_len": 15}),
-        ("causal_bottom_right", {"kv_len": 7}),
-        ("sliding_window(3)", {}),
-        ("document(4,7)", {}),
-        ("padding", {}),
-        ("prefix(3)", {"kv_len": 15}),
-    )
-]
+SQUARE, LONGER = ("causal", "sliding_window(3)", "document(4,7)", "padding"), {"kv_len": 15}
+POINTS = [{"mask": mask} | LONGER for mask in ("none", "causal", "causal_bottom_right", "prefix(3)")]
+POINTS += [{"mask": mask} for mask in SQUARE] + [{"mask": "causal_bottom_right", "kv_len": 7}]
 TRIED = [(name, version) for name, function in (FUNCTIONS | OF_TORCH).items() for version in versions(function)]
 FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
 """Least number of points to be tried, if it is less than 5."""

@@ -46,7 +46,7 @@ EDITS = [
         {"query(x), key(x), value(x)": "query(x), value(x), key(x)"},
         "projections_in_wrong_order",
         MODULE,
-        reported="query, value and key",
+        "query, value and key",
     ),
     edit("fused", {HIDING: "scores = scores * mask"}, "mask_multiplied", {"mask": "causal"}),
     edit(
@@ -59,12 +59,7 @@ EDITS = [
         MODULE,
     ),
     edit("fused", {"self.qkv(x)": "F.linear(x, self.qkv.weight)"}, "no_input_biases", MODULE | BOTH),
-    edit(
-        "einsum",
-        {SOFTMAX: "scores.relu()"},
-        "",
-        reported="No known mistake explains it. Its weights, seen from outside",
-    ),
+    edit("einsum", {SOFTMAX: "scores.relu()"}, "", {}, "No known mistake explains it. Its weights, seen from outside"),
     edit(
         "einsum",
         {f"scores = {CAPPED}": "pass", SOFTMAX: f"(scores if softcap is None else {CAPPED}).softmax(dim=-1)"},
@@ -77,19 +72,13 @@ EDITS = [
         "query_key_swapped",
         {"mask": "causal"},
     ),
-    edit(
-        "chunked",
-        {"total * rescale + weights": "total + weights"},
-        "sum_not_rescaled",
-        TILES,
-        reported="tiles of 8 keys",
-    ),
+    edit("chunked", {"total * rescale + weights": "total + weights"}, "sum_not_rescaled", TILES, "tiles of 8 keys"),
     edit(
         "chunked",
         {ALL_TILES: ALL_TILES.replace("[2],", "[2] - TILE + 1,")},
         "last_partial_tile_dropped",
         {"seq_len": 19},
-        reported="the 3 keys 16 to 18",
+        "the 3 keys 16 to 18",
     ),
     edit(
         "sdpa",

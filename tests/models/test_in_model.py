@@ -17,7 +17,12 @@ from attnbench.models.records import ModelSpec  # noqa: E402
 from attnbench.workloads.masks import masks  # noqa: E402
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
-GROUPED = SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = SMALL | LAYERS | {"num_key_value_heads": 2}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "moe_intermediate_size": 16}
+LATENT |= {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+LATENT |= dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8)
+RELATIVE = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
 WIDTH = {"head_dim": 8}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CONFIGURATIONS = {
@@ -37,44 +42,15 @@ CONFIGURATIONS = {
     | WIDTH
     | {"sliding_window": 8, "num_local_experts": 2, "num_experts_per_tok": 2, "intermediate_size": 16},
     "Phi3Config": GROUPED | TOKENS | {"original_max_position_embeddings": 64},
-    "DeepseekV3Config": GROUPED
-    | {
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 16,
-    },
+    "DeepseekV3Config": GROUPED | LATENT,
     "ModernBertConfig": SMALL
     | TOKENS
     | {"num_hidden_layers": 3, "num_attention_heads": 4, "local_attention": 8, "cls_token_id": 1, "sep_token_id": 2},
-    "BertConfig": SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4},
-    "T5Config": {
-        "vocab_size": 97,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 2,
-        "num_decoder_layers": 2,
-        "num_heads": 4,
-        "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 20,
-    },
-    "ViTConfig": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 16,
-        "patch_size": 4,
-    },
+    "BertConfig": SMALL | LAYERS,
+    "T5Config": RELATIVE
+    | {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48}
+    | {"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4},
+    "ViTConfig": LAYERS | {"hidden_size": 32, "intermediate_size": 48, "image_size": 16, "patch_size": 4},
 }
 REFUSED = {"Gemma2Config": {"sdpa", "fused", "naive_loop"}, "GptOssConfig": {"sdpa"}}
 """They have no softcap, or no sinks."""
@@ -167,8 +143,7 @@ def test_padding_that_is_ignored_is_found_in_the_padded_batch_alone(tmp_path):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")],
+    ("kind", "words"), [("GptOssConfig", "sinks"), ("T5Config", "a position bias"), ("Gemma2Config", "a softcap")]
 )
 def test_an_implementation_that_would_ignore_what_a_model_has_is_not_asked(kind, words, tmp_path):
     model, expected = built(kind, has_gradients=False)

@@ -29,13 +29,8 @@ LENGTH = 256
 
 
 def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.0) -> Plan:
-    selection = build_plan(
-        sweep="fastest",
-        settings=(f"seq_len={LENGTH}", "mask=causal", *settings),
-        is_exact=True,
-        implementations=names,
-        seed=3,
-    )
+    settings = (f"seq_len={LENGTH}", "mask=causal", *settings)
+    selection = build_plan(sweep="fastest", settings=settings, is_exact=True, implementations=names, seed=3)
     return msgspec.structs.replace(plan_to_choose(selection), budget_s=budget_s)
 
 
@@ -91,7 +86,6 @@ def planted(number: int, seed: int) -> tuple[float, virtual.Seconds]:
 
 
 def searching(seed: int, budget_s: float = 60.0) -> Plan:
-    """Plan a search over all lengths."""
     selection = build_plan(
         sweep="fastest", settings=("mask=causal",), is_exact=True, implementations=PAIR, baseline=PAIR[1], seed=seed
     )

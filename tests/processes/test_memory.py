@@ -57,13 +57,8 @@ def test_workers_that_leak_are_out_of_memory_before_the_system_kills_one(tmp_pat
     names = ("leaks", "leaks_too", "modest")
     shape = ("--set=seq_len=48", "--set=num_heads=2", "--set=head_dim=8", "--set=dtype=float32", "--set=mask=none")
     options = (*shape, "--set=direction=inference", "--budget=2", "--json", "--results=results")
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "sdpa", *(f"mine.py:{name}" for name in names), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code, "run", "sdpa", *(f"mine.py:{name}" for name in names), *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     (run,) = (tmp_path / "results" / "runs").iterdir()
     statuses = {record.implementation: record.status for record in read(run).records}
     assert {statuses.pop(name) for name in ("modest", "sdpa")} == {Status.ok}, done.stderr

@@ -14,6 +14,7 @@ from attnbench.storage.records import Status
 LIARS = Path(__file__).parents[1] / "rank_liars.py"
 TIMEOUT_S = 20
 SHAPE = ("seq_len=16", "num_heads=4", "num_kv_heads=2", "head_dim=8", "mask=none", "direction=inference")
+SHAPE += ("world_size=1,2", "scope=attention", "dtype=float32", "batch_size=1")
 EXPECTED = {
     "dying": (Status.crashed, "rank 1 of 2 is gone: its process was killed, or has crashed"),
     "hanging": (Status.timeout, f"rank 1 of 2 has not answered for {TIMEOUT_S // 2} s (call)"),
@@ -29,17 +30,9 @@ def test_a_rank_that_is_killed_or_hangs_costs_its_own_cell_and_leaves_nothing(tm
     (tmp_path / "seen").mkdir()
     monkeypatch.setenv("RANK_LIARS_SEEN", str(tmp_path / "seen"))
     files = tuple(f"{LIARS}:{name}" for name in ("dying", "hanging", "healthy"))
-    asked = build_plan(
-        sweep="quick",
-        settings=(*SHAPE, "world_size=1,2", "scope=attention", "dtype=float32", "batch_size=1"),
-        is_exact=True,
-        implementations=(*files, "ring"),
-        baseline="ring",
-        metrics=("latency",),
-        budget_s=0.0,
-        call_limit_s=30.0,
-        timeout_s=float(TIMEOUT_S),
-    )
+    fields = {"metrics": ("latency",), "budget_s": 0.0, "call_limit_s": 30.0, "timeout_s": float(TIMEOUT_S)}
+    names = (*files, "ring")
+    asked = build_plan("quick", settings=SHAPE, is_exact=True, implementations=names, baseline="ring", **fields)
     execute(asked, tmp_path / "run", lambda _: None)
     cells = {(each.implementation, each.workload.world_size): each for each in read(tmp_path / "run").records}
     assert len(cells) == 4 * 2

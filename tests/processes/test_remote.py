@@ -18,15 +18,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import (
-    CandidateError,
-    CandidateLostError,
-    Candidates,
-    Exchange,
-    Remote,
-    packs,
-    stand_in,
-)
+from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.checks import cell_of

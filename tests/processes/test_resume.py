@@ -17,25 +17,12 @@ SOURCE = """
 def mine(query, key, value):
     return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
 """
-SMALL = (
-    "seq_len=8",
-    "num_heads=2",
-    "head_dim=8",
-    "mask=none",
-    "direction=inference",
-    "scope=attention",
-    "dtype=float32",
-)
+SMALL = ("seq_len=8", "batch_size=1", "num_heads=2", "head_dim=8", "dtype=float32", "mask=none", "scope=attention")
+SMALL += ("direction=inference",)
 
 
 def planned(spec: str, **changes) -> Plan:
-    made = build_plan(
-        sweep="quick",
-        settings=(*SMALL, "batch_size=1", "dtype=float32"),
-        is_exact=True,
-        implementations=[spec],
-        budget_s=0.0,
-    )
+    made = build_plan(sweep="quick", settings=SMALL, is_exact=True, implementations=[spec], budget_s=0.0)
     return msgspec.structs.replace(made, **changes)
 
 

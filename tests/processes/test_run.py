@@ -27,6 +27,7 @@ from attnbench.storage.events import (
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
+from tests import journals
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -39,21 +40,12 @@ NAMES = [
 ]  # fmt: skip
 
 
-def plan(**changes) -> Plan:
-    defaults = {
-        "sweep": "liars",
-        "workloads": (Workload(seq_len=32, num_heads=2, head_dim=8, mask="causal", direction="inference"),),
-        "implementations": (*(f"{LIARS}:{name}" for name in NAMES), "sdpa"),
-        "baseline": "sdpa",
-        "metrics": ("latency", "peak_memory"),
-        "budget_s": 0.0,
-        "call_limit_s": 0.1,
-        "timeout_s": 10.0,
-        "memory_limit_bytes": 0,
-        "num_blocks": 2,
-        "num_rounds": 2,
-    }
-    return Plan(**{**defaults, **changes})
+CAUSAL = Workload(seq_len=32, num_heads=2, head_dim=8, mask="causal", direction="inference")
+
+
+def plan(workloads=(CAUSAL,), implementations=(*(f"{LIARS}:{name}" for name in NAMES), "sdpa"), **changes) -> Plan:
+    fields = {"metrics": ("latency", "peak_memory"), "call_limit_s": 0.1, "timeout_s": 10.0}
+    return journals.planned(workloads, implementations, **(fields | {"num_blocks": 2, "num_rounds": 2} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +183,8 @@ def test_each_kind_is_checked_in_full_once_and_other_sizes_by_the_normal_inputs(
     sizes = {"num_heads": 2, "head_dim": 8, "direction": "inference"}
     kinds = [{"mask": "causal"}, {"mask": "none"}]
     workloads = tuple(Workload(seq_len=length, **sizes, **kind) for kind in kinds for length in (16, 24))
-    name = f"{LIARS}:right"
-    execution.execute(
-        plan(workloads=workloads, implementations=(name, "sdpa"), metrics=("latency",)),
-        tmp_path,
-        lambda _: None,
-        stages=("check",),
-    )
+    asked = plan(workloads, (f"{LIARS}:right", "sdpa"), metrics=("latency",))
+    execution.execute(asked, tmp_path, lambda _: None, stages=("check",))
     checked = [each for each in events(tmp_path / JOURNAL) if isinstance(each, CellChecked)]
     probes = {(each.workload, each.implementation): len(each.agreement.probes) for each in checked}
     for first, second in (workloads[:2], workloads[2:]):

@@ -60,7 +60,6 @@ def specs(found) -> tuple[str, ...]:
 
 
 def names(found) -> list[str]:
-    """Return the names of the arms."""
     assert (found.implementations, found.baseline) == ((), "")
     return list(map(str, found.specs))
 

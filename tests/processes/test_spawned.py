@@ -45,14 +45,10 @@ NAMES = ("right", "mistaken", "crashing", "hanging")
 
 def check(folder: Path, **variables: str) -> dict[str, dict[str, str]]:
     shape = ("--set=seq_len=16", "--set=num_heads=2", "--set=head_dim=8", "--set=dtype=float32,bfloat16")
-    done = subprocess.run(
-        [sys.executable, "-m", "attnbench", "check", "mine.py", *shape, "--timeout=15", "--seed=1", "--json"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "first"), str(ROOT / "harness")]), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "attnbench", "check", "mine.py", *shape, "--timeout=15", "--seed=1", "--json"]
+    path = os.pathsep.join([str(folder / "first"), str(ROOT / "harness")])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     cells = json.loads(done.stdout)["cells"]
     return {f"{cell['implementation']} {cell['workload']}": (cell["status"], cell["message"]) for cell in cells}

@@ -43,7 +43,6 @@ def text(results: Results) -> str:
 
 
 def main() -> None:
-    """Write the screen of each sweep."""
     FOLDER.mkdir(exist_ok=True)
     for name, make in SWEEPS.items():
         with tempfile.TemporaryDirectory() as folder:

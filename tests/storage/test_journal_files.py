@@ -222,7 +222,6 @@ def test_what_another_process_does_to_a_journal_is_undone_and_noted(tmp_path, ha
 
 
 def begin(folder: Path) -> None:
-    """Write the first line of a journal."""
     journals.write(folder)
     damaged(folder, (folder / JOURNAL).read_bytes().splitlines(keepends=True)[0])
 

@@ -17,10 +17,10 @@ from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
 from attnbench.processes import execution
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
+from tests import journals
 
 LIARS = Path(__file__).parents[1] / "liars.py"
 SIZES = {"seq_len": 32, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
@@ -42,27 +42,12 @@ def traced(tmp_path_factory, forked_workers):
     home = tmp_path_factory.mktemp("home of jane doe")
     (home / "mine.py").write_text(THEIRS)
     chosen = (f"{home}/mine.py:theirs", f"{LIARS}:wrong", f"{LIARS}:crashing", "fused")
-    plan = Plan(
-        sweep="tiny",
-        workloads=(Workload(**SIZES, direction="inference"), TRAINING),
-        implementations=chosen,
-        baseline="sdpa",
-        metrics=(),
-        budget_s=0.0,
-        call_limit_s=10.0,
-        timeout_s=60.0,
-        memory_limit_bytes=0,
-        digests={spec: plugins.digest(spec) for spec in chosen},
-    )
+    points = (Workload(**SIZES, direction="inference"), TRAINING)
+    plan = journals.planned(points, chosen, metrics=(), digests={spec: plugins.digest(spec) for spec in chosen})
     execution.execute(plan, home / "traces", lambda _: None, stages=("check", "trace"))
     results = read(home / "traces")
-    files = {
-        (record.workload.id, record.implementation): folders.trace_file(
-            results.folder, record.workload.id, record.implementation
-        )
-        for record in results.records
-        if record.status is Status.ok
-    }
+    right = [(record.workload.id, record.implementation) for record in results.records if record.status is Status.ok]
+    files = {key: folders.trace_file(results.folder, *key) for key in right}
     return SimpleNamespace(results=results, files=files), home
 
 

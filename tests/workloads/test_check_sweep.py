@@ -10,19 +10,15 @@ from attnbench.workloads import sweep
 from attnbench.workloads.covering import cover, dispensable
 
 CELLS = sweep.workloads(sweep.load("check"), {}, ("cpu",))
-TRAINED = "forward_backward"
+TRAINED = {"direction": "forward_backward"}
+INFERENCE, NO_KEY = {"direction": "inference"}, "padding_to_nothing"
+CAUSAL = TRAINED | {"mask": "causal"}
 KINDS = {
     "one key beyond whole tiles of 64": lambda w: w.kv_len > 64 and w.kv_len % 64 == 1,
-    "late causal rows in bfloat16, with gradients": lambda w: (
-        w.seq_len > 512 and w.dtype == "bfloat16" and w.mask == "causal" and w.direction == TRAINED
-    ),
-    "late causal rows in float16, with gradients": lambda w: (
-        w.seq_len > 256 and w.dtype == "float16" and w.mask == "causal" and w.direction == TRAINED
-    ),
-    "causal heads 64 wide, with gradients": lambda w: (
-        w.head_dim == 64 and w.mask == "causal" and w.direction == TRAINED
-    ),
-    "heads 128 wide, with gradients": lambda w: w.head_dim == 128 and w.direction == TRAINED,
+    "late causal rows in bfloat16, with gradients": lambda w: w.seq_len > 512 and has(w, CAUSAL, dtype="bfloat16"),
+    "late causal rows in float16, with gradients": lambda w: w.seq_len > 256 and has(w, CAUSAL, dtype="float16"),
+    "causal heads 64 wide, with gradients": lambda w: has(w, CAUSAL, head_dim=64),
+    "heads 128 wide, with gradients": lambda w: has(w, TRAINED, head_dim=128),
     "a width that no vector of 8 divides": lambda w: w.head_dim % 8 != 0,
     "a width whose root is no whole number": lambda w: round(w.head_dim**0.5) ** 2 != w.head_dim,
     "values that no tile of 32 divides": lambda w: w.value_dim > 32 and w.value_dim % 32 != 0,
@@ -34,36 +30,31 @@ KINDS = {
     "more queries than keys": lambda w: w.seq_len > w.kv_len,
     "one query under padding": lambda w: w.seq_len == 1 and w.mask == "padding",
     "one query under a window": lambda w: w.seq_len == 1 and "sliding_window" in w.mask,
-    "a scale of its own, with gradients": lambda w: w.scale > 0 and w.direction == TRAINED,
-    "inference beyond 256 keys, without a mask": lambda w: (
-        w.direction == "inference" and w.kv_len > 257 and w.mask == "none"
-    ),
-    "causal modules in inference": lambda w: w.scope == "module" and w.direction == "inference" and w.mask == "causal",
-    "modules whose queries see no key, in inference": lambda w: (
-        w.scope == "module" and w.direction == "inference" and w.mask == "padding_to_nothing"
-    ),
-    "grouped modules without biases": lambda w: is_grouped_module(w) and w.bias == "none",
-    "grouped modules with all biases": lambda w: is_grouped_module(w) and w.bias == "all",
-    "grouped causal modules with input biases": lambda w: (
-        is_grouped_module(w) and w.bias == "qkv" and w.mask == "causal"
-    ),
+    "a scale of its own, with gradients": lambda w: w.scale > 0 and has(w, TRAINED),
+    "inference beyond 256 keys, without a mask": lambda w: w.kv_len > 257 and has(w, INFERENCE, mask="none"),
+    "causal modules in inference": lambda w: has(w, INFERENCE, scope="module", mask="causal"),
+    "modules whose queries see no key, in inference": lambda w: has(w, INFERENCE, scope="module", mask=NO_KEY),
+    "grouped modules without biases": lambda w: is_grouped_module(w, bias="none"),
+    "grouped modules with all biases": lambda w: is_grouped_module(w, bias="all"),
+    "grouped causal modules with input biases": lambda w: is_grouped_module(w, bias="qkv", mask="causal"),
     "batch rows of different lengths": lambda w: w.batch_size > 1 and "padding" in w.mask,
-    "queries that see no key": lambda w: w.mask == "padding_to_nothing" and w.direction != "inference",
+    "queries that see no key": lambda w: w.mask == NO_KEY and w.direction != "inference",
     "layouts that differ among operands, beyond a tile": lambda w: w.layout == "mixed" and w.kv_len > 128,
     "float64": lambda w: w.dtype == "float64",
 }
 
 
-def is_grouped_module(workload):
-    return workload.scope == "module" and workload.num_kv_heads < workload.num_heads
+def has(workload, direction, **axes):
+    return direction.items() | axes.items() <= workload.axes().items()
+
+
+def is_grouped_module(workload, **axes):
+    return has(workload, axes, scope="module") and workload.num_kv_heads < workload.num_heads
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_cell_has(kind):
     assert any(map(KINDS[kind], CELLS))
-
-
-def test_the_check_is_short():
     assert len(CELLS) <= 100
 
 

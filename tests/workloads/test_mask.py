@@ -54,7 +54,6 @@ EVERY = [*GIVEN, *not_among(GIVEN)]
 
 
 def dense(name, sizes):
-    """Build the mask of all parts, pair by pair."""
     batch, queries, keys = sizes
     parts = [part for part in name.split("+") if part not in SHOWING_ALL]
     return np.array(

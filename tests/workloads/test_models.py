@@ -109,17 +109,9 @@ FIELDS = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings
 
 
 def test_a_configuration_is_read_without_transformers(configuration):
-    path = configuration(
-        **FIELDS,
-        model_type="gemma3_text",
-        num_key_value_heads=2,
-        head_dim=32,
-        query_pre_attn_scalar=16,
-        attn_logit_softcapping=30.0,
-        sliding_window=128,
-        layer_types=["sliding_attention"] * 4 + ["full_attention"] * 2,
-        dtype="float16",
-    )
+    fields = FIELDS | {"model_type": "gemma3_text", "dtype": "float16", "num_key_value_heads": 2, "head_dim": 32}
+    fields |= {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 30.0, "sliding_window": 128}
+    path = configuration(**fields, layer_types=["sliding_attention"] * 4 + ["full_attention"] * 2)
     model = huggingface.load(path)
     assert (model.name, model.context, model.kind, model.dtype) == ("some-model", 4096, "decoder", "float16")
     ((local, full),) = made(path, "prefill", seq_len=1024).values()

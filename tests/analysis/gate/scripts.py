@@ -40,7 +40,6 @@ def run(folder: Path, *changes: Change, names: tuple[str, ...] = NAMES, **asked)
 
 
 def rewrite(folder: Path, *changes: Change) -> Results:
-    """Rewrite the journal of a run with a change."""
     found = list(events(folder / JOURNAL))
     for change in changes:
         found = [kept for event in found if (kept := change(event)) is not None]
@@ -94,8 +93,6 @@ def fails(message: str) -> Change:
 
 
 def all_end(status: Status, **more) -> Change:
-    """End every cell with this status."""
-
     def change(event: Event) -> Event | None:
         if isinstance(event, CellChecked):
             return msgspec.structs.replace(event, status=status, message="for a reason", agreement=None, **more)
@@ -105,7 +102,6 @@ def all_end(status: Status, **more) -> Change:
 
 
 def untimed(event: Event) -> Event | None:
-    """Remove all times."""
     return None if isinstance(event, VisitFinished) else event
 
 
@@ -174,7 +170,6 @@ def checks(change_agreement: Callable) -> Change:
 
 
 def elsewhere(event: Event) -> Event:
-    """Move the run to another machine."""
     if isinstance(event, WorkerStarted):
         return msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
     return event
@@ -188,7 +183,6 @@ def disturbed(event: Event) -> Event:
 
 
 def killed(event: Event) -> Event | None:
-    """Cut the run before its end."""
     return None if isinstance(event, RunFinished) else event
 
 

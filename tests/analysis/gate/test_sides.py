@@ -28,14 +28,8 @@ MARGIN = 0.02
 def judged(ratio: float, high: float | None, allowed: float | None) -> tuple[Kind, Reason | None, str]:
     """Judge a ratio over nine processes whose interval ends at `high`, with or without a rule that allows growth."""
     error = None if high is None else math.log(high / ratio) / float(half_widths(1.0, NUM_PROCESSES - 1, 0.05))
-    seen = Effect(
-        log=math.log(ratio),
-        error=error,
-        degrees=NUM_PROCESSES - 1,
-        num_processes=NUM_PROCESSES,
-        num_measured=NUM_PROCESSES,
-        num_looks=1,
-    )
+    counts = {"degrees": NUM_PROCESSES - 1, "num_processes": NUM_PROCESSES, "num_measured": NUM_PROCESSES}
+    seen = Effect(log=math.log(ratio), error=error, num_looks=1, **counts)
     margin = MARGIN if allowed is None else min(allowed, LARGEST_MARGIN)
     return decided(judge({"it": seen}, margin)["it"], is_asked=allowed is not None)
 

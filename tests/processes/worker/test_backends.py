@@ -25,7 +25,6 @@ def draw(*sizes: int) -> Tensor:
 
 
 def ran_in(call: Callable[[], object]) -> str:
-    """Return the backend that ran."""
     return observed(device("cpu").record(call).operators())
 
 

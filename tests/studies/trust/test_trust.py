@@ -31,12 +31,7 @@ def test_the_corpus_is_as_large_as_was_asked_for_and_each_source_defines_its_can
 
 @pytest.mark.parametrize(
     ("when", "changes"),
-    [
-        ("import", [1, 1, 1, 1]),
-        ("forward", [0, 1, 1, 1]),
-        ("backward", [0, 0, 0, 1]),
-        ("timed", [0, 0, 0, 0]),
-    ],
+    [("import", [1, 1, 1, 1]), ("forward", [0, 1, 1, 1]), ("backward", [0, 0, 0, 1]), ("timed", [0, 0, 0, 0])],
 )
 def test_a_change_is_made_at_its_moment_and_once(when: str, changes: list[int]) -> None:
     """Before, after two calls and after a backward pass."""
