@@ -51,12 +51,10 @@ from attnbench.storage.records import (
 from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
-LENGTH = 35
-"""The length for rules, which no tile divides; shorter workloads use their own."""
+LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
 OUTPUTS_APART = "outputs apart"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
-FEWER = 2
-"""The number of keys that a later call drops."""
+FEWER = 2  # the number of keys that a later call drops
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""

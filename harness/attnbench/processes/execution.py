@@ -75,8 +75,7 @@ FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-MOST_PROCESSES = LOOKS[2]
-"""Processes for one value of a search."""
+MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
 SEARCHED = "every search came to its end"
@@ -292,8 +291,7 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Readings = Iterable[tuple[Cell, str]]
-"""Cells, with the metric to read; "" for the operators."""
+Readings = Iterable[tuple[Cell, str]]  # cells, with the metric to read; "" for the operators
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:

@@ -14,8 +14,7 @@ from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, effect, ju
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Verdict
 
-CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES
-"""Processes that a choice needs: half choose, half judge."""
+CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half choose, half judge
 
 
 @dataclass(frozen=True, kw_only=True)
