@@ -246,7 +246,7 @@ REFERENCE = {
         *headings("RunStarted", "CellChecked", "VisitFinished", "Plan", "Workload", "Status"),
         *(f"`{status}`" for status in Status),
     ],
-    "verdict": headings("Report", "Implementation", "Cell", "Speed", "Choice", "Next"),
+    "verdict": headings("Report", "Implementation", "CellVerdict", "Speed", "Choice", "Next"),
 }
 
 

@@ -584,13 +584,11 @@ def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("visible NaN", *HIDING, is_noted=True)
 def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """A NaN in a query reaches its output: some code replaces it, or leaves it out of a maximum."""
-    name, last = "x" if "x" in candidate.tokens else "query", candidate.workload.seq_len - 1
-    if not candidate.empty[:, last].any():
-        tensor = candidate.tokens[name].clone()
-        tensor[..., last, :] = math.nan
-        reached = candidate.call({name: tensor})[..., last, :].isnan().any(dim=-1)
-        yield "" if reached.all() else f"a NaN in the {name} gives numbers there"
+    """Values of NaN give NaN to each query that sees a key: nan_to_num, for example, hides them."""
+    if "value" in candidate.sources:
+        answer = candidate.call({"value": torch.full_like(candidate.tokens["value"], math.nan)})
+        is_lost = ~answer.isnan().all(dim=-1) & _along_queries(candidate.seen.any(dim=-1), answer)[..., 0]
+        yield "NaN in all values gives numbers (SDPA gives NaN)" if is_lost.any() else ""
 
 
 @rule(REPEATABLE, *HIDING, is_noted=True)

@@ -69,7 +69,7 @@ def _flags() -> dict[str, Flag]:
         flags[name.replace("_", " ")] = getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")
     for name in ("flash", "mem_efficient", "math", "cudnn"):
         flags[f"sdpa {name}"] = getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}")
-    for name in ("cpu", *(name for name in names() if name != "cpu" and hasattr(torch, name))):
+    for name in (name for name in names() if hasattr(torch, name)):
         is_enabled, enable = torch.is_autocast_enabled, torch.set_autocast_enabled
         flags[f"autocast on {name}"] = partial(is_enabled, name), partial(enable, name)
     for place, name in FUNCTIONS:
