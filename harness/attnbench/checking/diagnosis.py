@@ -24,6 +24,7 @@ from attnbench.checking.reference import (
     Reference,
     ask,
     differences,
+    distance,
     largest,
     output_error,
     reference_for_probe,
@@ -402,12 +403,8 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
-    broken = ~mistaken.isfinite()
-    if (candidate.isfinite() & broken).any():
-        return math.inf
     empty = (mistaken == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
-    distance = (candidate - mistaken).abs().masked_fill(broken | empty, 0.0)
-    return math.inf if distance.isnan().any() else float(distance.max())
+    return distance(torch.where(empty, mistaken, candidate), mistaken)
 
 
 def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:

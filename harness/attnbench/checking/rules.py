@@ -25,6 +25,7 @@ from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_nea
 from attnbench.checking.reference import (
     Reference,
     ask,
+    distance,
     errors,
     gradients,
     is_half,
@@ -231,7 +232,7 @@ class Candidate:
             observed = actual.get(name, torch.zeros_like(right))
             if name == "output":
                 observed = torch.where(_along_queries(self.empty, right), right, observed)
-            if not (found := _apart(observed, right)) <= allowed:
+            if not (found := distance(observed, right)) <= allowed:
                 return f"{words} another {name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 
@@ -594,7 +595,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
 @rule(REPEATABLE, *HIDING, is_noted=True)
 def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
     """Repeated calls give the same answer, bit for bit."""
-    apart = _apart(candidate.call(), candidate.output)
+    apart = distance(candidate.call(), candidate.output)
     yield "" if apart == 0 else f"two calls differ by {apart:.3g}"
 
 
@@ -606,14 +607,6 @@ def _has_mask(workload: Workload) -> bool:
 def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
     """Marks of queries (B, T) that broadcast to an output (B, H, T, V) or (B, T, D)."""
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if only one is finite; 0 where both are not finite."""
-    one, other = one.double().cpu(), other.double().cpu()
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return math.inf
-    return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
 @lru_cache(maxsize=64)

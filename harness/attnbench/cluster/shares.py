@@ -15,10 +15,18 @@ import msgspec
 
 from attnbench.cluster import driver
 from attnbench.cluster.host import NAME
-from attnbench.processes.execution import now
 from attnbench.processes.sides import current_commit
 from attnbench.storage import events as kinds
-from attnbench.storage.events import DamagedError, Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
+from attnbench.storage.events import (
+    DamagedError,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    VisitFinished,
+    WorkerStarted,
+    now,
+)
 from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status

@@ -33,7 +33,7 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
@@ -204,11 +204,6 @@ class Session:
     def show_wrong(self, workload: Workload, arm: Arm, message: str) -> None:
         """Call the watcher: an answer is wrong."""
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
-
-
-def now() -> str:
-    """The current UTC time in ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
