@@ -326,17 +326,5 @@ class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_re
     time: str
 
 
-Event = (
-    RunStarted
-    | WorkerStarted
-    | CellChecked
-    | CellProfiled
-    | CellMeasured
-    | CellFailed
-    | CeilingsMeasured
-    | VisitFinished
-    | RunFinished
-    | BaselineAccepted
-    | LinesLost
-    | JournalRestored
-)
+RunEvent = RunStarted | WorkerStarted | RunFinished | BaselineAccepted | LinesLost | JournalRestored
+Event = RunEvent | CellChecked | CellProfiled | CellMeasured | CellFailed | CeilingsMeasured | VisitFinished
