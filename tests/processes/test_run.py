@@ -11,7 +11,6 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.processes.execution import now
 from attnbench.processes.messages import PRELOADED
 from attnbench.storage.events import (
     ALLOCATORS,
@@ -23,6 +22,7 @@ from attnbench.storage.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
+    now,
 )
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Status

@@ -71,10 +71,9 @@ def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
 def test_a_small_difference_that_is_known_well_is_equal_and_one_beyond_the_margin_is_not() -> None:
     taken = {"sdpa": samples(1.0, noise=0.002), "near": samples(1.01, noise=0.002, seed=1)}
     found = standing(taken)
-    assert found.verdict("near") is Verdict.equivalent
+    assert found.others["near"].verdict is Verdict.equivalent
     assert found.open == []
-    assert standing(taken | {"near": samples(1.05, noise=0.002, seed=1)}).verdict("near") is Verdict.slower
-    assert found.verdict("nobody") is Verdict.undecided
+    assert standing(taken | {"near": samples(1.05, noise=0.002, seed=1)}).others["near"].verdict is Verdict.slower
 
 
 def test_seven_processes_decide_nothing() -> None:

@@ -18,18 +18,7 @@ from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, number
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
-from attnbench.storage.records import (
-    BASE,
-    CONTROL_LATENCY,
-    LATENCY,
-    Arm,
-    Flag,
-    Key,
-    Operators,
-    Role,
-    Status,
-    Verdict,
-)
+from attnbench.storage.records import BASE, CONTROL_LATENCY, LATENCY, Arm, Flag, Key, Operators, Role, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload

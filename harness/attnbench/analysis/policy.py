@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import numpy as np
 
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results
+from attnbench.storage.events import now
 from attnbench.storage.records import LATENCY, Status, Verdict
 from attnbench.workloads.policy import (
     OTHERWISE,
@@ -59,7 +59,7 @@ def learn(run: Results) -> Policy:
     table = measure(run)
     return Policy(
         machine=fingerprint,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        date=now(),
         environment=machine.machine(),
         num_threads=machine.num_threads,
         evidence=Evidence(

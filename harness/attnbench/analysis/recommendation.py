@@ -46,7 +46,6 @@ class Exclusion:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Kind and detail, as in JSON."""
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
@@ -112,7 +111,8 @@ class Recommendation:
 
     def verdict(self, name: str) -> Verdict:
         """The verdict on another implementation relative to the leader; undecided if unknown."""
-        return Verdict.undecided if self.standing is None else self.standing.verdict(name)
+        judged = None if self.standing is None else self.standing.others.get(name)
+        return Verdict.undecided if judged is None else judged.verdict
 
     def facts(self) -> dict[str, Any]:
         """The recommendation, as in JSON."""
@@ -200,7 +200,7 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
     """The leader; if others are equal to it, the reference or the one that needs the least memory."""
     if stands is None:
         return ""
-    alike = [stands.leader, *(name for name in stands.others if stands.verdict(name) is Verdict.equivalent)]
+    alike = [stands.leader, *(name for name, judged in stands.others.items() if judged.verdict is Verdict.equivalent)]
     return reference if reference in alike else min(alike, key=lambda name: peaks.get(name, float("inf")))
 
 

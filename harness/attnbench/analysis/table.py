@@ -23,14 +23,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
-from attnbench.storage.records import (
-    CONTROL_LATENCY,
-    LATENCY,
-    Arm,
-    Measurement,
-    Record,
-    Sample,
-)
+from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Arm, Measurement, Record, Sample
 from attnbench.storage.samples import Samples
 from attnbench.units import grouped
 from attnbench.workloads import counts
@@ -40,14 +33,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Row = dict[str, Any]
-"""A row of the table by column; None where a value is missing."""
+Row = dict[str, Any]  # a row of the table by column; None where a value is missing
 AXES = Workload.__struct_fields__
 LENGTHS = ("seq_len", "kv_len")
 GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
 """Cells of one group differ only in length, implementation and side."""
-CELL = (*AXES, "implementation", "side")
-"""Columns that identify a row within a run."""
+CELL = (*AXES, "implementation", "side")  # columns that identify a row within a run
 
 TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
 """Types of columns: a text or a number that may be missing; a number, a truth value or a text that every cell has."""

@@ -27,8 +27,7 @@ from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult,
 from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"
-BRIEF = ("normal",)
-"""Probes of a brief check."""
+BRIEF = ("normal",)  # probes of a brief check
 
 
 @dataclass(frozen=True, kw_only=True)

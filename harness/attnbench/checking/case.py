@@ -23,8 +23,7 @@ from attnbench.workloads.workload import RETIRED, Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """Outside this range, too few of the sampled weights are dropped or kept."""
-PART = 2**22
-"""Numbers that one thread draws at a time."""
+PART = 2**22  # numbers that one thread draws at a time
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
 """Inputs that a module gets as arguments; all others come with the mask."""
@@ -420,12 +419,7 @@ def bind(workload: Workload) -> BoundMask:
     where = device(workload.device).torch_device
     scale = workload.scale or None
     return BoundMask(
-        workload.mask_rule,
-        sizes,
-        where,
-        num_heads=workload.num_heads,
-        scale=scale,
-        world_size=workload.world_size,
+        workload.mask_rule, sizes, where, num_heads=workload.num_heads, scale=scale, world_size=workload.world_size
     )
 
 

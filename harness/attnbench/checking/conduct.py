@@ -15,10 +15,8 @@ from torch import Generator, Tensor
 from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
-INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"
-"""The rules about conduct."""
-NAN_BYTE = 255
-"""Numbers that consist of such bytes are NaN in every dtype."""
+INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # the rules about conduct
+NAN_BYTE = 255  # numbers that consist of such bytes are NaN in every dtype
 POISON_BYTES = 2**20
 """Larger blocks are not poisoned: the system provides them fresh, filled with zeros."""
 POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
@@ -64,11 +62,7 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 
 @contextmanager
 def watched(
-    given: Mapping[str, Tensor],
-    mask: BoundMask | None = None,
-    *,
-    name: str = "call",
-    inputs: Collection[Tensor] = (),
+    given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
 ) -> Iterator[Conduct]:
     """Watch one call: `given` are the tensors that it must not change, `mask` the mask, `name` the call's name.
 

@@ -24,6 +24,7 @@ from attnbench.checking.reference import (
     Reference,
     ask,
     differences,
+    distance,
     largest,
     output_error,
     reference_for_probe,
@@ -42,14 +43,11 @@ LEAST_ROWS = 8
 SHORTLIST = 24
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-CLOSER = 0.5
-"""It must also be closer than the right answer, by this factor."""
-EXPLAINED = 0.9
-"""A factor must explain at least this share of an error's squares."""
+CLOSER = 0.5  # it must also be closer than the right answer, by this factor
+EXPLAINED = 0.9  # a factor must explain at least this share of an error's squares
 OF_FEATURES = 0.01
 """The largest share of an error's squares that factors of features may leave unexplained."""
-HUGE = 1e6
-"""Numbers larger than the tensor's largest by this factor are taken for old memory."""
+HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for old memory
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
@@ -57,13 +55,10 @@ RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts"
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
-SMALL_WEIGHT = 1e-3
-"""Ratios to smaller right weights mean nothing."""
+SMALL_WEIGHT = 1e-3  # ratios to smaller right weights mean nothing
 CLOSE = 0.05
-WEIGHT_ROUNDINGS = 16
-"""Weights within this many roundings are right ..."""
-MOST_OFF = 0.01
-"""... but none that is further off than this."""
+WEIGHT_ROUNDINGS = 16  # weights within this many roundings are right ...
+MOST_OFF = 0.01  # ... but none that is further off than this
 AXES = {
     1: ("number",),
     2: ("row", "column"),
@@ -408,12 +403,8 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
-    broken = ~mistaken.isfinite()
-    if (candidate.isfinite() & broken).any():
-        return math.inf
     empty = (mistaken == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
-    distance = (candidate - mistaken).abs().masked_fill(broken | empty, 0.0)
-    return math.inf if distance.isnan().any() else float(distance.max())
+    return distance(torch.where(empty, mistaken, candidate), mistaken)
 
 
 def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:

@@ -34,10 +34,8 @@ from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9
-NUM_WEIGHTS = 2**13
-"""The number of weights to sample, in at least four calls."""
-MOST_KEYS = 16
-"""With few keys every weight is far above its rounding error, even in half precision."""
+NUM_WEIGHTS = 2**13  # the number of weights to sample, in at least four calls
+MOST_KEYS = 16  # with few keys every weight is far above its rounding error, even in half precision
 LONGER_LEN = 35
 AXES = ("call", "batch row", "head", "query", "key")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-GAP = 3
-"""Unused numbers after each row, or unused rows after the last."""
+GAP = 3  # unused numbers after each row, or unused rows after the last
 
 
 def transposed(tensor: Tensor, _: int = 1) -> Tensor:

@@ -28,8 +28,7 @@ EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
-ROWS_PAIRS = 2**22
-"""Scores at a time when every row is evaluated."""
+ROWS_PAIRS = 2**22  # scores at a time when every row is evaluated
 PART_PAIRS = 2**25
 """With more scores (B * H * R * S), batch rows and heads are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
@@ -133,10 +132,7 @@ class RowMask:
 
 
 def row_mask(
-    workload: Workload,
-    rows: Tensor,
-    device: torch.device | str = "cpu",
-    inputs: Mapping[str, Tensor] | None = None,
+    workload: Workload, rows: Tensor, device: torch.device | str = "cpu", inputs: Mapping[str, Tensor] | None = None
 ) -> RowMask:
     """The workload's mask at those query rows; without `inputs` it only knows the visible keys and fixed biases."""
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
@@ -284,8 +280,7 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
-YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
-"""Honest forms that round differently."""
+YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
 
 
 def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> Tensor:

@@ -234,10 +234,7 @@ def draw_offset(workload: Workload, seed: int) -> Inputs:
     if workload.scope == "module" or workload.dtype not in OFFSETS or workload.kv_len < MANY_KEYS:
         raise VacuousError("only sums of many numbers in half precision show it")
     inputs = draw_normal(workload, seed)
-    moved = {
-        "query": FLAT * inputs.tensors["query"],
-        "value": inputs.tensors["value"] + OFFSETS[workload.dtype],
-    }
+    moved = {"query": FLAT * inputs.tensors["query"], "value": inputs.tensors["value"] + OFFSETS[workload.dtype]}
     return replace(inputs, tensors=inputs.tensors | moved)
 
 

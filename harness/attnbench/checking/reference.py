@@ -336,6 +336,14 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
     return float((candidate.double() - reference).abs().max())
 
 
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite if only one is finite; 0 where both are not finite."""
+    one, other = one.double().cpu(), other.double().cpu()
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return math.inf
+    return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
+
+
 def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The absolute differences, infinite where not finite, and the first place of the largest one."""
     apart = (actual - expected).abs()

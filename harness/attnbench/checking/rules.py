@@ -25,6 +25,7 @@ from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_nea
 from attnbench.checking.reference import (
     Reference,
     ask,
+    distance,
     errors,
     gradients,
     is_half,
@@ -51,12 +52,10 @@ from attnbench.storage.records import (
 from attnbench.workloads.masks import Causal, Padding
 from attnbench.workloads.workload import Workload
 
-LENGTH = 35
-"""The length for rules, which no tile divides; shorter workloads use their own."""
+LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
 OUTPUTS_APART = "outputs apart"
 KEPT = "a second call gives the answer to the inputs of an earlier call"
-FEWER = 2
-"""The number of keys that a later call drops."""
+FEWER = 2  # the number of keys that a later call drops
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""
@@ -233,7 +232,7 @@ class Candidate:
             observed = actual.get(name, torch.zeros_like(right))
             if name == "output":
                 observed = torch.where(_along_queries(self.empty, right), right, observed)
-            if not (found := _apart(observed, right)) <= allowed:
+            if not (found := distance(observed, right)) <= allowed:
                 return f"{words} another {name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 
@@ -596,7 +595,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
 @rule(REPEATABLE, *HIDING, is_noted=True)
 def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
     """Repeated calls give the same answer, bit for bit."""
-    apart = _apart(candidate.call(), candidate.output)
+    apart = distance(candidate.call(), candidate.output)
     yield "" if apart == 0 else f"two calls differ by {apart:.3g}"
 
 
@@ -608,14 +607,6 @@ def _has_mask(workload: Workload) -> bool:
 def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
     """Marks of queries (B, T) that broadcast to an output (B, H, T, V) or (B, T, D)."""
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if only one is finite; 0 where both are not finite."""
-    one, other = one.double().cpu(), other.double().cpu()
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return math.inf
-    return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
 @lru_cache(maxsize=64)

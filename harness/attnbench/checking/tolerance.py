@@ -40,8 +40,7 @@ LOST_SHARE = 0.1
 """A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
 about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
 MOST_LENIENCY = 8.0
-VANISHING_SHARE = 1e-12
-"""A tensor smaller than this share of its terms is 0 except for rounding."""
+VANISHING_SHARE = 1e-12  # a tensor smaller than this share of its terms is 0 except for rounding
 LEAST_SPREAD = 0.25
 """An imprecise tensor's errors are spread: the median RMS error of its segments, in limits, over the worst one."""
 

@@ -23,14 +23,12 @@ from attnbench.checking.reference import SCREENED, FormError, Reference, output_
 from attnbench.storage.records import Agreement, ProbeResult
 from attnbench.workloads.workload import Workload
 
-NUM_ROWS = 8
-"""Query rows for the oracle, besides those that are furthest from an honest evaluation."""
+NUM_ROWS = 8  # query rows for the oracle, besides those that are furthest from an honest evaluation
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
 ROWWISE = "gradient of query"
 """The gradient that a few rows of the output's gradient determine exactly, in scope `attention`."""
-NUM_EARLIER = 32
-"""The number of earlier calls whose right answers a wrong output is compared with."""
+NUM_EARLIER = 32  # the number of earlier calls whose right answers a wrong output is compared with
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
 """A call, and a function that names its result afterwards (Case.observed_call)."""

@@ -15,7 +15,6 @@ import msgspec
 
 from attnbench.cluster import driver
 from attnbench.cluster.host import NAME
-from attnbench.processes.execution import now
 from attnbench.processes.sides import current_commit
 from attnbench.storage import events as kinds
 from attnbench.storage.events import DamagedError, Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
@@ -57,7 +56,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
     """
     with driver.connected(address) as ray:
         shares = split(plan, len(driver.hosts_of(ray)))
-        started = RunStarted(schema=kinds.SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+        started = RunStarted(schema=kinds.SCHEMA, run=folder.name, time=kinds.now(), commit=current_commit(), plan=plan)
         merge(folder, started, shares)  # allows to continue from here
         lost, is_over = dict[str, str](), False
         try:

@@ -25,15 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench import plugins
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    NotOneGraphError,
-    Weights,
-    compile_whole,
-    device,
-)
+from attnbench.contract import Attention, BoundMask, Implementation, NotOneGraphError, Weights, compile_whole, device
 from attnbench.contract.adapters import Adapted, ModuleAdapter
 from attnbench.contract.declared import Declared, kind
 from attnbench.contract.functions import ByFunction, FunctionAttention, from_function

@@ -28,10 +28,8 @@ from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
-NUM_ROUNDINGS = 4.0
-"""Roundings of a number that has passed through several layers: see `Tolerance`."""
-FREE_SHARE = 0.5
-"""Share of the free memory for the models and their gradients."""
+NUM_ROUNDINGS = 4.0  # roundings of a number that has passed through several layers: see `Tolerance`
+FREE_SHARE = 0.5  # share of the free memory for the models and their gradients
 MOST_MASKS = 8
 BIAS = "position_bias"
 

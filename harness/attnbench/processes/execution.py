@@ -33,7 +33,7 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan
+from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
@@ -75,8 +75,7 @@ FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-MOST_PROCESSES = LOOKS[2]
-"""Processes for one value of a search."""
+MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
 SEARCHED = "every search came to its end"
@@ -207,11 +206,6 @@ class Session:
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
 
 
-def now() -> str:
-    """The current UTC time in ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
@@ -292,8 +286,7 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Readings = Iterable[tuple[Cell, str]]
-"""Cells, with the metric to read; "" for the operators."""
+Readings = Iterable[tuple[Cell, str]]  # cells, with the metric to read; "" for the operators
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:

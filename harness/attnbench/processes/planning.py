@@ -24,8 +24,7 @@ Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
 TIMEOUT_S = 60.0
-LENGTH = "length"
-"""The axis of a ladder that changes the lengths of query and key together."""
+LENGTH = "length"  # the axis of a ladder that changes the lengths of query and key together
 SEARCH_RANGES = {
     LENGTH: (16, 16384),
     "seq_len": (16, 16384),

@@ -30,29 +30,23 @@ from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 from attnbench.workloads.workload import Workload
 
-Specs = tuple[tuple[Arm, str], ...]
-"""Arms with the source of each implementation."""
-SHARED = ""
-"""The runner of all trusted arms."""
+Specs = tuple[tuple[Arm, str], ...]  # arms with the source of each implementation
+SHARED = ""  # the runner of all trusted arms
 FEWEST_WITNESSES = 3
-NUM_LOOKS = 4
-"""Witness samples, the first included, before a cell is called invalid."""
+NUM_LOOKS = 4  # witness samples, the first included, before a cell is called invalid
 NUM_OWN_LOOKS = 2
 """Witness samples of the trusted arm: the shortest counts, since its extra cost excuses others."""
 WITNESS_S = 8e-3
 """Least duration of a witness sample: coordinator and runner wake each other in a tenth of a millisecond."""
 NUM_HANDED = 3
 """Outputs of a witness sample that are judged: several reveal sooner that some calls skip work."""
-NUM_BRACKETS = 4
-"""Parts of a witness sample that the coordinator times separately."""
-WAKING_S = 0.2e-3
-"""Seconds that a request may take in addition to its calls."""
+NUM_BRACKETS = 4  # parts of a witness sample that the coordinator times separately
+WAKING_S = 0.2e-3  # seconds that a request may take in addition to its calls
 MOST_GUESS = 1.0
 """Cost of uncached inputs, as a share of the claimed time, if no trusted arm shows it."""
 LEAST_S, MOST_S = 1e-9, 1e9
 """The shortest and the longest call that an untrusted process may report."""
-MOST_BEFORE = 256
-"""Calls before a cell's first witness sample."""
+MOST_BEFORE = 256  # calls before a cell's first witness sample
 WITNESS_BYTES = 2**28
 """Largest size of inputs and outputs of a witness sample, unless two calls need more."""
 IDLE_S, BUSY_SHARE = 0.05, 0.5

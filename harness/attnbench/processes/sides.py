@@ -26,18 +26,14 @@ from attnbench.storage.events import Plan, Side, Sides
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
 FORMS = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, the path of a python, or FILE.py:NAME"
-ENVIRONMENT = "env:"
-"""Marks the folder of a virtual environment."""
-SIDES_FOLDER = "sides"
-"""Subfolder of a run in progress with the checked-out files."""
+ENVIRONMENT = "env:"  # marks the folder of a virtual environment
+SIDES_FOLDER = "sides"  # subfolder of a run in progress with the checked-out files
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
 """Code with these words registers objects for the whole process, or imports unpredictable modules."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
 """Modules that torch imports late. A folder with a file of such a name is not searched: it would hide them."""
-NO_REPOSITORY = "not a git repository (or any"
-"""Part of git's message outside of a repository."""
-ENGLISH = {"LC_ALL": "C"}
-"""Keeps git's messages untranslated."""
+NO_REPOSITORY = "not a git repository (or any"  # part of git's message outside of a repository
+ENGLISH = {"LC_ALL": "C"}  # keeps git's messages untranslated
 
 
 def plan(

@@ -30,12 +30,10 @@ from attnbench.workloads.workload import RANKS_TIMEOUT
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
 CHUNK = 2**20
-ENDING_S, WATCH_S = 1.0, 0.01
-"""Seconds for a process to end after it has closed its line."""
+ENDING_S, WATCH_S = 1.0, 0.01  # seconds for a process to end after it has closed its line
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
-MOST_STEPS = 20
-"""Timeouts that a request may take in all, for each arm of a visit."""
+MOST_STEPS = 20  # timeouts that a request may take in all, for each arm of a visit
 JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Inductor's pool of compiling processes would run next to timed calls."""
@@ -45,8 +43,7 @@ killed."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2
-LONGEST_LINE = 300
-"""Longest quote from a process's last output in a message."""
+LONGEST_LINE = 300  # longest quote from a process's last output in a message
 ROOT = Path(__file__).parents[2]
 PACKAGE = "attnbench"
 """Always imported from this harness, even if one of two compared sides contains it."""

@@ -12,10 +12,9 @@ from attnbench.statistics.effects import Taken, numbers
 from attnbench.statistics.intervals import Block, by_process
 from attnbench.statistics.verdict import FEWEST_PROCESSES, Judgement, effect, judge
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Verdict
+from attnbench.storage.records import Arm
 
-CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES
-"""Processes that a choice needs: half choose, half judge."""
+CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half choose, half judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +24,6 @@ class Standing:
     leader: str
     reference: str  # shares blocks with all arms: the baseline, or the first arm if the baseline has no time
     others: dict[str, Judgement]  # fastest first; without arms that share no process with the leader
-
-    def verdict(self, name: str) -> Verdict:
-        """The verdict on another arm relative to the leader; undecided if unknown."""
-        judged = self.others.get(name)
-        return Verdict.undecided if judged is None else judged.verdict
 
     @property
     def open(self) -> list[str]:

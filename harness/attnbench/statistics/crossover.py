@@ -21,12 +21,9 @@ import numpy as np
 from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
-MOST_VALUES = 16
-"""Largest number of values of a ladder to visit."""
-NEAR = 0.005
-"""Ratios this close to 1, on the log scale, count as near in a fit."""
-STEP = 2 ** (1 / 8)
-"""Approximate ratio of neighbouring values of a ladder."""
+MOST_VALUES = 16  # largest number of values of a ladder to visit
+NEAR = 0.005  # ratios this close to 1, on the log scale, count as near in a fit
+STEP = 2 ** (1 / 8)  # approximate ratio of neighbouring values of a ladder
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio", "num_processes": "processes"}):

@@ -7,12 +7,9 @@ from attnbench.statistics.verdict import Effect, Judgement, effect, judge
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample
 
-WHOLE: Key = ("*", Arm())
-"""Key for all cells of a session with two sides together."""
-Taken = Mapping[Arm, Sequence[Sample]]
-"""The samples of one workload by arm, controls included."""
-Numbers = dict[Key, dict[Visit, float]]
-"""The log ratios of each comparison, one for each visit."""
+WHOLE: Key = ("*", Arm())  # key for all cells of a session with two sides together
+Taken = Mapping[Arm, Sequence[Sample]]  # the samples of one workload by arm, controls included
+Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, one for each visit
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:

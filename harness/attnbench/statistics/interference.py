@@ -15,13 +15,11 @@ from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
 WINDOW = 50
-FEWEST = 8
-"""Fewest probes before the usual state of the machine is known."""
+FEWEST = 8  # fewest probes before the usual state of the machine is known
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
 """A probe is late at this many median absolute deviations, and at least a quarter, above the median."""
-MANY = 0.25
-"""A session that discards a larger share of its blocks ran on a busy machine."""
+MANY = 0.25  # a session that discards a larger share of its blocks ran on a busy machine
 
 
 class InterferenceGauge:

@@ -16,17 +16,14 @@ import numpy as np
 
 from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
 
-FEWEST = 6
-"""Fewest runs of a series: fewer do not show their noise."""
+FEWEST = 6  # fewest runs of a series: fewer do not show their noise
 SHORTEST = 3
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
 """Larger steps between two runs, in standard deviations, count as this many: a change of level is not noise."""
-LEAST_NOISE = 1e-5
-"""The least noise: any change of a value that never varies counts."""
-SURELY = 3.0
-"""Fewest standard errors between two levels for a change to count."""
+LEAST_NOISE = 1e-5  # the least noise: any change of a value that never varies counts
+SURELY = 3.0  # fewest standard errors between two levels for a change to count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,11 +35,9 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 Array = NDArray[np.float64]
 Name = TypeVar("Name")
 
-LOOKS = (4, 8, 16, 32, 64)
-"""Numbers of processes at which a comparison is judged."""
+LOOKS = (4, 8, 16, 32, 64)  # numbers of processes at which a comparison is judged
 FEWEST_PROCESSES = LOOKS[0]
-POWER = 0.80
-"""A difference is detectable if this share of repetitions would find it."""
+POWER = 0.80  # a difference is detectable if this share of repetitions would find it
 LAYOUT_SPREAD = 0.03
 """Largest relative difference between two processes that run the same code, about: twice the largest measured standard
 deviation. A single process cannot decide anything smaller."""

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -29,6 +30,11 @@ LIMITS = {  # the smallest and the largest value of fields of a Plan
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
     "false_share": (1e-9, records.FALSE_SHARE),
 }
+
+
+def now() -> str:
+    """The current UTC time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class DamagedError(ValueError):
@@ -320,17 +326,5 @@ class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_re
     time: str
 
 
-Event = (
-    RunStarted
-    | WorkerStarted
-    | CellChecked
-    | CellProfiled
-    | CellMeasured
-    | CellFailed
-    | CeilingsMeasured
-    | VisitFinished
-    | RunFinished
-    | BaselineAccepted
-    | LinesLost
-    | JournalRestored
-)
+RunEvent = RunStarted | WorkerStarted | RunFinished | BaselineAccepted | LinesLost | JournalRestored
+Event = RunEvent | CellChecked | CellProfiled | CellMeasured | CellFailed | CeilingsMeasured | VisitFinished

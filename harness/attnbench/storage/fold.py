@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnbench.storage import events
-from attnbench.storage.events import Event
 from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, Key, Place, Role, Sample, Status
 from attnbench.storage.samples import Samples
 
@@ -55,7 +54,7 @@ class State:
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
-    def problem(self, event: Event) -> str:
+    def problem(self, event: events.Event) -> str:
         """Why an event cannot follow, in words, or ""."""
         if isinstance(event, events.RunStarted):
             return "" if self.started is None else f"a second run, {event.run}, begins"
@@ -86,7 +85,7 @@ class State:
         least = min((sample.value for sample in samples), default=0.0)
         return "" if least >= 0 else f"{least} is not allowed: 0 or more"
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: events.Event) -> None:
         """Add one event."""
         if isinstance(event, events.CellEvent) and (work := work_of(event)):
             self.done.add((event.key, work))

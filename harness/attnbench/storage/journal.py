@@ -21,14 +21,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from attnbench.plugins import name_of
-from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted
+from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted, now
 from attnbench.storage.files import put, writing_to
 from attnbench.storage.fold import State
 from attnbench.storage.records import BASE, CANDIDATE, Role
@@ -112,7 +111,7 @@ class Journal:
         with self._file, suppress(OSError) if kind is not None else nullcontext():  # the first exception explains all
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
-                self._next_line(JournalRestored(time=datetime.now(UTC).isoformat(timespec="seconds")))
+                self._next_line(JournalRestored(time=now()))
                 put(self.path, bytes(self._copy))
 
 

@@ -469,8 +469,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def samples(self, metric: str) -> Sequence[Sample]:
         """The samples of a metric; empty if it was not measured."""
-        measurement = self.measurement(metric)
-        return () if measurement is None else measurement.samples
+        return next((each.samples for each in self.measurements if each.metric == metric), ())
 
     @property
     def is_finding(self) -> bool:

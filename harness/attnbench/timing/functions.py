@@ -70,7 +70,6 @@ class FunctionComparison:
         self.clock = clock or device("cpu").clock
         self.conditions = conditions or blocks.Conditions()
         self.state, self.gauge = State(), InterferenceGauge()
-        self.visits: list[VisitFinished] = []
         self.judgements: dict[str, Judgement] = {}
         self.reason, self.stops, self.until_s = "", True, 0.0
         self.spent_s, self.start_s = 0.0, self.clock.now()
@@ -105,7 +104,7 @@ class FunctionComparison:
 
     def visit(self) -> None:
         """Take one more visit."""
-        number = len(self.visits)
+        number = self.state.num_visits[HERE]
         at = blocks.Visit(
             epoch=0,
             number=number,
@@ -115,9 +114,7 @@ class FunctionComparison:
         )
         taken = blocks.visit(self.calls, self.clock, at, self.conditions)
         arms = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-        finished = VisitFinished(workload=HERE, epoch=0, visit=number, arms=arms)
-        self.visits.append(finished)
-        self.state.apply(finished)
+        self.state.apply(VisitFinished(workload=HERE, epoch=0, visit=number, arms=arms))
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:

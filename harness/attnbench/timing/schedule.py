@@ -153,7 +153,6 @@ class Race(Passes):
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
     def _numbers(self, state: State, pairs: Mapping[str, Mapping[Arm, Arm]]) -> Numbers:
-        """The numbers of all comparisons."""
         logs, discarded = Numbers(), self.gauge.follow(state.probes)
         for workload, references in pairs.items():
             taken, out = state.samples.get(workload, {}), discarded.get(workload, ())

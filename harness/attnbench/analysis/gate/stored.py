@@ -4,7 +4,6 @@ A new baseline replaces the old one; the folder is committed, so git keeps the h
 stay in the file, one line each, after the events of the run.
 """
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,7 @@ from attnbench.analysis.gate.decision import invalid_reasons
 from attnbench.analysis.gate.times import processes
 from attnbench.analysis.results import Results, read
 from attnbench.statistics.verdict import FEWEST_PROCESSES
-from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
+from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted, now
 from attnbench.storage.files import writing_to
 from attnbench.storage.journal import events, find_run, journal_of, write
 
@@ -64,12 +63,7 @@ def accept(run: Path, results: Path, reason: str) -> Path:
     before = read(path) if path.exists() else None
     if problem := _problem(candidate):
         raise ValueError(f"{candidate.run} cannot become a baseline: {problem}")
-    accepted = BaselineAccepted(
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=candidate.run,
-        commit=candidate.started.commit,
-        reason=reason,
-    )
+    accepted = BaselineAccepted(time=now(), run=candidate.run, commit=candidate.started.commit, reason=reason)
     start, *history = (event for event in events(journal_of(run)) if not isinstance(event, BaselineAccepted))
     assert isinstance(start, RunStarted)
     start = msgspec.structs.replace(start, schema=SCHEMA)  # the lines added below use the current schema

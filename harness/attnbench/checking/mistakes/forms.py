@@ -13,16 +13,7 @@ from torch import Tensor
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import QKV
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import (
-    Mistake,
-    after,
-    before,
-    hide,
-    product,
-    softmax_with_sinks,
-    with_bias,
-    wrong,
-)
+from attnbench.checking.steps import Mistake, after, before, hide, product, softmax_with_sinks, with_bias, wrong
 from attnbench.contract import Weights
 from attnbench.workloads.workload import Workload
 
@@ -38,8 +29,7 @@ MOST_TILES = 12
 NUM_PARTS = (2, 3, 4, 8)
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
 """Scores of hidden keys instead of minus infinity."""
-WEAK = -1e3
-"""Higher fills show on normal inputs."""
+WEAK = -1e3  # higher fills show on normal inputs
 FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
 """Initial values of a running maximum instead of minus infinity."""
 TINY = 1e-37

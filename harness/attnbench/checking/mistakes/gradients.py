@@ -21,8 +21,7 @@ from attnbench.workloads.workload import Workload
 
 SUMMED = (("key",), ("value",), ("key", "value"))
 """Operands whose gradients are sums over queries, and over the query heads of a group."""
-RECOMPUTED = {"scores", "masked scores"}
-"""The steps that a backward pass computes again."""
+RECOMPUTED = {"scores", "masked scores"}  # the steps that a backward pass computes again
 
 
 def only_backward(name: str, detail: str, form: Callable[..., Tensor], step: str = "scores") -> Mistake:

@@ -16,8 +16,7 @@ from attnbench.workloads.workload import Workload
 
 Seen = Callable[[RowMask], Tensor]
 """Visible keys (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)."""
-WrongMask = tuple[str, str, Seen]
-"""The mistake's name, a detail, and the keys that are visible."""
+WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and the keys that are visible
 AT_END = "_bottom_right"
 ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
 COMMON = {*ALIGNED, "mask_ignored", "padding_ignored", "causal_unasked", "mask_part_ignored"}

@@ -51,16 +51,14 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
-MOST_BEFORE_S = 0.25
-"""Seconds of calls before a cell's first witness sample."""
+MOST_BEFORE_S = 0.25  # seconds of calls before a cell's first witness sample
 MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
 ROUNDINGS = 8
 """Allowed distance between replay and call, in roundings of the largest number: kernels may sum in another order."""
-OTHER = -0.5
-"""Factor for the inputs that tests whether a replay uses new values."""
+OTHER = -0.5  # factor for the inputs that tests whether a replay uses new values
 
 
 def replayed(case: Case) -> Callable[[], object]:

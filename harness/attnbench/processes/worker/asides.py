@@ -19,8 +19,7 @@ from attnbench.processes.messages import Declared, Failed
 from attnbench.processes.worker import attempts
 from attnbench.workloads.workload import Workload
 
-OnStep = Callable[[], object]
-"""Announces a step."""
+OnStep = Callable[[], object]  # announces a step
 
 
 def call(function: str, on_step: OnStep, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function

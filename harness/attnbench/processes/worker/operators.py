@@ -15,8 +15,7 @@ from attnbench.devices.recording import busy_s
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
-NO_KERNEL = "No available kernel"
-"""PyTorch's error if no enabled backend can run."""
+NO_KERNEL = "No available kernel"  # PyTorch's error if no enabled backend can run
 TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 NO_REASON = re.compile(r"not used because:?$|has been runtime disabled")
 """Headlines of PyTorch's reasons, and the reasons of backends that were not asked for."""

@@ -22,8 +22,7 @@ from attnbench.devices import names
 Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
 """How to read a setting, and how to put it back: None if that is impossible."""
 SHOWN = 120
-CHANGED_BY_US = ("gradients", "garbage collection")
-"""Settings that a visit itself changes."""
+CHANGED_BY_US = ("gradients", "garbage collection")  # settings that a visit itself changes
 OF_TORCH = (
     *("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_enabled", "mkldnn_deterministic"),
     *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cpu_allow_fp16_reduced_precision_reduction"),
