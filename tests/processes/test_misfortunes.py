@@ -85,8 +85,22 @@ class Crowded(SimulatedClient):
         return super().ask(function, result, **arguments)
 
 
-def test_a_process_that_is_full_is_replaced_and_costs_nobody_a_time(tmp_path):
-    assert {record.status for record in ran(tmp_path, Crowded).records} == {Status.ok}
+class Killed(SimulatedClient):
+    """The process ends outside of all calls in its second visit, as if foreign code had killed its template."""
+
+    num_requests = 0
+
+    def sample_blocks(self, visit):
+        Killed.num_requests += 1
+        if Killed.num_requests == 2:
+            self.stop()
+            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+        return super().sample_blocks(visit)
+
+
+@pytest.mark.parametrize("kind", [Crowded, Killed])
+def test_a_process_that_is_full_or_killed_is_replaced_and_costs_nobody_a_time(tmp_path, kind):
+    assert {record.status for record in ran(tmp_path, kind).records} == {Status.ok}
 
 
 class Unloadable(SimulatedClient):

@@ -165,11 +165,12 @@ class Session:
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
-        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full):
+        is_visit = "visit" in arguments
+        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full or (is_visit and reply.is_crash_of_harness)):
             if reply.is_full:  # other workers hold memory, too
                 self.client.stop()
             self.require_worker()
-            if "visit" in arguments:
+            if is_visit:
                 epoch = self.state.num_workers - 1
                 arguments["visit"] = msgspec.structs.replace(arguments["visit"], epoch=epoch)
             reply = self.client.ask(function, result, **arguments)
