@@ -287,9 +287,10 @@ def test_some_broken_rules_are_only_noted(made, rule):
     assert (found.holds, found.is_noted) == (False, True)
 
 
-def test_masks_that_differ_by_head_are_read_or_refused():
+def test_reading_the_mask_of_another_head_is_a_convention():
+    """An honest function that finds unused keys in the mask of one head (flash-attention#2374) was called wrong."""
     found = tried(first_heads_mask, direction="forward", mask="sliding_window(4)")["masks of heads"]
-    assert (found.holds, found.is_noted) == (False, False)
+    assert (found.holds, found.convention) == (False, "heads")
     assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="causal")
     assert "masks of heads" not in tried(first_heads_mask, direction="forward", mask="padding", batch_size=3)
     assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds

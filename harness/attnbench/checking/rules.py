@@ -42,6 +42,7 @@ from attnbench.storage.records import (
     CAUSAL,
     EMPTY_ROWS,
     HIDDEN_NAN,
+    ONE_MASK,
     PRODUCTS,
     RANGE,
     REPEATABLE,
@@ -504,7 +505,8 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     if _has_mask(workload) and not is_alike and candidate.seen.any(dim=-1).all():
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
-        yield candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
+        outcome = candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
+        yield Accepted(ONE_MASK, outcome) if isinstance(outcome, str) and outcome else outcome
 
 
 @rule("layouts", "scope", "direction", "half", "operands", may_refuse=True)

@@ -22,11 +22,23 @@ from torch import Tensor, nn
 from attnbench.contract import BoundMask, Implementation, linear_layer
 from attnbench.contract.declared import END, Declared, check_callable, kind, reads, words
 from attnbench.contract.functions import TENSOR_LAYOUTS, from_function
-from attnbench.contract.layouts import BIAS_NAMES, LETTERS, Layout, Weights, linear, packed, split, stacked, transposed
+from attnbench.contract.layouts import (
+    BIAS_NAMES,
+    LETTERS,
+    Layout,
+    Weights,
+    head_list,
+    linear,
+    packed,
+    per_head,
+    split,
+    stacked,
+    transposed,
+)
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,15 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
-FLOAT32, RANGE, PRODUCTS, SIGN, BIAS, CAUSAL = "float32", "range", "products", "sign", "bias", "causal"
+FLOAT32, RANGE, PRODUCTS, SIGN, BIAS, CAUSAL, ONE_MASK = (
+    "float32",
+    "range",
+    "products",
+    "sign",
+    "bias",
+    "causal",
+    "heads",
+)
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
@@ -149,6 +157,7 @@ CONVENTIONS = {
     SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
     CAUSAL: "next to a mask is_causal is ignored, or the mask is (SDPA refuses both)",
+    ONE_MASK: "of a mask that differs between heads, some heads read another one's (SDPA reads each)",
 }
 """Legitimate differences in convention, by their names in an Agreement."""
 
