@@ -137,15 +137,8 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
-FLOAT32, RANGE, PRODUCTS, SIGN, BIAS, CAUSAL, ONE_MASK = (
-    "float32",
-    "range",
-    "products",
-    "sign",
-    "bias",
-    "causal",
-    "heads",
-)
+FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
+SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
