@@ -122,14 +122,16 @@ def check_equal(clock: VirtualClock) -> None:
 
 
 def test_settings_follow_from_all_arms_and_never_from_the_order_in_which_they_are_known():
-    """Next to a far slower arm, all have fewer calls."""
+    """Next to a far slower arm, all have fewer calls, and fewer untimed ones."""
     seconds = {Arm(implementation=name): call_s for name, call_s in {"a": 1e-4, "b": 3e-4, "c": 20e-3}.items()}
     whole = blocks.choose(seconds, 1e-3)
-    assert whole == blocks.Settings(num_calls=4, is_touched=True, is_warmed=True)
+    assert whole == blocks.Settings(num_calls=4, num_touches=1, is_warmed=True)
     assert whole == blocks.choose(dict(reversed(seconds.items())), 1e-3)
     assert whole == blocks.choose({**seconds, PROBE: 1e-9}, 1e-3)
-    assert blocks.choose(seconds, 1e-3, is_cold=True).is_touched is False
+    assert blocks.choose(seconds, 1e-3, is_cold=True).num_touches == 0
     assert blocks.choose({Arm(implementation="a"): 1e-5}, 1e-3, is_cold=True).num_calls == blocks.MOST_COLD_CALLS
+    short = [blocks.choose({Arm(implementation="a"): call_s}, 1e-3).num_touches for call_s in (1e-5, 0.6e-3, 2e-3)]
+    assert short == [blocks.MOST_TOUCHES, 2, 1]
 
 
 def test_every_block_holds_every_arm_once_in_an_order_that_the_seed_draws_anew():

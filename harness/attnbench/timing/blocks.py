@@ -27,9 +27,10 @@ MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
-TOUCH_BELOW_S = 10e-3
-"""With warm caches, shorter calls get an untimed call first: the arm before has evicted their data. Longer calls warm
-themselves, and an extra call would double their cost."""
+MOST_TOUCHES, TOUCH_BELOW_S = 4, 10e-3
+"""With warm caches, shorter calls get untimed calls first, as many as are timed, but at most MOST_TOUCHES: the arm before
+has evicted their data, and the first calls of a textbook form take some 20, 8, 4 and 3 % longer than the later ones.
+Longer calls warm themselves, and an extra call would double their cost; next to such an arm all get one at most."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
@@ -72,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings, equal for all arms of a visit; the probe always has its own number of calls."""
 
     num_calls: int
-    is_touched: bool  # an untimed call precedes each sample
+    num_touches: int  # untimed calls before each sample
     is_warmed: bool  # the process computes for WARM_S before the first sample
 
 
@@ -128,9 +129,10 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
     num_calls = 1
     while num_calls * quickest_s < least_s and 2 * num_calls * slowest_s <= MOST_TIMES * least_s:
         num_calls *= 2
+    touches = min(num_calls, MOST_TOUCHES if slowest_s < TOUCH_BELOW_S else 1)
     return Settings(
         num_calls=min(num_calls, MOST_COLD_CALLS) if is_cold else num_calls,
-        is_touched=quickest_s < TOUCH_BELOW_S and not is_cold,
+        num_touches=touches if quickest_s < TOUCH_BELOW_S and not is_cold else 0,
         is_warmed=quickest_s < LONGEST_WARMED_S,
     )
 
@@ -204,7 +206,7 @@ def visit(
             heat(measured, clock, at.sustained_s, conditions, seconds)
         if settings.is_warmed and at.num_blocks and not at.sustained_s:
             warm(measured, clock, settings.num_calls, conditions)
-        in_turn = settings.num_calls + int(settings.is_touched)
+        in_turn = settings.num_calls + settings.num_touches
         costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
         shares = num_blocks_each(costs_s, at)
         conditions.on_block()
@@ -213,8 +215,8 @@ def visit(
             for slot, timed in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(timed.arm)
                 waits = conditions.read_waits()  # first: it takes long, and sleeping threads start late
-                if settings.is_touched and timed.arm != PROBE:
-                    timed.spend(clock)
+                if settings.num_touches and timed.arm != PROBE:
+                    timed.spend(clock, settings.num_touches)
                 taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, waits)
                 samples[timed.arm].append(taken)
             conditions.on_block()
