@@ -30,8 +30,8 @@ SLIPS = Path(__file__).with_name("slips.py")
 EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
 
 
-def found_in(name, *sentences, settings=()):
-    return look(f"{SLIPS}:{name}", sentences or [TIME], settings)
+def found_in(name, sentence=TIME, settings=()):
+    return look(f"{SLIPS}:{name}", sentence, settings)
 
 
 def walk_of(settings=(), seed=0):
@@ -76,22 +76,21 @@ def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed()
 
 
 @pytest.mark.parametrize(
-    ("sentences", "settings", "said"),
+    ("sentence", "settings", "said"),
     [
-        ([" "], [], "has no words"),
-        (["w " * 25], [], "is too long to look at"),
-        (["a"] * 5, [], "too many to look at"),
-        ([TIME], ["nmu_heads=3"], "did you mean num_heads?"),
-        ([TIME], ["seq_len=3"], "takes no --set seq_len"),
-        ([TIME], ["num_heads=3", "embed_dim=8"], "divisors of embed_dim"),
-        ([TIME], ["num_heads=2,4"], "takes one value"),
-        ([TIME], ["num_heads=9"], "at most 8 heads"),
-        ([TIME], ["mask=padding(9)"], "with one length for each batch row"),
+        (" ", [], "has no words"),
+        ("w " * 25, [], "is too long to look at"),
+        (TIME, ["nmu_heads=3"], "did you mean num_heads?"),
+        (TIME, ["seq_len=3"], "takes no --set seq_len"),
+        (TIME, ["num_heads=3", "embed_dim=8"], "divisors of embed_dim"),
+        (TIME, ["num_heads=2,4"], "takes one value"),
+        (TIME, ["num_heads=9"], "at most 8 heads"),
+        (TIME, ["mask=padding(9)"], "with one length for each batch row"),
     ],
 )
-def test_wrong_usage_says_what_is_allowed(sentences, settings, said):
+def test_wrong_usage_says_what_is_allowed(sentence, settings, said):
     with pytest.raises(ValueError, match=said):
-        look("fused", sentences, settings)
+        look("fused", sentence, settings)
 
 
 class Tags(HTMLParser):
@@ -109,7 +108,7 @@ class Tags(HTMLParser):
 
 
 def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
-    found = look(f"{SLIPS}:raising", [EVIL])
+    found = look(f"{SLIPS}:raising", EVIL)
     source = text.write_page(found, tmp_path).read_text()
     tags = Tags()
     tags.feed(source)
@@ -123,10 +122,10 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
 
 
 def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
-    found = look("fused", [TIME], ["mask=none"])
+    found = look("fused", TIME, ["mask=none"])
     tags = Tags()
     tags.feed(text.write_page(found, tmp_path).read_text())
-    walk = found.diffs[0].walk
+    walk = found.walk
     weights = text.step_tables(walk, "weights")
     assert {text for table in weights for row in table.rows for text in row} <= set(tags.texts)
     assert all(walk.shape(name) in tags.texts for name in walk.steps)
@@ -135,9 +134,9 @@ def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
 
 
 def test_tables_are_aligned_and_fit_the_terminal():
-    printed = shown(look("fused", ["all of it is attention", "a b c d"]), width=80)
+    printed = shown(look("fused", "all of it is attention"), width=80)
     assert all(len(line) <= 80 for line in printed.splitlines())
-    table = text.step_tables(look("fused", [TIME]).diffs[0].walk, "weights")[0]
+    table = text.step_tables(look("fused", TIME).walk, "weights")[0]
     assert len({len(line) for line in table.lines(200)[2:]}) == 1
 
 
@@ -159,14 +158,14 @@ def test_numbers_have_as_many_digits_as_they_need(values, expected):
 def test_the_command_prints_writes_a_page_and_exits_by_its_finding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
-    right = CliRunner().invoke(app, ["inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1"])
+    right = CliRunner().invoke(app, ["inspect", "--sentence", FRUIT, "--set", "num_heads=1"])
     assert right.exit_code == 0
     assert "fused agrees with the oracle" in right.stdout
     assert FRUIT in (tmp_path / "results/inspect/fused/inspect.html").read_text()
     wrong = CliRunner().invoke(app, ["inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json"])
     assert wrong.exit_code == 1
     printed = json.loads(wrong.stdout)
-    assert "SystemExit" in printed["first_difference"][0]
+    assert "SystemExit" in printed["first_difference"]
     assert all((tmp_path / file).exists() for file in printed["files"])
     assert CliRunner().invoke(app, ["inspect", "broken.py:f"]).exit_code == 1
     assert CliRunner().invoke(app, ["inspect", f"{SLIPS}:unmasked"]).exit_code == 3
@@ -199,11 +198,11 @@ def planted(changes):
 
 def test_an_error_beyond_what_honest_code_shows_counts_as_in_a_check() -> None:
     """It is less than 1e-5 of the largest value, and more than ten times the error of an honest float32 form."""
-    (diff,) = found_in("slightly_large").diffs
+    diff = found_in("slightly_large")
     (context,) = (each for each in diff.comparisons if each.name == "context")
     assert not context.agrees
     assert context.largest > 2 * context.tolerance
-    (diff,) = found_in("right").diffs
+    diff = found_in("right")
     assert all(each.agrees for each in diff.comparisons)
     assert all(each.largest < each.tolerance / 2 for each in diff.comparisons)
 
@@ -240,9 +239,9 @@ def test_the_right_form_agrees_in_every_step():
 
 def test_the_first_difference_is_reported_with_its_words():
     found = found_in("no_scale")
-    (line,) = text.first_difference(found)
+    line = text.first_difference(found)
     assert line.startswith("weights: largest difference at head ")
-    first = found.diffs[0].first
+    first = found.first
     _, head, row, column = first.place
     assert f"head {head}, query '{WORDS[row]}', key '{WORDS[column]}'" in line
     here, right = first.values_there()
@@ -250,11 +249,11 @@ def test_the_first_difference_is_reported_with_its_words():
     assert f"{here:.4g}, the oracle has {right:.4g}" in line
     assert f"[{here:.2f}]" in shown(found)
     assert line in shown(found)
-    assert "(word " in text.first_difference(found_in("no_scale", "a b b a"))[0]  # a word that stands twice
+    assert "(word " in text.first_difference(found_in("no_scale", "a b b a"))  # a word that stands twice
 
 
 def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
-    (found,) = found_in("Swapped").diffs
+    found = found_in("Swapped")
     right = {each.name: each.agrees for each in found.comparisons}
     assert found.first.name == "query"
     assert right["weights"] and right["context"] and right["value"]  # noqa: PT018
@@ -263,7 +262,7 @@ def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
 
 def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
     for name in ("module_list", "torch_mha"):
-        (found,) = look(name, [TIME]).diffs
+        found = look(name)
         assert "its projections cannot be seen" in found.unseen
         assert found.comparisons[-1].name == "output"
         assert all(each.agrees for each in found.comparisons)
@@ -271,8 +270,8 @@ def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
 
 def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
     found = found_in("Own")
-    assert not found.differs
-    assert [each.name for each in found.diffs[0].comparisons] == ["value", "weights", "context", "output"]
+    assert found.first is None
+    assert [each.name for each in found.comparisons] == ["value", "weights", "context", "output"]
 
 
 @pytest.mark.one_in(3)
@@ -294,15 +293,15 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
 )
 def test_what_goes_wrong_is_reported_in_words(name, step, said, tmp_path):
     found = found_in(name)
-    assert found.differs
-    assert found.diffs[0].first.step == step
-    assert said in text.first_difference(found)[0]
+    assert found.first is not None
+    assert found.first.step == step
+    assert said in text.first_difference(found)
     assert said in shown(found)
     assert said in html.unescape(text.write_page(found, tmp_path).read_text(encoding="utf-8"))
 
 
 def test_a_workload_that_is_unsupported_is_not_compared():
     found = found_in("unmasked")
-    assert not found.is_checked
+    assert not found.comparisons
     assert "try --set mask=none" in shown(found)
-    assert not found_in("unmasked", settings=["mask=none"]).differs
+    assert found_in("unmasked", settings=["mask=none"]).first is None

@@ -11,7 +11,7 @@ from attnbench.commands.frame import present
 def inspect(
     name: str = "fused",
     *,
-    sentence: list[str] | None = None,
+    sentence: str = "time flies like an arrow",
     settings: list[str] | None = None,
     to: Path | None = None,
     open_page: bool = False,
@@ -20,7 +20,7 @@ def inspect(
 
     Options:
         name ([NAME|FILE.py:NAME]): The implementation to compare with the oracle.
-        sentence (WORDS): Words to attend over; may be repeated.
+        sentence (WORDS): Words to attend over.
         settings (--set AXIS=V): Heads, widths, mask.
         to (DIR): Default: results/inspect/NAME.
     """
@@ -29,7 +29,7 @@ def inspect(
     from attnbench.inspection import text
     from attnbench.inspection.oracle_diff import look
 
-    results = look(name, sentence or (), settings or ())
+    results = look(name, sentence, settings or ())
     file = text.write_page(results, to or Path("results") / "inspect" / results.implementation)
 
     def show() -> None:
@@ -40,9 +40,9 @@ def inspect(
     present(lambda: text.facts(results, [file]), show)
     if open_page:
         typer.launch(str(file.resolve()))
-    if not results.is_checked:
+    if not results.comparisons:
         return ExitCode.inconclusive
-    return ExitCode.finding if results.differs else ExitCode.passed
+    return ExitCode.passed if results.first is None else ExitCode.finding
 
 
 COMMAND = Command(inspect, order=210)

@@ -1,4 +1,4 @@
-"""An inspection: walk sentences through the textbook form, and compare an implementation with the oracle, step by step.
+"""An inspection: walk a sentence through the textbook form, and compare an implementation with the oracle, step by step.
 
 Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
 key and value at every place.
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # that can be set
-MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
+MOST_WORDS, MOST_HEADS, LARGEST_WIDTH = 24, 8, 1024
 
 
 def shape_of(letters: str, shape: tuple[int, ...]) -> str:
@@ -82,20 +82,18 @@ class Walkthrough:
         return shape_of(LETTERS[name], self.steps[name].shape)
 
 
-def words_of(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Split each sentence into words at white space.
+def words_of(sentence: str) -> tuple[str, ...]:
+    """Split a sentence into words at white space.
 
     Raises:
-        ValueError: a sentence has no words or too many, or there are too many sentences.
+        ValueError: it has no words or too many.
     """
-    parted = tuple(tuple(sentence.split()) for sentence in sentences)
-    if not all(parted):
+    words = tuple(sentence.split())
+    if not words:
         raise ValueError(f'--sentence "" has no words: give at least one, as in --sentence "{DEFAULT}"')
-    if (longest := max(map(len, parted))) > MOST_WORDS:
-        raise ValueError(f"a sentence of {longest} words is too long to look at: give at most {MOST_WORDS}")
-    if len(parted) > MOST_SENTENCES:
-        raise ValueError(f"{len(parted)} sentences are too many to look at: give at most {MOST_SENTENCES}")
-    return parted
+    if len(words) > MOST_WORDS:
+        raise ValueError(f"a sentence of {len(words)} words is too long to look at: give at most {MOST_WORDS}")
+    return words
 
 
 def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workload:
@@ -221,12 +219,18 @@ def compared(tolerance: Tolerance, result: object) -> Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OracleDiff:
-    """The comparisons of an implementation with the oracle on one sentence."""
+class Inspection:
+    """The comparisons of an implementation with the oracle on a sentence."""
 
+    spec: str = ""  # as typed
     walk: Walkthrough
     comparisons: tuple[Comparison, ...] = ()
     unseen: str = ""  # why its steps are not visible, or why it cannot be tried
+
+    @property
+    def implementation(self) -> str:
+        """The implementation's name."""
+        return plugins.name_of(self.spec)
 
     @property
     def first(self) -> Comparison | None:
@@ -234,55 +238,35 @@ class OracleDiff:
         return next((each for each in self.comparisons if not each.agrees), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """An implementation compared with the oracle on each sentence."""
-
-    spec: str  # as typed
-    implementation: str
-    diffs: tuple[OracleDiff, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether the implementation differs from the oracle in some sentence."""
-        return any(diff.first is not None for diff in self.diffs)
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether any step was compared."""
-        return any(diff.comparisons for diff in self.diffs)
-
-
-def look(name: str, sentences: Sequence[str], settings: Sequence[str] = ()) -> Inspection:
-    """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
+def look(name: str, sentence: str = DEFAULT, settings: Sequence[str] = ()) -> Inspection:
+    """Inspect the implementation `name` (or path/to/file.py:Name) on a sentence.
 
     Raises:
-        ValueError: the implementation does not exist, a sentence has no words, or the settings are invalid.
+        ValueError: the implementation does not exist, the sentence has no words, or the settings are invalid.
     """
     plugins.check_specs([name])
-    parted = words_of(sentences or [DEFAULT])
-    walks = [walk_through(words, workload_of(len(words), settings)) for words in parted]
+    words = words_of(sentence)
+    walk = walk_through(words, workload_of(len(words), settings))
     implementation = _try(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
-    diffs = tuple(compare(implementation, walk) for walk in walks)
-    return Inspection(spec=name, implementation=plugins.name_of(name), diffs=diffs)
+    return replace(compare(implementation, walk), spec=name)
 
 
-def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
-    """Compare the implementation with the oracle on one sentence; a string is the reason why it could not be loaded."""
+def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspection:
+    """Compare the implementation with the oracle on a sentence; a string is the reason why it could not be loaded."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows, narrow = limits_of(workload, inputs), torch.arange(workload.seq_len), inputs.map(torch.Tensor.float)
     honest = [oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS]  # (B, T, D) each
     right = limits("output", oracle.answer(workload, inputs, rows), *honest)
     if isinstance(implementation, str):
-        return OracleDiff(walk=walk, comparisons=(compared(right, implementation),))
+        return Inspection(walk=walk, comparisons=(compared(right, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = sweep.make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
-        return OracleDiff(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
+        return Inspection(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
     module = _try(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
     if isinstance(module, _Trouble):
-        return OracleDiff(walk=walk, comparisons=(compared(right, module),))
+        return Inspection(walk=walk, comparisons=(compared(right, module),))
     x, kind = placed.tensors["x"], type(module)
     mask.inputs = {name: tensor for name, tensor in placed.tensors.items() if name in workload.operands}
     output = compared(right, _try(lambda: module(x.clone(), None, mask=mask)))
@@ -301,7 +285,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
         comparisons += _weights_and_context(module, walk, limits, mask)
-    return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
+    return Inspection(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
 Limits = Callable[..., Tolerance]  # of a step: from its name, the right answer and those of honest forms in float32

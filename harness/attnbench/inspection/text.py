@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 from rich.console import Console
 
-from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, OracleDiff, Walkthrough
+from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, Walkthrough
 from attnbench.storage.files import put, writing_to
 from attnbench.units import MISSING, plain, text_lines
 
@@ -96,72 +96,65 @@ def difference_tables(comparison: Comparison | None, labels: Sequence[str], name
     ]
 
 
-def comparison_table(diff: OracleDiff) -> Table:
+def comparison_table(inspection: Inspection) -> Table:
     """One row for each compared step."""
     rows = []
-    for each in diff.comparisons:
+    for each in inspection.comparisons:
         values = [f"{value:.4g}" for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        where = MISSING if each.agrees else each.trouble or each.where(diff.walk.words)
+        where = MISSING if each.agrees else each.trouble or each.where(inspection.walk.words)
         rows.append((step, "agrees" if each.agrees else "DIFFERS", largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
     return Table(headings=headings, rows=rows, is_prose=True)
 
 
-def first_difference(inspection: Inspection) -> list[str]:
-    """For each sentence with a difference, the first step that differs, in words."""
-    lines = []
-    for diff in inspection.diffs:
-        if (first := diff.first) is None:
-            continue
-        sentence = "" if len(inspection.diffs) == 1 else f"in '{diff.walk.sentence()}', "
-        name = first.step if first.name == first.step else f"{first.step} ({first.name})"
-        text = first.trouble
-        if there := first.values_there():
-            values = f"{there[0]:.4g}, the oracle has {there[1]:.4g}"
-            text = f"largest difference at {first.where(diff.walk.words)}: {values}"
-        lines.append(f"{sentence}{name}: {text}")
-    return lines
+def first_difference(inspection: Inspection) -> str:
+    """The first step that differs, in words; "" if none does."""
+    if (first := inspection.first) is None:
+        return ""
+    name = first.step if first.name == first.step else f"{first.step} ({first.name})"
+    text = first.trouble
+    if there := first.values_there():
+        values = f"{there[0]:.4g}, the oracle has {there[1]:.4g}"
+        text = f"largest difference at {first.where(inspection.walk.words)}: {values}"
+    return f"{name}: {text}"
 
 
 def agreement(inspection: Inspection) -> str:
     """The conclusion if no step differs."""
-    if not inspection.is_checked:
-        return f"{inspection.implementation} was not compared: {inspection.diffs[0].unseen}"
+    if not inspection.comparisons:
+        return f"{inspection.implementation} was not compared: {inspection.unseen}"
     return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
 
 
 def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
     """The comparisons for JSON, as texts."""
-    tables = {diff.walk.sentence(): comparison_table(diff) for diff in inspection.diffs}
+    table = comparison_table(inspection)
     return {
         "implementation": inspection.implementation,
-        "differs": inspection.differs,
+        "differs": inspection.first is not None,
         "first_difference": first_difference(inspection),
-        "steps": {
-            name: [dict(zip(table.headings, row, strict=True)) for row in table.rows] for name, table in tables.items()
-        },
+        "steps": [dict(zip(table.headings, row, strict=True)) for row in table.rows],
         "files": [str(file) for file in files],
     }
 
 
 def write(inspection: Inspection, console: Console) -> None:
-    """Print the comparison with the oracle, the values around each first difference, and the conclusion."""
+    """Print the comparison with the oracle, the values around the first difference, and the conclusion."""
 
     def say(line: str, style: str = "") -> None:
         console.print(line.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True)
 
-    width = max(NARROWEST, console.width)
-    for diff in inspection.diffs:
-        tables = [comparison_table(diff)] if diff.comparisons else []
-        tables += difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation))
-        lines = [diff.walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]
-        for line in [*lines, "", *textwrap.wrap(diff.unseen, width), *[""] * bool(diff.unseen)]:
-            say(line)
-    differences = first_difference(inspection)
-    for line in differences or [agreement(inspection)]:
-        say(line, "bold red" if differences else "green" if inspection.is_checked else "yellow")
+    width, walk = max(NARROWEST, console.width), inspection.walk
+    tables = [comparison_table(inspection)] if inspection.comparisons else []
+    tables += difference_tables(inspection.first, walk.labels, plain(inspection.implementation))
+    lines = [walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]
+    for line in [*lines, "", *textwrap.wrap(inspection.unseen, width), *[""] * bool(inspection.unseen)]:
+        say(line)
+    difference = first_difference(inspection)
+    style = "bold red" if difference else "green" if inspection.comparisons else "yellow"
+    say(difference or agreement(inspection), style)
     say(f"To check it on many inputs and shapes: attnbench check {inspection.spec}", "dim")
 
 
