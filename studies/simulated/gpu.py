@@ -47,7 +47,7 @@ class SimulatedGpu(SimulatedRuntime):
         """Calibrate the clock before any fault is active."""
         super().__init__(event_s=event_s)
         self.drift, self.carry, self.flushes, self.gap_s = drift, carry, flushes, gap_s
-        self.clock = QueuedClock(self)
+        self.clock = QueuedClock(self, self.host_s)
         _ = self.clock.cycles_per_s, self.clock.floor_s
         self.spin_share = spin_share
         self.work: dict[str, Call] = {

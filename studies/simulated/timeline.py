@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attnbench.devices import CaptureError
-from attnbench.devices.queued import Runtime
 
 
 class SimulatedEvent:
@@ -33,7 +32,7 @@ class SimulatedEvent:
         return 1e3 * (end.at_s - self.at_s)
 
 
-class SimulatedRuntime(Runtime):
+class SimulatedRuntime:
     """A device whose time is virtual; stream 0 is the current one.
 
     `launch_s` is the host's time for one launch, `event_s` the device's time for an event. A launch waits while

@@ -10,7 +10,7 @@ from studies.simulated.timeline import SimulatedRuntime
 
 def made(**settings) -> tuple[QueuedClock, SimulatedRuntime]:
     runtime = SimulatedRuntime(**settings)
-    return QueuedClock(runtime), runtime
+    return QueuedClock(runtime, runtime.host_s), runtime
 
 
 def repeated(runtime: SimulatedRuntime, seconds: float, number: int = 1):

@@ -82,7 +82,6 @@ def test_too_few_processes_have_no_interval() -> None:
     (judged,) = judge({"it": effect([0.5] * (FEWEST_PROCESSES - 1))}).values()
     assert judged.reason is Reason.few_processes
     assert judged.low is judged.high is judged.detectable is judged.half_width is None
-    assert judged.processes_needed == FEWEST_PROCESSES
     assert judged.ratio == pytest.approx(math.exp(0.5))
 
 
@@ -160,15 +159,6 @@ def test_detectable_is_found_in_about_four_of_five_repetitions() -> None:
     typical = float(np.median([limit for limit in limits if limit is not None]))
     found = [verdict_of([*draws.normal(math.log1p(typical), spread, look)]) for _ in range(300)]
     assert 0.6 < found.count(Verdict.slower) / 300 < 0.95
-
-
-@pytest.mark.parametrize(
-    ("numbers", "needed"),
-    # On the margin, no number of processes decides.
-    [([0.0], 4), (four(0.0, 0.01), 8), (four(0.019, 0.03), None), (four(0.06), 4)],
-)
-def test_processes_needed(numbers: list[float], needed: int | None) -> None:
-    assert judge({"it": effect(numbers)})["it"].processes_needed == needed
 
 
 def test_between_runs_by_value() -> None:

@@ -43,7 +43,6 @@ class Comparison(Judgement):
     implementation: str
     side: str = ""  # as in Arm
     baseline: str  # the compared implementation; for two sides, the same one on the base
-    more_s: float | None = None  # estimated seconds until a decision; None: decided, or unknown
     is_same_kernel: bool = False  # the same operators ran as for the baseline
 
     @property
@@ -125,19 +124,10 @@ def comparisons(results: Results) -> list[Comparison]:
                 implementation=record.implementation,
                 side=record.side,
                 baseline=baseline.implementation,
-                more_s=_more_s(judgement, results),
                 is_same_kernel=not record.side and runs_the_same(record.operators, baseline.operators),
             )
         )
     return compared
-
-
-def _more_s(judged: Judgement, results: Results) -> float | None:
-    """Estimate the seconds until a decision, in which fresh processes visit the open comparisons."""
-    needed, most = judged.processes_needed, max(results.num_visits.values(), default=0)
-    if judged.verdict is not Verdict.undecided or needed is None or results.elapsed_s is None or not most:
-        return None
-    return max(1, needed - judged.effect.num_measured) * max(0.0, results.elapsed_s - results.check_s) / most
 
 
 @lru_cache(maxsize=1)

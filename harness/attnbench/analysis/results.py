@@ -44,7 +44,6 @@ class Results:
     records: tuple[Record, ...]
     elapsed_s: float | None  # None: killed, or still running
     num_visits: dict[str, int]  # by workload id
-    check_s: float  # total time of all checks
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
@@ -127,7 +126,6 @@ def judge(folder: Path, state: State) -> Results:
         records=records,
         elapsed_s=finished.elapsed_s if finished is not None else None,
         num_visits=dict(Counter(visit.workload for visit in state.probes)),
-        check_s=state.check_s,
         num_blocks=gauge.num_blocks,
         discarded={name: frozenset(blocks) for name, blocks in discarded.items()},
         reason=finished.reason if finished is not None else "",

@@ -54,7 +54,7 @@ CELL_COLUMNS = {
     **dict.fromkeys(("num_samples", "num_visits", "num_processes"), NEVER_MISSING),
     **dict.fromkeys(("paired_latency_s", "ratio", "ratio_low", "ratio_high"), NUMBER),
     **dict.fromkeys(("verdict", "reason", "doubtful"), TEXT),
-    **dict.fromkeys(("margin", "minimum_detectable_effect", "more_s"), NUMBER),
+    **dict.fromkeys(("margin", "minimum_detectable_effect"), NUMBER),
     "is_same_kernel": NEVER_MISSING,
     **dict.fromkeys(("allocator", "ran"), TEXT),
     "num_operators": NUMBER,
@@ -71,7 +71,7 @@ Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
-comparison is undecided, `doubtful` why a cell's own time is doubtful, `more_s` the seconds that may decide it.
+comparison is undecided, `doubtful` why a cell's own time is doubtful.
 `is_same_kernel` says that the same operators ran as for the baseline, `allocator` how freed memory was handled.
 `matmul_share` is of the fastest matrix product of the run. `error_ratio` is the largest error / tolerance over
 `num_tensors` tensors, missing if an error is not finite.
@@ -270,7 +270,6 @@ def _verdict(compared: Comparison | None) -> Row:
         "reason": None if compared.reason is None else str(compared.reason),
         "margin": compared.margin,
         "minimum_detectable_effect": compared.detectable,
-        "more_s": compared.more_s,
         "is_same_kernel": compared.is_same_kernel,
     }
 

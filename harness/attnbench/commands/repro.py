@@ -87,7 +87,7 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
         fields: dict[str, Any] = {"run": started.run, "time": started.time, "commit": "", "environment": None}
         fields |= {"workload": plan.workloads[0], "implementation": name_of(spec)}
         records.append(Record(**fields, status=status, message=message, agreement=agreement))
-    return Results(folder=folder, started=started, records=tuple(records), elapsed_s=0.0, num_visits={}, check_s=0.0)
+    return Results(folder=folder, started=started, records=tuple(records), elapsed_s=0.0, num_visits={})
 
 
 def _judged(saved: dict[str, Any], right: Reference, answers: Path) -> tuple[Agreement | None, Status, str]:

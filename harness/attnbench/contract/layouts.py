@@ -113,7 +113,7 @@ def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     Raises:
         ValueError: the names are not three different strings.
     """
-    return _layout(_text("split", query, key, value, out=out), [(query, "q"), (key, "k"), (value, "v")], out)
+    return _layout("split(...)", [(query, "q"), (key, "k"), (value, "v")], out)
 
 
 def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
@@ -126,18 +126,7 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
     Raises:
         ValueError: `order` does not name q, k and v once each, or a name is not a string.
     """
-    text = _text("packed", name, order=order, out=out, **({"per_head": True} if per_head else {}))
-    return _layout(text, [(name, order)], out, per_head=per_head)
-
-
-def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
-    """`packed` with per_head=True, by its name in earlier releases."""
-    return packed(name, order, out=out, per_head=True)
-
-
-def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """`split` with a layer for each head, by its name in earlier releases; `prefix` is as in "heads.{head}"."""
-    return split(f"{prefix}.{query}", f"{prefix}.{key}", f"{prefix}.{value}", out=out)
+    return _layout("packed(...)", [(name, order)], out, per_head=per_head)
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
@@ -146,7 +135,7 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     Raises:
         ValueError: the letters do not name q, k and v once each, or a name is not a string.
     """
-    return _layout(_text("stacked", parts, out=out), [*parts.items()], out)
+    return _layout("stacked(...)", [*parts.items()], out)
 
 
 def transposed(layout: Layout) -> Layout:
@@ -161,7 +150,7 @@ def transposed(layout: Layout) -> Layout:
 def _layout(text: str, parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
     """Linear layers by name, each with the projections that its letters name, one below another or together `per_head`.
 
-    `text` is the call in the user's file. A missing bias in a layer with another one is 0.
+    `text` is the maker in messages. A missing bias in a layer with another one is 0.
     """
     names = [name for name, _ in parts]
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names) or isinstance(out, bool):
@@ -195,8 +184,3 @@ def _layout(text: str, parts: Sequence[tuple[str, str]], out: str | None, *, per
         return state
 
     return Layout(pack=pack, has_out=out is not None, text=text)
-
-
-def _text(maker: str, *by_position: object, **by_name: object) -> str:
-    """A call as it appears in a user's file, for messages."""
-    return f"{maker}({', '.join([*map(repr, by_position), *(f'{name}={value!r}' for name, value in by_name.items())])})"

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.devices import CROWDED_SHARE, Device
 from attnbench.devices.loads import Load, products_and_copies
-from attnbench.devices.queued import QueuedClock, Runtime
+from attnbench.devices.queued import QueuedClock
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # the description of a device needs no torch
     from torch import Tensor
 
 
-class Accelerator(Device, Runtime):
+class Accelerator(Device):
     """The current device of its kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
 
     is_host = False
+    can_spin = False  # has `spin(cycles)`, a kernel that lasts this many cycles: it is busy while calls are queued
     sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # of the matrices whose products show the ceiling
     smallest_copy = 2**22
     largest_copy = 2**30  # a cache of 64 MiB can hold a thirtieth of its traffic

@@ -22,7 +22,7 @@ CLOCK_EVENTS = {
 }
 """Reasons for a reduced clock, by the bit of NVML's `nvmlClocksEventReasons`. An idle device and clocks set by a user
 are left out: they slow nothing down unintentionally."""
-SM, MEMORY = 1, 2  # NVML's kinds of clocks
+SM = 1  # NVML's kind of clock of the multiprocessors
 SLOWING = sum(CLOCK_EVENTS)
 
 
@@ -42,9 +42,6 @@ def find(uuid: object) -> tuple[Any, Any]:
 def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - as `find` gives them
     """The limits and modes of a GPU, as text by name; those that it lacks are left out."""
     texts = {}
-    for name, kind in (("SM", SM), ("memory", MEMORY)):
-        if (limit_mhz := _ask(nvml, "MaxClockInfo", handle, kind)) is not None:
-            texts[f"gpu {name} clock limit"] = f"{limit_mhz} MHz"
     if (limit_mw := _ask(nvml, "EnforcedPowerLimit", handle)) is not None:
         texts["gpu power limit"] = f"{limit_mw / 1000:.0f} W"
     for name in ("Ecc", "Mig"):

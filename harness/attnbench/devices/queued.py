@@ -16,14 +16,11 @@ from functools import cached_property
 from itertools import repeat
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from attnbench.devices import Clock, Reading
 from attnbench.storage.records import Flag
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 HOST_NEAR = 5
 """A call is host-bound if its device time is below the time in which the host issues it; below this multiple of that
@@ -44,28 +41,6 @@ NUM_READINGS = 9
 CALIBRATING_CYCLES = 2_000_000
 PRIMER_S = 30e-6
 """A spin in front of the block's, so that the device is busy from the event between them on: the block is a clock."""
-
-
-class Runtime(Protocol):
-    """The functions of a device that the clock needs, from torch or a simulated timeline."""
-
-    can_spin: bool = False  # can be kept busy while calls are queued
-
-    def current(self) -> AbstractContextManager[object]:
-        """Make the device the current one inside the context."""
-
-    def event(self) -> Any:  # noqa: ANN401 - torch has many types of events, and a simulated timeline its own
-        """A new event with timing, like torch.cuda.Event: record, query, synchronize and elapsed_time in ms."""
-
-    def synchronize(self) -> object:
-        """Wait for all streams."""
-
-    def host_s(self) -> float:
-        """The host's monotonic timer."""
-        return perf_counter()
-
-    def spin(self, cycles: int) -> object:
-        """Queue a kernel that lasts this many cycles of the device."""
 
 
 @dataclass(kw_only=True)
@@ -94,15 +69,12 @@ class QueuedClock(Clock):
     to take as long as its launches; the flags say so.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
+        """Read the events of an Accelerator, or of a simulated one; `host_s` is the host's monotonic timer."""
+        self.runtime, self.now = runtime, host_s  # type: ignore[method-assign]
         self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6  # of a CUDA event, as documented; assumed
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
         self._cycles, self._spun_s = 0, 0.0  # of blocks since the last reading of the device's clock
-
-    def now(self) -> float:
-        """Seconds on the host's timer."""
-        return self.runtime.host_s()
 
     @cached_property
     def cycles_per_s(self) -> float:
@@ -236,16 +208,16 @@ class QueuedClock(Clock):
             runtime.spin(cycles)
             is_busy = not before.query()  # without a pause between both spins
         start.record()
-        began_s = runtime.host_s()
+        began_s = self.now()
         for _ in repeat(None, number):
             call()
-        issue_s = runtime.host_s() - began_s
+        issue_s = self.now() - began_s
         end.record()
         is_hidden = not start.query()
         end.synchronize()
-        left_s = runtime.host_s()
+        left_s = self.now()
         runtime.synchronize()
-        left_s = runtime.host_s() - left_s
+        left_s = self.now() - left_s
         device_s = max(start.elapsed_time(end) * 1e-3 - floor_s, self.resolution_s)
         if is_busy:
             self._cycles += cycles

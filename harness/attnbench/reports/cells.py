@@ -17,7 +17,7 @@ from attnbench.reports import titles
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.units import MISSING, SCALES, duration, grouped, multiple, percent, plain, show, span
+from attnbench.units import MISSING, SCALES, grouped, multiple, percent, plain, show, span
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -215,8 +215,7 @@ def verdict(cell: Cell) -> str:
         return f"{factor(found.ratio, found.low, found.high, cell.substitute)}{kernel}"
     is_known = found.detectable is not None and found.detectable <= LARGEST_EFFECT
     why = f"{percent(found.detectable or 0.0)} would show" if is_known else str(found.reason)
-    more = "" if found.more_s is None else f"; about {duration(found.more_s)} more needed"
-    return f"undecided ({why}{more}){kernel}"
+    return f"undecided ({why}){kernel}"
 
 
 def _error(cell: Cell) -> str:

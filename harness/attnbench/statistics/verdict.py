@@ -260,23 +260,6 @@ class Judgement:
         luck = float(half_widths(error, self.effect.degrees, 2 * (1 - POWER)))
         return math.expm1(min(max(half, math.log1p(self.margin)) + luck, LARGEST_LOG))
 
-    @property
-    def processes_needed(self) -> int | None:
-        """Total number of processes that should decide it if nothing else changes; None if no look is enough."""
-        if self.verdict is not Verdict.undecided:
-            return self.effect.num_processes
-        if self.is_doubtful:
-            return None
-        error, number = self.effect.error, self.effect.num_processes
-        if error is None:
-            return FEWEST_PROCESSES
-        beyond, log = math.log1p(self.margin), abs(self.effect.log)
-        for look in LOOKS:
-            half = float(half_widths(error * math.sqrt(number / look), look - 1, self.level)) + self.effect.bias
-            if look > number and (log > max(half, beyond) or log + half <= beyond):
-                return look
-        return None
-
 
 def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
     """Remove the verdicts: other work may have changed the times."""

@@ -48,7 +48,6 @@ class State:
     doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
     evidence: dict[Key, tuple[list[float], bool]] = field(default_factory=dict)  # factors, and if a visit was busy
     ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
-    check_s: float = 0.0  # of all checks
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
     num_restored: int = 0  # times that another process changed the journal while the run was active
@@ -135,7 +134,6 @@ class State:
         """Set the fields of a record that a check or a failure sets, with the environment."""
         fields: dict[str, Any] = {"message": event.message}
         if isinstance(event, events.CellChecked):
-            self.check_s += event.check_s
             self.spent_s += event.check_s
             for name in ("is_predicted", "agreement", "executed_flops"):
                 fields[name] = getattr(event, name)
