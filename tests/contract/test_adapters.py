@@ -280,7 +280,7 @@ MISUSES = {
     "a name for out that is none": (lambda: packed("qkv", out=True), "out=None where the module has no output"),
     "a part missing": (
         lambda: stacked({"to_q": "q", "to_kv": "k"}, out=None),
-        "stacked(...) is not allowed: its letters",
+        "is not allowed: its letters",
     ),
     "no layout": (lambda: adapt(Packed, "qkv"), "adapt is given 'qkv' for a layout"),
     "a module": (lambda: adapt(nn.Linear(1, 1), SPLIT), "given a Linear for make: give a function"),
@@ -345,7 +345,7 @@ LATER = {
     ),
     "transposed": (
         lambda: adapt(Packed, transposed(packed("qkv", out="proj")), call=alone),
-        "transposed(packed(...)) does not fit the module: qkv.weight is",
+        "the layout does not fit the module: qkv.weight is",
     ),
     "detached weights": (
         lambda: adapt(Packed, Layout(pack=lambda weights: packed("qkv", out="proj").pack(weights.map(torch.detach)))),

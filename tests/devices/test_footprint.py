@@ -59,7 +59,6 @@ def test_each_part_of_a_footprint_is_what_the_call_took():
     found = device("cpu").record(call).footprint([given])
     assert found.peak_bytes == 3 * MIB
     assert found.kept_bytes == found.result_bytes == 2 * MIB
-    assert found.reserved_bytes == 0
 
 
 def test_what_is_saved_is_what_the_graph_alone_keeps_and_scratch_is_the_peak_less_the_results():
@@ -83,7 +82,7 @@ def test_the_metrics_of_a_cell_share_one_pass():
     assert len(calls) == 2  # one to allocate what stays, one that is counted
 
 
-OFF_THE_HOST, OVER_RANKS = {"outside_memory", "reserved_memory"}, {"bytes_sent", "slowest_rank"}
+OFF_THE_HOST, OVER_RANKS = {"outside_memory"}, {"bytes_sent", "slowest_rank"}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ OFF_THE_HOST, OVER_RANKS = {"outside_memory", "reserved_memory"}, {"bytes_sent",
         ("cuda", 2, {"latency", "straggling"}),
     ],
 )
-def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_reserved(place, world_size, lacking):
+def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_outside(place, world_size, lacking):
     """The latency would include copies of inputs and output through the host's memory."""
     workload = Workload(device=place, world_size=world_size)
     assert {name for name, metric in METRICS.items() if not metric.fits(workload)} == lacking
@@ -104,13 +103,10 @@ def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_reserv
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
     """Torch has no numbers before the first allocation."""
-    held, reserved = "allocated_bytes.all", "reserved_bytes.all"
-    start, segments = (0, 0) if is_first else (100, 128)
-    before = {f"{held}.current": start, f"{reserved}.current": segments}
-    after = {f"{held}.current": 140, f"{held}.peak": 190, f"{reserved}.peak": 256}
-    assert Accelerator.allocated({} if is_first else before, after) == Footprint(
-        peak_bytes=190 - start, kept_bytes=140 - start, reserved_bytes=256 - segments
-    )
+    held, start = "allocated_bytes.all", 0 if is_first else 100
+    before, after = {f"{held}.current": start}, {f"{held}.current": 140, f"{held}.peak": 190}
+    found = Accelerator.allocated({} if is_first else before, after)
+    assert found == Footprint(peak_bytes=190 - start, kept_bytes=140 - start)
 
 
 def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_notes_of_values(monkeypatch):

@@ -9,11 +9,9 @@ import psutil
 import pytest
 import torch
 
-from attnbench import devices
 from attnbench.commands import doctor
 from attnbench.devices import containers, cpu, device, environment, read_counters
 from attnbench.devices.containers import MemoryLimit
-from attnbench.workloads.workload import Workload
 
 GIB = 2**30
 FREE = 64 * GIB
@@ -137,16 +135,13 @@ def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("native", [(), ("bfloat16",), ("bfloat16", "float16"), None])
-def test_half_precision_has_hardware_where_onednn_says_so_and_a_note_where_not(monkeypatch, native):
+def test_half_precision_has_hardware_where_onednn_says_so(monkeypatch, native):
     class Library:
         _is_mkldnn_bf16_supported = staticmethod(lambda: "bfloat16" in native)
         _is_mkldnn_fp16_supported = staticmethod(lambda: "float16" in native)
 
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops, "mkldnn", object() if native is None else Library)
-    here, half = environment.collect(), Workload(dtype="bfloat16")
-    assert here.native_dtypes == native
-    assert device("cpu").notes(half, here) == ((f"bfloat16 {devices.NOT_NATIVE}",) if native == () else ())
-    assert device("cpu").notes(half, None) == ()
+    assert environment.collect().native_dtypes == native
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert environment.collect().native_dtypes is None

@@ -70,7 +70,7 @@ def memory_stats(place) -> dict[str, int]:
     held, peak, number, total, _ = memory(index_of(place))
     stats = {"current": held, "peak": peak, "allocated": total}
     stats = {f"allocated_bytes.all.{name}": value for name, value in stats.items()}
-    return stats | {"allocation.all.allocated": number, "reserved_bytes.all.peak": 0}
+    return stats | {"allocation.all.allocated": number}
 
 
 def reset_peak_memory_stats(place) -> None:

@@ -134,8 +134,6 @@ def test_numbers_to_add_are_made_once_and_only_where_there_are_some():
     assert bound.added(torch.float32) is bound.added(torch.float32)
     for name in ("none", "softcap(2)"):
         assert BoundMask(parse_mask(name), (2, 4, 6), "cpu", num_heads=2).added(torch.float32) is None
-    with pytest.raises(ValueError, match="give num_heads"):
-        BoundMask(parse_mask("causal+alibi"), (1, 4, 4), "cpu")
 
 
 @given(st.permutations(["causal", "padding(3,4)", "softcap(20)", "alibi"]))

@@ -226,7 +226,7 @@ class ModuleAdapter:
                 raise
             except Exception as error:
                 if len(parts) == len(BIAS_NAMES):
-                    raise ValueError(f"{self.layout.text} fails to pack a state dict: {words(error)}") from error
+                    raise ValueError(f"the layout fails to pack a state dict: {words(error)}") from error
                 continue  # `pack` needs a bias
             names = [name for name in {*shapes, *state} if self.constant(name) is None]
             if all(name in state and state[name] == shapes.get(name) for name in names):
@@ -245,8 +245,7 @@ class ModuleAdapter:
         reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
         if untraced := [name for name in LETTERS.values() if name not in reached]:
             raise ValueError(
-                f"{self.layout.text} makes nothing that autograd can follow back to the weights of "
-                f"{', '.join(untraced)}: pack by reshapes, transposes, stacks and cats, without detach(), .data, "
+                f"the layout makes nothing that autograd can follow back to the weights of {', '.join(untraced)}: pack by reshapes, transposes, stacks and cats, without detach(), .data, "
                 "nn.Parameter, numpy or torch.no_grad()"
             )
         is_whole = reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
@@ -322,7 +321,7 @@ class Adapted(nn.Module):
             name = differing[0]
             there, here = shapes.get(name, "no parameter"), packed.get(name, "not named")
             raise ValueError(
-                f"{self.adapter.layout.text} does not fit the module: {name} is {there} in the module, and {here} in "
+                f"the layout does not fit the module: {name} is {there} in the module, and {here} in "
                 f"the layout, for embed_dim {weights.query.shape[-1]}; the module has {', '.join(shapes)}: {HELP}"
             )
 

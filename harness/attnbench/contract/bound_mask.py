@@ -35,16 +35,11 @@ class BoundMask:
         scale: float | None = None,
         world_size: int = 1,
     ) -> None:
-        """Bind `rule` to `sizes` (B, T, S).
+        """Bind `rule` to `sizes` (B, T, S); a mask that changes scores needs `num_heads`.
 
         `scale` None means 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is the number of ranks of a
         call.
-
-        Raises:
-            ValueError: the mask changes scores, which needs `num_heads`, and that is missing.
         """
-        if rule.changes_scores and not num_heads:
-            raise ValueError(f"mask {rule} changes the scores of each head: give num_heads")
         self.rule, self.sizes, self.device = rule, sizes, torch.device(device)
         self.num_heads, self.scale, self.world_size = num_heads, scale, world_size
         self.inputs: Mapping[str, Tensor] = {}

@@ -93,12 +93,11 @@ class Layout:
 
     `pack` creates the state dict by differentiable steps only; None stands for no entry. Without `has_out` the module
     ends before the output projection, at (B, T, H*V), and the adapter adds a projection so that the output is
-    (B, T, D). Messages call the layout by its `text`.
+    (B, T, D).
     """
 
     pack: Callable[[Weights], Mapping[str, Tensor | None]]
     has_out: bool = True
-    text: str = "Layout(pack=...)"
 
     def state(self, weights: Weights) -> dict[str, Tensor]:
         """The state dict of the module with these weights."""
@@ -113,7 +112,7 @@ def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     Raises:
         ValueError: the names are not three different strings.
     """
-    return _layout("split(...)", [(query, "q"), (key, "k"), (value, "v")], out)
+    return _layout([(query, "q"), (key, "k"), (value, "v")], out)
 
 
 def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
@@ -126,7 +125,7 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
     Raises:
         ValueError: `order` does not name q, k and v once each, or a name is not a string.
     """
-    return _layout("packed(...)", [(name, order)], out, per_head=per_head)
+    return _layout([(name, order)], out, per_head=per_head)
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
@@ -135,7 +134,7 @@ def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     Raises:
         ValueError: the letters do not name q, k and v once each, or a name is not a string.
     """
-    return _layout("stacked(...)", [*parts.items()], out)
+    return _layout([*parts.items()], out)
 
 
 def transposed(layout: Layout) -> Layout:
@@ -144,23 +143,23 @@ def transposed(layout: Layout) -> Layout:
     def pack(weights: Weights) -> dict[str, Tensor]:
         return {name: tensor.T if tensor.dim() > 1 else tensor for name, tensor in layout.state(weights).items()}
 
-    return Layout(pack=pack, has_out=layout.has_out, text=f"transposed({layout.text})")
+    return Layout(pack=pack, has_out=layout.has_out)
 
 
-def _layout(text: str, parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
+def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
     """Linear layers by name, each with the projections that its letters name, one below another or together `per_head`.
 
-    `text` is the maker in messages. A missing bias in a layer with another one is 0.
+    A missing bias in a layer with another one is 0.
     """
     names = [name for name, _ in parts]
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names) or isinstance(out, bool):
         raise ValueError(
-            f"{text} is not allowed: it takes different names of layers, as module.named_modules() has them, and "
+            "this layout is not allowed: it takes different names of layers, as module.named_modules() has them, and "
             "out=None where the module has no output projection; a layer that makes more than one of query, key and "
             "value is packed(...) or stacked(...)"
         )
     if sorted("".join(str(letters) for _, letters in parts)) != sorted(ORDER):
-        raise ValueError(f"{text} is not allowed: its letters must name q, k and v once each, as in qkv or kqv")
+        raise ValueError("this layout is not allowed: its letters must name q, k and v once each, as in qkv or kqv")
 
     def joined(rows: list[Tensor]) -> Tensor:
         """Weights (H, K, D), or biases (H, K), as the rows of one layer: (rows, D), or (rows,)."""
@@ -183,4 +182,4 @@ def _layout(text: str, parts: Sequence[tuple[str, str]], out: str | None, *, per
                 state |= linear(name, joined(rows), joined(biases) if biases else None)
         return state
 
-    return Layout(pack=pack, has_out=out is not None, text=text)
+    return Layout(pack=pack, has_out=out is not None)

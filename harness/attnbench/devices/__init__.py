@@ -26,11 +26,7 @@ if TYPE_CHECKING:  # imported by some of them
 
     from attnbench.devices.loads import Load
     from attnbench.devices.recording import Recording
-    from attnbench.storage.records import Counters, DeviceState, Environment
-    from attnbench.workloads.workload import Workload
-
-NOT_NATIVE = "has no hardware here and may run reference loops"
-"""End of the note on a dtype without native instructions on the device."""
+    from attnbench.storage.records import Counters, DeviceState
 
 T = TypeVar("T")
 CROWDED_SHARE = 0.25  # share of a device's memory: a process that holds more should free its caches
@@ -112,10 +108,6 @@ class Device(Protocol):
 
     def missing_compiler(self) -> str | None:
         """Why torch.compile has no compiler for it; None if it has one."""
-
-    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:  # noqa: ARG002
-        """Notes on the workload's dtype and precision on this device. Needs no torch."""
-        return ()
 
     def facts(self) -> Facts:
         """Facts for the environment of a run."""

@@ -93,7 +93,6 @@ class Accelerator(Device):
         return Footprint(
             peak_bytes=after["allocated_bytes.all.peak"] - inputs,
             kept_bytes=after["allocated_bytes.all.current"] - inputs,
-            reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
         )
 
     @cached_property

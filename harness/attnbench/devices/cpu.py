@@ -11,19 +11,17 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
-from time import perf_counter_ns
+from time import get_clock_info, perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
-from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device, containers
+from attnbench.devices import CROWDED_SHARE, Clock, Device, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
-from attnbench.storage.records import Environment
-from attnbench.workloads.workload import Workload
 
-if TYPE_CHECKING:  # notes are needed without torch
+if TYPE_CHECKING:  # a description needs no torch
     from torch import Tensor
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -43,14 +41,7 @@ WIDER = {"bfloat16": "float32", "float16": "float32"}
 class CpuClock(Clock):
     """The processor's monotonic timer."""
 
-    def __init__(self) -> None:
-        steps = []  # the smallest one of the timer is its resolution
-        for _ in range(100):
-            start = perf_counter_ns()
-            while (end := perf_counter_ns()) == start:
-                pass
-            steps.append(end - start)
-        self.resolution_s = min(steps) * 1e-9
+    resolution_s = get_clock_info("perf_counter").resolution
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Wall time of the calls."""
@@ -75,12 +66,6 @@ class Cpu(Device):
         """Report a missing C++ compiler."""
         compiler = os.environ.get("CXX", "g++")  # as in torch/_inductor/config.py
         return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
-
-    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
-        """A note on half precision without native instructions."""
-        native = None if environment is None else environment.native_dtypes
-        is_slow = workload.dtype in WIDER and native is not None and workload.dtype not in native
-        return (f"{workload.dtype} {NOT_NATIVE}",) if is_slow else ()
 
     def synchronize(self) -> None:
         """Do nothing: the processor has no queue."""

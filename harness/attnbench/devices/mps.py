@@ -59,9 +59,8 @@ class Mps(Accelerator):
     @staticmethod
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
         """Memory between two readings; the peak is the growth of the heaps."""
-        kept_bytes, reserved_bytes = (after[name] - before[name] for name in ("tensors", "heaps"))
-        peak_bytes = max(kept_bytes, reserved_bytes)
-        return Footprint(peak_bytes=peak_bytes, kept_bytes=kept_bytes, reserved_bytes=reserved_bytes)
+        kept_bytes, grown_bytes = (after[name] - before[name] for name in ("tensors", "heaps"))
+        return Footprint(peak_bytes=max(kept_bytes, grown_bytes), kept_bytes=kept_bytes)
 
     def cache_bytes(self) -> int:
         """At least the system cache of all chips up to 2025; Metal does not report it."""

@@ -42,7 +42,6 @@ class Footprint:
     peak_bytes: int  # the peak
     kept_bytes: int  # in use after the call: its result, and tensors saved for a backward pass
     result_bytes: int = 0  # memory of the result, part of `kept_bytes`
-    reserved_bytes: int = 0  # peak of a caching allocator's device memory; 0: there is none
 
 
 class Kernel(NamedTuple):

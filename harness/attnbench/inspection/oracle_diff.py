@@ -1,4 +1,4 @@
-"""An inspection: walk a sentence through the textbook form, and compare an implementation with the oracle, step by step.
+"""An inspection: walk a sentence through the textbook form, and compare an implementation with it, step by step.
 
 Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
 key and value at every place.

@@ -168,13 +168,6 @@ METRIC = {
         measure=lambda case: float(case.footprint.peak_bytes),
         note=left_out,
     ),
-    # The allocator takes whole segments and places tensors inside: other processes lack this memory.
-    "reserved_memory": Metric(
-        unit="bytes",
-        summary="peak of what CUDA's allocator takes from the device, beyond what it had",
-        measure=lambda case: float(case.footprint.reserved_bytes),
-        fits=is_off_the_host,
-    ),
     # Memory in use after a forward call, without the output, each byte once; 0 in inference, which records no graph.
     # Hooks on saved tensors would count inputs, which exist anyway, and a tensor once for each operator that saves it,
     # and would miss memory that a custom function keeps. A saved output, as in flash kernels, counts as output.
