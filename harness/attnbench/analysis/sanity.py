@@ -7,12 +7,14 @@ samples, so that better rules apply to old runs. Reasons for these rules: docs/a
 import functools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from attnbench.analysis.warned import Warn, Warned
+from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
 from attnbench.storage.events import RunFinished, WorkerStarted
@@ -163,8 +165,10 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
         yield Warn.kernels_longer.says(text)
     yield from _faults(record, Samples.of(latency.samples), time)
     native, dtype = None if record.environment is None else record.environment.native_dtypes, record.workload.dtype
-    if native is not None and record.workload.device == "cpu" and dtype in {"bfloat16", "float16"} - {*native}:
-        yield Warn.device_precision.says(f"{dtype} has no hardware here and may run reference loops")
+    with suppress(ValueError):  # the run may name a device that is not installed here
+        is_slow = native is not None and dtype in {"bfloat16", "float16"} - {*native}
+        if is_slow and device(record.workload.device).is_host:
+            yield Warn.device_precision.says(f"{dtype} has no hardware here and may run reference loops")
     if seen is not None and seen.copies:
         yield Warn.copies.says(plain(f"its time includes copies: {seen.copies}"))
     for measurement in record.measurements:

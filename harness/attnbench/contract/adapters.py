@@ -245,8 +245,9 @@ class ModuleAdapter:
         reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
         if untraced := [name for name in LETTERS.values() if name not in reached]:
             raise ValueError(
-                f"the layout makes nothing that autograd can follow back to the weights of {', '.join(untraced)}: pack by reshapes, transposes, stacks and cats, without detach(), .data, "
-                "nn.Parameter, numpy or torch.no_grad()"
+                f"the layout makes nothing that autograd can follow back to the weights of {', '.join(untraced)}: pack "
+                "by reshapes, transposes, stacks and cats, without detach(), .data, nn.Parameter, numpy or "
+                "torch.no_grad()"
             )
         is_whole = reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
         return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}

@@ -21,7 +21,6 @@ from attnbench.units import MISSING, plain, text_lines
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
 SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5  # other numbers are shown with an exponent
-NARROWEST = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ def write(inspection: Inspection, console: Console) -> None:
     def say(line: str, style: str = "") -> None:
         console.print(line.rstrip(), style=style, markup=False, highlight=False, soft_wrap=True)
 
-    width, walk = max(NARROWEST, console.width), inspection.walk
+    width, walk = console.width, inspection.walk
     tables = [comparison_table(inspection)] if inspection.comparisons else []
     tables += difference_tables(inspection.first, walk.labels, plain(inspection.implementation))
     lines = [walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]

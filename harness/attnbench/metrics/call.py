@@ -61,12 +61,6 @@ def outside_s(case: Case) -> float:
         return median(case.device.clock.elapsed(bound.prepare, 1) for _ in range(NUM_REPEATS))
 
 
-def preparation(case: Case) -> str:
-    """Describe the time of the work outside the call; "" if there is none."""
-    seconds = outside_s(case)
-    return f"the harness prepares a call in {show(seconds, 's')}, which is not in its time" if seconds else ""
-
-
 class Kept(NamedTuple):
     """Bytes that are still allocated after all results are gone: lists of outputs, caches, graphs.
 
@@ -159,7 +153,6 @@ METRIC = {
         summary="time of the harness's work outside a function's call, which is not in the call's time",
         measure=outside_s,
         fits=lambda workload: workload.scope == "attention",
-        note=preparation,
     ),
     # The peak during one call, including the result and scratch space inside kernels.
     "peak_memory": Metric(
