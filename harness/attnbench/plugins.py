@@ -11,6 +11,7 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
+from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -299,6 +300,24 @@ def digest(spec: str) -> str:
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
+def _import_namesake(path: Path) -> None:
+    """Import the installed package with the file's own name, which the file imports but would hide.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder = path.parent.resolve()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
+    found = PathFinder.find_spec(path.stem, elsewhere)
+    if found is None or found.loader is None:
+        raise ValueError(
+            f"{path} imports {path.stem}, which is not installed, and would import itself: rename the file, or install "
+            f"{path.stem}"
+        )
+    sys.modules[path.stem] = package = importlib.util.module_from_spec(found)
+    found.loader.exec_module(package)
+
+
 def _load_file(path: Path) -> ModuleType:
     """Run a file as a new module; as a script, it can import the files next to it. No bytecode is stored or read."""
     digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
@@ -306,6 +325,8 @@ def _load_file(path: Path) -> ModuleType:
     name = next(name for name in names if name not in sys.modules)
     module = ModuleType(name)
     module.__file__ = str(path)
+    if path.stem in imported(f"{path}:{path.stem}") and path.stem not in sys.modules:
+        _import_namesake(path)
     if str(path.parent.resolve()) not in sys.path:
         sys.path.append(str(path.parent.resolve()))
     sys.modules[name] = module  # as for any module: torch.compile, dataclasses and pickle need it there

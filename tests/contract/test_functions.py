@@ -1,6 +1,7 @@
 """Plain functions: each receives the parameters it names, right ones pass, wrong ones are named; errors are clear."""
 
 import re
+import sys
 from functools import partial
 
 import numpy as np
@@ -346,6 +347,23 @@ def test_a_list_says_what_a_function_is_given(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def mine(query, key, value, *, mask=None, scale=None): ...\n")
     assert implementation(f"{file}:mine").source == f"{file}:mine, given query, key, value, mask, scale"
+
+
+def test_a_file_may_be_named_like_the_package_that_it_imports(tmp_path, monkeypatch):
+    package = tmp_path / "installed"
+    package.mkdir()
+    file = tmp_path / "namesake.py"
+    file.write_text("import namesake\ndef mine(query, key, value): return namesake.NUMBER * value\n")
+    monkeypatch.syspath_prepend(tmp_path)  # as with `python -m attnbench` in that folder
+    with pytest.raises(ValueError, match=r"imports namesake, which is not installed.*rename the file"):
+        implementation(f"{file}:mine")
+    (package / "namesake.py").write_text("NUMBER = 3\n")
+    sys.path.append(str(package))
+    try:
+        assert plugins.load(f"{file}:mine")(0, 0, 2) == 6
+    finally:
+        sys.path.remove(str(package))
+        del sys.modules["namesake"]
 
 
 @pytest.mark.parametrize(

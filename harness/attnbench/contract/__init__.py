@@ -19,6 +19,7 @@ from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.layouts import Weights, split
 from attnbench.contract.outside import repeat_heads
 from attnbench.devices import device
+from attnbench.devices.kernels import BACKENDS
 from attnbench.workloads.masks import attention_window, not_a_window
 from attnbench.workloads.workload import FOLLOWS, Workload
 
@@ -109,15 +110,16 @@ class Implementation:
     """The content of a file in implementations/: how to build the module, its source and its limits.
 
     A module without `attend` takes part in scope `module` only.
+
+    Raises:
+        ValueError: there is no such backend.
     """
 
     build: Callable[[Weights], nn.Module]  # an `Attention`, or any module with forward(x, context=None, *, mask)
     source: str
     unsupported: Callable[[Workload], str | None] = lambda _: None  # a reason, or None
     executed_flops: Callable[[Workload], int | None] = lambda _: None  # those of a call, hidden pairs included, or None
-    backend: str = (
-        ""  # promised backend of SDPA (devices/kernels.py): if another runs, it is a fallback and is not timed
-    )
+    backend: str = ""  # promised backend of SDPA, one of BACKENDS: if another runs, it is a fallback and is not timed
     has_dropout: bool = False  # drops weights by its module's `dropout`, a number or an nn.Dropout
     compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
     distributes: bool = False  # computes with the workload's `world_size` ranks; any other uses one
@@ -128,6 +130,8 @@ class Implementation:
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
 
     def __post_init__(self) -> None:
+        if self.backend not in {"", *BACKENDS}:
+            raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
         reason = partial(_reason_against, self.unsupported, self.built_in)
         object.__setattr__(self, "unsupported", reason)
 

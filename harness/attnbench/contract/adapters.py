@@ -27,8 +27,10 @@ from attnbench.contract.layouts import (
     LETTERS,
     Layout,
     Weights,
+    head_list,
     linear,
     packed,
+    per_head,
     split,
     stacked,
     transposed,
@@ -36,7 +38,7 @@ from attnbench.contract.layouts import (
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
-__all__ = ["Layout", "Sizes", "adapt", "packed", "split", "stacked", "transposed"]
+__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class Declared:
     scale: float = 0.0  # the built-in factor of query times key; 0: 1 / sqrt(K)
     rotary: str = "none"  # the rotary embedding inside, "halves(BASE)" or "interleaved(BASE)"
     sizes: Mapping[str, int] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
+    axes: Collection[str] = ()  # of files for earlier releases; the module shows which axes it was made for
     extra: Mapping[str, float] = field(default_factory=dict)  # parameters that are no weights, by name or pattern
     residual: bool = False  # the module returns its input plus attention
     has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only

@@ -128,6 +128,16 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
     return _layout([(name, order)], out, per_head=per_head)
 
 
+def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
+    """`packed` with per_head=True, by its name in earlier releases."""
+    return packed(name, order, out=out, per_head=True)
+
+
+def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
+    """`split` with a layer for each head, by its name in earlier releases; `prefix` is as in "heads.{head}"."""
+    return split(f"{prefix}.{query}", f"{prefix}.{key}", f"{prefix}.{value}", out=out)
+
+
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
     """Linear layers by name, each with the rows that its letters name, as in {"to_q": "q", "to_kv": "kv"}.
 

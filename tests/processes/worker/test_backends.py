@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Implementation
+from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.devices.kernels import observed
@@ -70,3 +70,8 @@ def test_the_built_in_ones_run_what_their_names_say(name: str, expected: str, di
     assert found.observed == expected
     assert found.requested in {"", expected}
     assert not found.fallback
+
+
+def test_an_implementation_may_only_promise_a_backend_that_there_is() -> None:
+    with pytest.raises(ValueError, match="backend=fast is not allowed: it is one of flash, math"):
+        Implementation(build=Attention, source="", backend="fast")
