@@ -12,9 +12,11 @@ from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.processes.messages import Failed
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.records import Arm
+from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
+from tests.checks import cell_of, checked
 
 POINT = Workload(
     batch_size=2,
@@ -267,16 +269,23 @@ def test_what_is_timed_is_watched_still(wrong, reported, scope):
     assert case.module.dropout == 0.2
 
 
-@pytest.mark.parametrize("least", [1, 20])
-def test_queries_without_keys_and_sizes_that_are_refused_decide_nothing(least):
-    class Odd(Dropping):
-        def attend(self, query, key, value, mask):
-            if key.shape[2] < least:
-                raise NotImplementedError("too short")
-            return super().attend(query, key, value, mask)
-
-    made = Implementation(build=Odd, source="a test", has_dropout=True)
+def test_queries_without_keys_decide_nothing():
     asked = Workload(**(POINT.axes() | {"seq_len": 24, "num_kv_heads": 4, "mask": "padding_to_nothing"}))
-    found = dropout.examine(made, asked, 0)
-    assert all(each.holds or each.is_noted for each in found)
-    assert len(found) == (len(dropout.RULES) if least == 1 else 1)
+    assert [each.found for each in examined(Dropping, asked)] == [""] * len(dropout.RULES)
+
+
+@pytest.mark.parametrize("longest", [8, 24])
+def test_a_cell_whose_dropout_is_refused_is_unsupported_and_not_tried(tmp_path, longest):
+    lines = [
+        "import torch",
+        "def mine(query, key, value, dropout_p=0.0):",
+        f"    if dropout_p and key.shape[2] <= {longest}:",
+        "        raise NotImplementedError('too short')",
+        "    return torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)",
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    asked = Workload(seq_len=24, num_heads=2, head_dim=8, dropout=0.2, direction="forward_backward")
+    found = checked(cell_of(f"{tmp_path / 'mine.py'}:mine", asked))
+    assert isinstance(found, Failed)  # no agreement, so coverage does not count it
+    assert found.status is Status.unsupported
+    assert found.message == "dropout cannot be checked: NotImplementedError: too short"
