@@ -37,7 +37,10 @@ def implementation(mistake: Mistake) -> Implementation:
         def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
             weights = Weights(**dict(self.named_parameters()))
             rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
-            return steps.attend_tokens(x, x if context is None else context, weights, rows, mistake.changes)["output"]
+            step = {**steps.DEFAULTS, **mistake.changes}
+            operands = step["projection"](x, x if context is None else context, weights)
+            made: Tensor = step["output"](steps.attend(*operands, rows, mistake.changes)["context"], weights)
+            return made
 
     return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {mistake.name}")
 

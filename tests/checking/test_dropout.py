@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnbench.checking import dropout
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import reason_against
+from attnbench.checking.reference import References
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.messages import Failed
 from attnbench.processes.worker.answers import Bench
@@ -203,7 +204,7 @@ def test_the_mean_is_judged_apart():
 
 
 def test_a_check_under_dropout_holds_what_is_not_dropped_against_the_oracle_first():
-    references = ask_oracle(POINT, 0)
+    references = References(POINT, 0)
     honest = check(references, Implementation(build=Dropping, source="a test", has_dropout=True))
     assert honest.agrees
     assert {rule.rule for rule in honest.rules} > set(dropout.RULES)

@@ -7,8 +7,9 @@ import torch
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import reason_against
+from attnbench.checking.reference import References
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import execution
@@ -39,7 +40,7 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     found = implementation(name)
     if reason := reason_against(found, workload):
         pytest.skip(reason)
-    agreed = check(ask_oracle(workload, 0), found)
+    agreed = check(References(workload, 0), found)
     assert agreed.agrees, agreed.diagnosis
 
 

@@ -22,6 +22,7 @@ from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import (
     Reference,
+    References,
     ask,
     differences,
     distance,
@@ -139,7 +140,7 @@ class Evidence:
         return worst if worst <= CLOSER * error or not is_quick else math.inf
 
 
-def explain(implementation: Implementation, references: dict[str, Reference], wrong: Agreement, seed: int) -> Agreement:
+def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
     To compute float64 inputs in float32 is a convention, and no mistake.
@@ -149,7 +150,7 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
         known = RULE_MISTAKES.get(rule.rule)
         result = Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
     else:
-        evidence = gather(implementation, references, seed)
+        evidence = gather(implementation, references.by_probe, references.seed)
         if (explained := _closed_form(evidence)) is None:
             cut(evidence)
             explained = _known(evidence) or _unwritten(evidence)
@@ -463,7 +464,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
     rows = torch.arange(workload.seq_len)
     mask = oracle.row_mask(workload, rows, inputs=reference.drawn.tensors)
-    results = steps.attend(*oracle.heads(workload, reference.drawn, rows), mask)
+    results = steps.walked(workload, reference.drawn, rows)
     right, like = results["weights"], reference.drawn.tensors["value"].to(inputs.tensors["query"])
     actual = recover_weights(attend, like).double().cpu()
     is_lost, is_clear = actual == 0, right > SMALL_WEIGHT

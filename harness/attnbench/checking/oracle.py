@@ -4,13 +4,11 @@ It shares no code with any implementation, and reads key/value head h // (H / G)
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import msgspec
 import torch
@@ -186,74 +184,41 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor
     return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
 
 
-class _Recomputed(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the rows' logsumexp."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
-        ctx: Any,  # noqa: ANN401
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        learned: Tensor | None,
-        sinks: Tensor | None,
-        mask: RowMask,
-    ) -> Tensor:
-        """Without grouped heads: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V).
-
-        `learned` is the sum of the learned biases, which broadcasts to (B, H, R, S), `sinks` is (H, 1, 1).
-        """
-        scores = _masked_scores(query, key, mask)
-        logsumexp = scores.logsumexp(dim=-1, keepdim=True)
-        if sinks is not None:
-            logsumexp = torch.logaddexp(logsumexp, sinks)
-        out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
-        draws = torch.Generator().manual_seed(0)
-        of_numbers, of_rows = (
-            torch.randint(2, shape, generator=draws).to(out.device) * 2 - 1 for shape in (out.shape, logsumexp.shape)
-        )
-        wide = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
-        share = torch.finfo(out.dtype).eps / 2 * of_numbers + wide * logsumexp.abs().nan_to_num(posinf=0.0) * of_rows
-        ctx.save_for_backward(query, key, value, logsumexp, (out * (1 + share)).to(out.dtype), sinks)
-        ctx.mask, ctx.learned = mask, None if learned is None else learned.shape
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The equations of FlashAttention-2, algorithm 2, without tiles; autograd goes on from the masked scores.
-
-        A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
-        """
-        query, key, value, logsumexp, out, sinks = ctx.saved_tensors
-        (grad_out,) = grads
-        with torch.enable_grad():
-            query, key = (each.detach().requires_grad_() for each in (query, key))
-            masked = _masked_scores(query, key, ctx.mask)
-        weights = (masked.detach() - logsumexp).exp().nan_to_num(0.0)
-        along = (grad_out * out).sum(dim=-1, keepdim=True)
-        grad_masked = weights * (grad_out @ value.transpose(-2, -1) - along)
-        return (
-            *torch.autograd.grad(masked, (query, key), grad_masked),
-            weights.transpose(-2, -1) @ grad_out,
-            None if ctx.learned is None else grad_masked.sum_to_size(ctx.learned),
-            None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),
-            None,
-        )
-
-
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
 
     Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
-    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp.
+    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. A
+    sink is one more key with value 0.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
-    biases = [mask.bias(part) for part in mask.rule.changes if part.is_learned]
-    learned = functools.reduce(torch.add, biases) if biases else None
     key, value = _all_heads(key, query), _all_heads(value, query)
-    out: Tensor = _Recomputed.apply(query, key, value, learned, mask.sinks, mask)  # type: ignore[no-untyped-call]
-    return out
+    scores, sinks = _masked_scores(query, key, mask), mask.sinks
+    logsumexp = scores.detach().logsumexp(dim=-1, keepdim=True)
+    if sinks is not None:
+        logsumexp = torch.logaddexp(logsumexp, sinks.detach())
+    weights = (scores - logsumexp).exp().nan_to_num(0.0)
+    out = (weights @ value).detach()
+    draws = torch.Generator().manual_seed(0)
+    of_numbers, of_rows = (
+        torch.randint(2, shape, generator=draws).to(out.device) * 2 - 1 for shape in (out.shape, logsumexp.shape)
+    )
+    wide = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
+    share = torch.finfo(out.dtype).eps / 2 * of_numbers + wide * logsumexp.abs().nan_to_num(posinf=0.0) * of_rows
+    along = weights.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        along = along + (sinks - logsumexp).exp()
+    return with_gradient_of(weights @ value - along * (out * (1 + share)).to(out.dtype), out)
+
+
+def with_gradient_of(form: Tensor, output: Tensor) -> Tensor:
+    """An output with another form's gradient.
+
+    The form `weights @ value - weights.sum() * output`, whose weights are the exponentials of scores minus a constant,
+    has FlashAttention's: with weights P, dP = dO V^T and D = rowsum(dO * O), that of the scores is P * (dP - D).
+    """
+    return output.detach() + (form - form.detach()).nan_to_num(0.0)
 
 
 def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:

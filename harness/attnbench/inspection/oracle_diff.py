@@ -139,8 +139,7 @@ def walk_through(words: tuple[str, ...], point: Workload) -> Walkthrough:
     """Every step of the textbook form on one sentence, in float64."""
     drawn = inputs_of(words, point)
     x = drawn.tensors["x"]
-    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=drawn.tensors)
-    results = steps.attend_tokens(x, x, drawn.weights, mask) | {"x": x}
+    results = steps.walked(point, drawn, torch.arange(point.seq_len)) | {"x": x}
     results |= zip(PROJECTED, oracle.project(x, x, drawn.weights), strict=True)
     numbers = {name: results[name].numpy() for name in LETTERS}
     return Walkthrough(words=words, workload=point, inputs=drawn, steps=numbers)
