@@ -251,7 +251,7 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
             try:
                 trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
-            except Exception as error:  # noqa: BLE001 - a candidate may raise anything
+            except Exception as error:
                 broken = f"dropout cannot be checked: {words(error)}"
                 if type(error).__name__ == NotImplementedError.__name__:  # in another process, a class of this name
                     raise UncheckableError(broken) from error
