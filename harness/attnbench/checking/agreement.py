@@ -100,7 +100,7 @@ def verify(case: Case, reference: Reference) -> str:
                 set_dropout(case.module, 0.0)
             with conduct.watched(case.tensors, case.mask) as seen:
                 output = case.output()
-            seen.require_faultless()
+            conduct.require_faultless(seen)
             require_form(reference.workload, output)
             settled, _ = settle(reference.observe(output), reference)
             compared, _ = output_error(settled.output, reference)

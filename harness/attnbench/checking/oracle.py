@@ -248,10 +248,20 @@ Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
 
 
-def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> Tensor:
-    """The weights (B, H, R, S) of a form: its answer if the values are unit vectors."""
-    unit = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-    return form(query, key, unit, mask)
+def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
+
+    Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
+    context is the weight of that key. Each call recovers one key for each column in `like`.
+    """
+    key_len, width = like.shape[-2:]
+    columns = []
+    for start in range(0, key_len, width):
+        count = min(width, key_len - start)
+        unit = torch.zeros_like(like)
+        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
+        columns.append(attend(unit)[..., :count])
+    return torch.cat(columns, dim=-1)
 
 
 def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed

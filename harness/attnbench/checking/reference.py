@@ -412,7 +412,7 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     case = build(workload, implementation, copied(reference.inputs, workload))
     with conduct.watched(case.tensors, case.mask) as seen, case.grad_mode():
         output = case.output()
-    seen.require_faultless()
+    conduct.require_faultless(seen)
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
@@ -451,7 +451,7 @@ def gradients(
     given = reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
-    seen.require_faultless()
+    conduct.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
         named[name] = torch.zeros_like(leaf) if gradient is None else gradient

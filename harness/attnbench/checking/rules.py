@@ -450,9 +450,8 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     """A function reads a mask or bias in any layout; a bias with one row has the summed gradient of its copies."""
     if not _has_mask(candidate.workload):
         return
-    for form in memory.MASK_FORMS:
-        if form not in memory.OTHER_MASKS:
-            yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
+    for form in memory.SAME_MASK:
+        yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
     if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it takes such a mask
         words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
         yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)

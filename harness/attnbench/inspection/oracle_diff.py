@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from torch import Tensor
 from attnbench import plugins
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import Inputs, bind, build, draw_operands, draw_weights, generator, place, reason_against
-from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
@@ -344,9 +344,10 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
     context = compared(limits("context", right, *honest), _try(lambda: actual(value)))
     if context.trouble:  # context trouble hides the weights too
         return [context]
-    right = oracle.weights(query.double(), key.double(), rows)
-    honest = [oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS]
-    weights = _try(lambda: recover_weights(actual, value))
+    forms = [partial(form, query, key, mask=narrow) for form in oracle.YARDSTICKS]
+    right = oracle.weights(partial(oracle.attend, query.double(), key.double(), mask=rows), value.double())
+    honest = [oracle.weights(form, value) for form in forms]
+    weights = _try(lambda: oracle.weights(actual, value))
     return [compared(limits("weights", right, *honest), weights), context]
 
 
