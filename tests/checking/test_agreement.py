@@ -94,10 +94,11 @@ def test_an_honest_answer_at_every_row_is_that_of_the_oracle(scope, monkeypatch)
     axes = {"seq_len": 90, "kv_len": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mask": "causal+alibi"}
     workload, steps = Workload(**axes, scope=scope, embed_dim=24), []
     drawn, rows = draw_normal(workload, 0), torch.arange(90)
-    monkeypatch.setattr(oracle, "ROWS_PAIRS", 4 * 70 * 40)
-    whole = oracle.whole_answer(workload, drawn, lambda: steps.append(1))
-    torch.testing.assert_close(whole, oracle.answer(workload, drawn, rows), rtol=0, atol=1e-13)
-    assert len(steps) == 3
+    right = oracle.answer(workload, drawn, rows)
+    monkeypatch.setattr(oracle, "PART_PAIRS", 70 * 40)
+    whole = oracle.answer(workload, drawn, rows, oracle.textbook, lambda: steps.append(1))
+    torch.testing.assert_close(whole, right, rtol=0, atol=1e-13)
+    assert len(steps) == 4 * 3
 
 
 def test_the_rows_that_the_oracle_answers_are_others_for_another_seed():

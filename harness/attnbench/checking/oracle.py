@@ -26,9 +26,8 @@ EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
-ROWS_PAIRS = 2**22  # scores at a time when every row is evaluated
 PART_PAIRS = 2**25
-"""With more scores (B * H * R * S), batch rows and heads are processed separately, to limit memory."""
+"""With more scores (B * H * R * S), batch rows, heads and blocks of rows are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -286,7 +285,7 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V), computed at long lengths by one batch row and head at a time.
+    """A form's result (B, H, R, V), computed at long lengths by one batch row, head and block of rows at a time.
 
     `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
@@ -296,35 +295,24 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
         on_step()
         return form(query, key, value, mask)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, row: int, head: int) -> Tensor:
+    def attended(query: Tensor, key: Tensor, value: Tensor, part: RowMask) -> Tensor:
         on_step()
-        return form(query[:, None], key[:, None], value[:, None], mask.part(row, head))
+        return form(query[:, None], key[:, None], value[:, None], part)
 
     readers = num_heads // key.shape[1]
-    results: list[Tensor] = []
-    for row, head in itertools.product(range(batch_size), range(num_heads)):
-        at, group = slice(row, row + 1), head // readers
-        part = query[at, head], key[at, group], value[at, group], row, head
-        if torch.is_grad_enabled():
-            results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
-        else:
-            results.append(attended(*part))
-    return torch.cat(results).view(batch_size, num_heads, num_rows, -1)
-
-
-def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
-    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` precedes each block."""
-
-    def attended_by(rows: Tensor) -> Tensor:
-        on_step()
-        return textbook(query[:, :, rows], key, value, row_mask(workload, rows, query.device, inputs.tensors))
-
-    every = torch.arange(workload.seq_len)
-    query, key, value = heads(workload, inputs, every)
-    key, value = _all_heads(key, query), _all_heads(value, query)
-    num_rows = max(1, ROWS_PAIRS // (workload.batch_size * workload.num_heads * workload.kv_len))
-    attended = torch.cat([attended_by(rows) for rows in every.split(num_rows)], dim=2)
-    return attended if workload.scope == "attention" else output(attended, inputs.weights)
+    blocks: list[Tensor] = []
+    for start in range(0, num_rows, max(1, PART_PAIRS // key.shape[2])):
+        rows, results = slice(start, start + max(1, PART_PAIRS // key.shape[2])), list[Tensor]()
+        own = replace(mask, rows=mask.rows[rows])
+        for row, head in itertools.product(range(batch_size), range(num_heads)):
+            at, group = slice(row, row + 1), head // readers
+            part = query[at, head, rows], key[at, group], value[at, group], own.part(row, head)
+            if torch.is_grad_enabled():
+                results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                results.append(attended(*part))
+        blocks.append(torch.cat(results).unflatten(0, (batch_size, num_heads)))
+    return torch.cat(blocks, dim=2)
 
 
 def output(attended: Tensor, weights: Weights) -> Tensor:

@@ -241,7 +241,7 @@ class Reference:
         dtype = torch.promote_types(TORCH_DTYPES[workload.dtype], torch.float32)
         inputs = self.drawn.map(lambda tensor: tensor.to(device(workload.device).torch_device, dtype))
         with torch.no_grad():
-            return oracle.whole_answer(workload, inputs, self.on_step)
+            return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
         """The reference at the rows of an output that are furthest from the screen; None without a screen."""
