@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from attnbench import plugins
-from attnbench.checking.agreement import check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import reason_against
-from attnbench.checking.reference import References
 from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
 from tests.repositories import PLAIN

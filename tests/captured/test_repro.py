@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from attnbench.captured.repro import Request, write
-from attnbench.checking.agreement import compare
-from attnbench.checking.reference import References
+from attnbench.checking.agreement import References, compare
 from attnbench.commands.repro import _worst
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Grade, Record, Status

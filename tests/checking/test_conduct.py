@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from attnbench.checking import conduct
-from attnbench.checking.agreement import check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import bind
-from attnbench.checking.reference import References
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
 from tests.checking.textbook import Textbook

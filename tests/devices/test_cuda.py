@@ -7,9 +7,8 @@ import torch
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.checking.agreement import check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import reason_against
-from attnbench.checking.reference import References
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import execution

@@ -311,7 +311,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
                 results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
             else:
                 results.append(attended(*part))
-        blocks.append(torch.cat(results).unflatten(0, (batch_size, num_heads)))
+        blocks.append(torch.cat(results).view(batch_size, num_heads, -1, value.shape[-1]))
     return torch.cat(blocks, dim=2)
 
 

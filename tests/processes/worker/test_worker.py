@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.checking.reference import References
 from attnbench.processes.messages import Failed, HandedIn, Heartbeat, Limits, SampleBlocks
 from attnbench.processes.remote import Exchange
 from attnbench.processes.worker import answers
@@ -134,11 +133,11 @@ def test_what_is_unsupported_is_so_and_not_predicted():
 
 
 def test_a_judge_asks_the_oracle_once_for_all_implementations(monkeypatch):
-    asked = []
+    asked, made = [], answers.References
 
     def counted(workload, *arguments, **more):
         asked.append((workload.seq_len, more["left_out"]))
-        return References(workload, *arguments, **more)
+        return made(workload, *arguments, **more)
 
     monkeypatch.setattr(answers, "References", counted)
     judge = judge_of(Worker(Heartbeat()))
