@@ -50,8 +50,8 @@ def attend_tokens(
     """Every step by its name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
     source = x if context is None else context
     step = {**steps.DEFAULTS, **(changes or {})}
-    operands = step["projection"](x[None], source[None], weights)
-    made = steps.attend(*operands, row_mask(len(x), len(source), mask), changes)
+    query, key, value = step["projection"](x[None], source[None], weights)
+    made = steps.attend(query, key, value, row_mask(len(x), len(source), mask), changes)
     made["output"] = step["output"](made["context"], weights)
     return {name: tensor[0] for name, tensor in made.items()}
 

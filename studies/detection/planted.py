@@ -34,8 +34,8 @@ def implementation(mistake: Mistake) -> Implementation:
         def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
             weights = Weights(**dict(self.named_parameters()))
             step = {**steps.DEFAULTS, **mistake.changes}
-            operands = step["projection"](x, x if context is None else context, weights)
-            made: Tensor = step["output"](self.attend(*operands, mask), weights)
+            query, key, value = step["projection"](x, x if context is None else context, weights)
+            made: Tensor = step["output"](self.attend(query, key, value, mask), weights)
             return made
 
     return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {mistake.name}")

@@ -14,7 +14,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -344,9 +343,12 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
     context = compared(limits("context", right, *honest), _try(lambda: actual(value)))
     if context.trouble:  # context trouble hides the weights too
         return [context]
-    forms = [partial(form, query, key, mask=narrow) for form in oracle.YARDSTICKS]
-    right = oracle.weights(partial(oracle.attend, query.double(), key.double(), mask=rows), value.double())
-    honest = [oracle.weights(form, value) for form in forms]
+
+    def weights_of(form: oracle.Form, query: Tensor, key: Tensor, mask: oracle.RowMask) -> Tensor:
+        return oracle.weights(lambda unit: form(query, key, unit, mask), value.to(query))
+
+    right = weights_of(oracle.attend, query.double(), key.double(), rows)
+    honest = [weights_of(form, query, key, narrow) for form in oracle.YARDSTICKS]
     weights = _try(lambda: oracle.weights(actual, value))
     return [compared(limits("weights", right, *honest), weights), context]
 
