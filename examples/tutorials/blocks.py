@@ -49,7 +49,10 @@ def attend_tokens(
 ) -> dict[str, Tensor]:
     """Every step by its name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
     source = x if context is None else context
-    made = steps.attend_tokens(x[None], source[None], weights, row_mask(len(x), len(source), mask), changes)
+    step = {**steps.DEFAULTS, **(changes or {})}
+    query, key, value = step["projection"](x[None], source[None], weights)
+    made = steps.attend(query, key, value, row_mask(len(x), len(source), mask), changes)
+    made["output"] = step["output"](made["context"], weights)
     return {name: tensor[0] for name, tensor in made.items()}
 
 

@@ -27,17 +27,16 @@ def implementation(mistake: Mistake) -> Implementation:
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             num_scores = query.shape[0] * query.shape[1] * key.shape[2]
             block = query.shape[2] if mistake.needs_all_rows else max(1, BLOCK_SCORES // num_scores)
-            parts = []
-            for rows in torch.arange(query.shape[2], device=query.device).split(block):
-                is_whole = len(rows) == query.shape[2]
-                block_query = query if is_whole else query[:, :, rows]
-                parts.append(steps.attend(block_query, key, value, at_rows(mask, rows), mistake.changes)["context"])
-            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+            every = torch.arange(query.shape[2], device=query.device).split(block)
+            made = (steps.attend(query[:, :, at], key, value, at_rows(mask, at), mistake.changes) for at in every)
+            return torch.cat([each["context"] for each in made], dim=2)
 
         def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
             weights = Weights(**dict(self.named_parameters()))
-            rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
-            return steps.attend_tokens(x, x if context is None else context, weights, rows, mistake.changes)["output"]
+            step = {**steps.DEFAULTS, **mistake.changes}
+            query, key, value = step["projection"](x, x if context is None else context, weights)
+            made: Tensor = step["output"](self.attend(query, key, value, mask), weights)
+            return made
 
     return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {mistake.name}")
 

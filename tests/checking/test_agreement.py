@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import draw_normal, generator
 from attnbench.checking.probes import PROBES, needle_targets
-from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
+from attnbench.checking.reference import SCREENED, References, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Grade
@@ -37,7 +37,7 @@ def verdict(module, **axes):
 
 def test_a_brief_check_finds_a_wrong_answer_too():
     workload = Workload(seq_len=70, num_heads=2, head_dim=16, direction="forward_backward", mask="causal")
-    references = ask_oracle(workload, 0, is_brief=True)
+    references = References(workload, 0, is_brief=True)
     found = check(references, Implementation(build=Textbook, source="a test"))
     assert found.agrees
     assert [each.probe for each in found.probes] == ["normal"]
@@ -77,7 +77,7 @@ def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
 
 
 def test_the_check_says_which_row_of_a_long_output_is_wrong():
-    references = ask_oracle(Workload(**LONG), 0)
+    references = References(Workload(**LONG), 0)
     row = next(row for row in range(1029, 0, -1) if not any(row in each.rows for each in references.by_probe.values()))
 
     class OneRowWrong(Textbook):
@@ -94,10 +94,11 @@ def test_an_honest_answer_at_every_row_is_that_of_the_oracle(scope, monkeypatch)
     axes = {"seq_len": 90, "kv_len": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mask": "causal+alibi"}
     workload, steps = Workload(**axes, scope=scope, embed_dim=24), []
     drawn, rows = draw_normal(workload, 0), torch.arange(90)
-    monkeypatch.setattr(oracle, "ROWS_PAIRS", 4 * 70 * 40)
-    whole = oracle.whole_answer(workload, drawn, lambda: steps.append(1))
-    torch.testing.assert_close(whole, oracle.answer(workload, drawn, rows), rtol=0, atol=1e-13)
-    assert len(steps) == 3
+    right = oracle.answer(workload, drawn, rows)
+    monkeypatch.setattr(oracle, "PART_PAIRS", 70 * 40)
+    whole = oracle.answer(workload, drawn, rows, oracle.textbook, lambda: steps.append(1))
+    torch.testing.assert_close(whole, right, rtol=0, atol=1e-13)
+    assert len(steps) == 4 * 3
 
 
 def test_the_rows_that_the_oracle_answers_are_others_for_another_seed():
@@ -167,7 +168,7 @@ def test_a_vacuous_check_is_refused(monkeypatch):
     for probe in PROBES:
         monkeypatch.setitem(PROBES, probe, constant)
     with pytest.raises(ValueError, match="constant"):
-        ask_oracle(Workload(seq_len=4, direction="inference"), 0)
+        References(Workload(seq_len=4, direction="inference"), 0)
 
 
 def test_a_reference_that_is_not_finite_is_refused(monkeypatch):
@@ -176,7 +177,7 @@ def test_a_reference_that_is_not_finite_is_refused(monkeypatch):
 
     monkeypatch.setitem(PROBES, "normal", broken)
     with pytest.raises(ValueError, match="not finite"):
-        ask_oracle(Workload(seq_len=4, direction="inference"), 0)
+        References(Workload(seq_len=4, direction="inference"), 0)
 
 
 def test_needles_point_at_keys_of_many_kinds():
@@ -202,14 +203,14 @@ def test_an_answer_that_is_one_call_late_is_said_to_be():
 
 def test_probes_may_be_left_out():
     workload = Workload(seq_len=4, num_heads=1, head_dim=4, scope="attention", direction="inference")
-    everything, few = (ask_oracle(workload, 0, left_out=left_out).by_probe for left_out in ((), ("huge", "equal")))
+    everything, few = (References(workload, 0, left_out=left_out).by_probe for left_out in ((), ("huge", "equal")))
     assert set(everything) - set(few) == {"huge", "equal"}
 
 
 def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
     sizes = {"seq_len": 256, "num_heads": 1, "head_dim": 16, "dtype": "bfloat16"}
     workload = Workload(mask="relative_buckets_past", direction="forward_backward", **sizes)
-    agreement = check(ask_oracle(workload, 3), implementation("sdpa"))
+    agreement = check(References(workload, 3), implementation("sdpa"))
     found = [each for probe in agreement.probes for each in probe.tensors if "bias" in each.tensor]
     assert found
     assert max(each.error / each.allowed for each in found) < 0.2  # 0.48 where the bias is looked up in bfloat16
@@ -218,7 +219,7 @@ def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
 def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roundings():
     sizes = {"batch_size": 2, "seq_len": 1, "num_heads": 3, "num_kv_heads": 1, "head_dim": 1, "dtype": "float16"}
     workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
-    agreement = check(ask_oracle(workload, 368), implementation("sdpa"))
+    agreement = check(References(workload, 368), implementation("sdpa"))
     assert agreement.agrees, agreement.diagnosis
 
 

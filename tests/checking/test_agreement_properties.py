@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.agreement import References, ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, generator, reason_against
 from attnbench.checking.memory import LAYOUTS
 from attnbench.checking.mistakes import Mistake
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError
-from attnbench.checking.reference import reference_for_probe
+from attnbench.checking.reference import References, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
@@ -84,7 +84,7 @@ def points(draw, **fixed):
 def references(point: Workload) -> References:
     """Return the references of a workload that has something to check."""
     try:
-        return ask_oracle(point, 0)
+        return References(point, 0)
     except ValueError as reported:
         assume(re.search(NOTHING_TO_CHECK, str(reported)) is None)
         raise

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnbench.checking import conduct
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import bind
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
@@ -112,7 +112,7 @@ def _own_seed():
     ],
 )
 def test_a_fault_is_found_and_those_who_come_after_it_are_right(module, rule, said):
-    references = ask_oracle(POINT, 0)
+    references = References(POINT, 0)
     found = check(references, Implementation(build=module, source="a test"))
     assert [each.rule for each in found.broken_rules] == [rule]
     assert said in found.diagnosis
@@ -123,7 +123,7 @@ def test_a_fault_is_found_and_those_who_come_after_it_are_right(module, rule, sa
 
 def test_the_class_of_an_output_is_exactly_the_tensor():
     with pytest.raises(ValueError, match=r"test_conduct\.Subclass; it must be exactly a torch\.Tensor"):
-        check(ask_oracle(POINT, 0), Implementation(build=ReturnsSubclass, source="a test"))
+        check(References(POINT, 0), Implementation(build=ReturnsSubclass, source="a test"))
 
 
 def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
@@ -138,7 +138,7 @@ def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     shared.visible.logical_not_()
     with conduct.watched({}, shared) as seen:
         pass
-    assert not seen.faults  # it was changed before
+    assert not seen  # it was changed before
     torch.manual_seed(1)
     with contextlib.suppress(RuntimeError), conduct.watched({}, shared):
         shared.visible.logical_not_()

@@ -9,12 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnbench.checking import dropout
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.processes.messages import Failed
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.records import Arm
+from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
+from tests.checks import cell_of, checked
 
 POINT = Workload(
     batch_size=2,
@@ -123,9 +125,9 @@ def examined(module, point=POINT):
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
 @pytest.mark.parametrize("module", HONEST.values(), ids=HONEST)
-def test_honest_dropout_passes_every_rule(module, scope):
-    point = Workload(**(POINT.axes() | {"scope": scope}))
-    results = examined(module, point)
+@pytest.mark.parametrize("axes", [{}, {"seq_len": 24, "num_kv_heads": 4, "mask": "padding_to_nothing"}])
+def test_honest_dropout_passes_every_rule(axes, module, scope):
+    results = examined(module, Workload(**(POINT.axes() | {"scope": scope} | axes)))
     assert [each.found for each in results] == [""] * len(dropout.RULES)
 
 
@@ -201,7 +203,7 @@ def test_the_mean_is_judged_apart():
 
 
 def test_a_check_under_dropout_holds_what_is_not_dropped_against_the_oracle_first():
-    references = ask_oracle(POINT, 0)
+    references = References(POINT, 0)
     honest = check(references, Implementation(build=Dropping, source="a test", has_dropout=True))
     assert honest.agrees
     assert {rule.rule for rule in honest.rules} > set(dropout.RULES)
@@ -267,16 +269,15 @@ def test_what_is_timed_is_watched_still(wrong, reported, scope):
     assert case.module.dropout == 0.2
 
 
-@pytest.mark.parametrize("least", [1, 20])
-def test_queries_without_keys_and_sizes_that_are_refused_decide_nothing(least):
-    class Odd(Dropping):
-        def attend(self, query, key, value, mask):
-            if key.shape[2] < least:
-                raise NotImplementedError("too short")
-            return super().attend(query, key, value, mask)
-
-    made = Implementation(build=Odd, source="a test", has_dropout=True)
-    asked = Workload(**(POINT.axes() | {"seq_len": 24, "num_kv_heads": 4, "mask": "padding_to_nothing"}))
-    found = dropout.examine(made, asked, 0)
-    assert all(each.holds or each.is_noted for each in found)
-    assert len(found) == (len(dropout.RULES) if least == 1 else 1)
+@pytest.mark.parametrize("longest", [8, 24])
+def test_a_cell_whose_dropout_is_refused_is_unsupported_and_not_tried(tmp_path, longest):
+    refuse = f"if dropout_p and key.shape[2] <= {longest}: raise NotImplementedError('too short')"
+    lines = ["from torch.nn.functional import scaled_dot_product_attention as sdpa"]
+    lines += ["def mine(query, key, value, dropout_p=0.0):", f"    {refuse}"]
+    lines += ["    return sdpa(query, key, value, dropout_p=dropout_p)"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    asked = Workload(seq_len=24, num_heads=2, head_dim=8, dropout=0.2, direction="forward_backward")
+    found = checked(cell_of(f"{tmp_path / 'mine.py'}:mine", asked))
+    assert isinstance(found, Failed)  # no agreement, so coverage does not count it
+    assert found.status is Status.unsupported
+    assert found.message == "dropout cannot be checked: NotImplementedError: too short"

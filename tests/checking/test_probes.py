@@ -6,7 +6,7 @@ import torch
 from attnbench.checking import agreement
 from attnbench.checking.case import bind
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.reference import ask, errors, reference_for_probe
+from attnbench.checking.reference import References, ask, errors, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation as planted
@@ -54,7 +54,7 @@ class ReadsUnwrittenMemory(Textbook):
 
 
 def verdict(module, **axes):
-    references = agreement.ask_oracle(Workload(**SIZES | axes), 0)
+    references = References(Workload(**SIZES | axes), 0)
     return agreement.compare(references, Implementation(build=module, source="a test"))
 
 
@@ -109,7 +109,7 @@ def known(name, words):
 )
 def test_a_kind_of_input_finds_a_mistake(made, axes, probe):
     point = Workload(**SIZES | axes)
-    found = agreement.compare(agreement.ask_oracle(point, 0), made(point))
+    found = agreement.compare(References(point, 0), made(point))
     assert probe in wrong_probes(found)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnbench.checking import rules
+from attnbench.checking.reference import References
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
@@ -15,7 +16,6 @@ from tests.checking.textbook import Textbook
 from tests.pairwise import pairwise
 
 BUFFER = {}
-SILENT = lambda: None  # noqa: E731 - one function, so that references are shared
 
 
 class OneBuffer(Textbook):
@@ -208,7 +208,7 @@ def tried(made, known=None, **axes):
     if not isinstance(made, Implementation):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
     known = {} if known is None else known
-    results = rules.examine(made, Workload(**(sizes | axes)), 0, known, on_step=SILENT)
+    results = rules.examine(made, References(Workload(**(sizes | axes)), 0, is_brief=True), known)
     return {result.rule: result for result in results}
 
 

@@ -7,7 +7,7 @@ import torch
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import References, check
 from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
@@ -39,7 +39,7 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     found = implementation(name)
     if reason := reason_against(found, workload):
         pytest.skip(reason)
-    agreed = check(ask_oracle(workload, 0), found)
+    agreed = check(References(workload, 0), found)
     assert agreed.agrees, agreed.diagnosis
 
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from attnbench.checking import oracle, steps
-from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
 from attnbench.cli import app
 from attnbench.contract import Attention, Implementation
@@ -56,7 +55,7 @@ def test_each_step_is_the_oracles(settings):
         return oracle.attend(query, key, values, under)
 
     expected = {"x": x, "query": query, "key": key, "value": value, "context": attend(value)}
-    expected["weights"] = recover_weights(attend, value)
+    expected["weights"] = oracle.weights(attend, value)
     expected["output"] = oracle.answer(point, given, torch.arange(5))
     for name, tensor in expected.items():
         np.testing.assert_allclose(walk.steps[name], tensor.numpy(), rtol=1e-12, atol=1e-14)

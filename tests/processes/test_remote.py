@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnbench.checking import dropout
-from attnbench.checking.agreement import ask_oracle, check
+from attnbench.checking.agreement import check
 from attnbench.checking.case import build, draw_normal, place
-from attnbench.checking.reference import FormError
+from attnbench.checking.reference import FormError, References
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
@@ -99,7 +99,7 @@ def test_a_stand_in_is_judged_as_the_module_itself(name, axes):
     made = implementation(name)
     if made.unsupported(point):
         pytest.skip(made.unsupported(point))
-    references = ask_oracle(point, 0)
+    references = References(point, 0)
     here, there = check(references, made), check(references, standing_in_for(made, point))
     assert there == here
     assert there.agrees
@@ -111,7 +111,7 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     even = lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, is_causal=True) * (q.shape[2] % 32 == 0)  # noqa: E731
     made = Implementation(build=lambda _: Deed(even), source="a test", unsupported=whole)
     point = msgspec.structs.replace(POINT, seq_len=64)
-    assert check(ask_oracle(point, 0), standing_in_for(made, point)).agrees
+    assert check(References(point, 0), standing_in_for(made, point)).agrees
 
 
 def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong():
@@ -119,7 +119,7 @@ def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong():
         weights = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
         return weights @ value * (1 + torch.is_inference_mode_enabled())
 
-    found = check(ask_oracle(POINT, 0), doing(doubled))
+    found = check(References(POINT, 0), doing(doubled))
     assert [each.rule for each in found.broken_rules] == ["without gradients"]
     assert "inference_mode" in found.broken_rules[0].found
 
@@ -233,14 +233,14 @@ class DropsAgain(nn.Module):
 @pytest.mark.parametrize(("module", "broken"), [(DropsWithLayer, ""), (DropsAgain, "dropout gradients")])
 def test_dropout_is_judged_as_in_ones_own_process_from_the_same_draws(module, broken):
     made = Implementation(build=lambda _: module(), source="a test", has_dropout=True)
-    references = ask_oracle(DROPPING, 3)
+    references = References(DROPPING, 3)
     with torch.random.fork_rng():  # a module draws from the judge's generator
         here = check(references, made)
     with torch.random.fork_rng():
         there = check(references, standing_in_for(made, DROPPING))
     assert there == here
     assert [each.rule for each in there.broken_rules] == [broken] * bool(broken)
-    assert len(there.rules) > len(check(ask_oracle(POINT, 3), made).rules)
+    assert len(there.rules) > len(check(References(POINT, 3), made).rules)
 
 
 def test_what_a_candidate_draws_from_does_not_say_which_inputs_are_drawn():

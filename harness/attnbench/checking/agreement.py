@@ -1,7 +1,6 @@
-"""Check whether an implementation is right with probes and rules; diagnose it in words if it is wrong."""
+"""Check whether an implementation is right with probes and rules, and whether timed calls still are."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import msgspec
 import torch
@@ -10,88 +9,27 @@ from attnbench.checking import conduct, dropout, oracle, rules
 from attnbench.checking.case import Case, set_dropout
 from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
     FormError,
     Reference,
+    References,
     ask,
     errors,
     output_error,
-    reference_for_probe,
     require_form,
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
-from attnbench.devices import device
 from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult, RuleResult
-from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"
-BRIEF = ("normal",)  # probes of a brief check
-
-
-@dataclass(frozen=True, kw_only=True)
-class References:
-    """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
-
-    workload: Workload
-    seed: int
-    by_probe: dict[str, Reference]
-    is_brief: bool  # no rules are tried
-    alignment_bytes: int  # of the candidate's device
-    on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
-
-
-def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
-    workload: Workload,
-    seed: int,
-    on_step: Callable[[], object] = lambda: None,
-    *,
-    is_brief: bool = False,
-    left_out: Collection[str] = (),
-    is_apart: bool = False,
-) -> References:
-    """Compute the references of every probe, or only of BRIEF without rules; `on_step` is called before each.
-
-    Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
-    inputs need not be on the workload's device, and small workloads are judged on the host.
-
-    Raises:
-        ValueError: no probe shows anything here, so a check would be vacuous.
-    """
-    by_probe, reason = dict[str, Reference](), ""
-    alignment_bytes = device(workload.device).alignment_bytes
-    workload = oracle.on_host(workload) if is_apart else workload
-    plain = msgspec.structs.replace(workload, dropout=0.0)
-    for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
-        on_step()
-        try:
-            by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
-            _ = by_probe[probe].screen  # computed here, so that its time does not count for a candidate
-        except VacuousError as error:
-            reason = reason or str(error)
-    if not by_probe:
-        raise ValueError(reason)
-    return References(
-        workload=workload,
-        seed=seed,
-        by_probe=by_probe,
-        is_brief=is_brief,
-        alignment_bytes=alignment_bytes,
-        on_step=on_step,
-    )
 
 
 def check(references: References, implementation: Implementation) -> Agreement:
-    """Compare an implementation with the references of all probes and try the rules; its exceptions propagate."""
+    """Compare an implementation with all references, and diagnose it if it is wrong; its exceptions propagate."""
     agreement = compare(references, implementation)
     is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
-    return diagnose(references, implementation, agreement) if is_wrong else agreement
-
-
-def diagnose(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
-    """The agreement of a wrong implementation with its diagnosis; its exceptions propagate."""
-    return explain(implementation, references.by_probe, wrong, references.seed)
+    return explain(references, implementation, agreement) if is_wrong else agreement
 
 
 def compare(
@@ -132,15 +70,7 @@ def compare(
     # Code that computes float64 in float32 would break rules here, and their results would count in other dtypes.
     is_narrow = workload.dtype == "float64" and not all(each.agrees for probe in results for each in probe.tensors)
     if not (references.is_brief or implementation.is_approximate or is_narrow):
-        found = rules.examine(
-            implementation,
-            workload,
-            references.seed,
-            {} if known is None else known,
-            alignment_bytes=references.alignment_bytes,
-            rejects=rejects,
-            on_step=on_step,
-        )
+        found = rules.examine(implementation, references, {} if known is None else known, rejects)
     if not has_backward:
         found += (RuleResult(rule="backward", holds=False, found="no backward: checked in inference", is_noted=True),)
     conventions = tuple(filter(None, (convention, *(each.convention for each in found))))
@@ -170,7 +100,7 @@ def verify(case: Case, reference: Reference) -> str:
                 set_dropout(case.module, 0.0)
             with conduct.watched(case.tensors, case.mask) as seen:
                 output = case.output()
-            seen.require_faultless()
+            conduct.require_faultless(seen)
             require_form(reference.workload, output)
             settled, _ = settle(reference.observe(output), reference)
             compared, _ = output_error(settled.output, reference)

@@ -304,37 +304,27 @@ class Case:
 
     def call(self) -> Callable[[], object]:
         """The function to time: a call in the workload's direction. For `backward`, this builds the graph."""
-        forward, leaves = self.bound()
-        if self.workload.direction in {"inference", "forward"}:
-            return forward
-        kept, pull = self._graph(forward)
-        grad_output = torch.full_like(kept, grad_value(self.workload))
-        if self.workload.direction == "backward":
-            return lambda: pull(kept, leaves, grad_output, retain_graph=True)
-        return lambda: pull(forward(), leaves, grad_output)
-
-    def _graph(self, forward: Callable[[], Tensor]) -> tuple[Tensor, Callable[..., tuple[Tensor | None, ...]]]:
-        """An output with its graph, and a function that computes the gradients of its leaves; or NoBackwardError."""
-        with torch.enable_grad():
-            output = forward()
-        if not output.requires_grad:
-            raise NoBackwardError
-        plain = partial(torch.autograd.grad, allow_unused=True)
-        return output, pull_back if is_reentrant(output) else plain
+        return self.observed_call()[0]
 
     def observed_call(self) -> tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]:
-        """The work of `call`, and a function for afterwards that names its result: output and gradients of the inputs.
+        """The function to time, and one for afterwards that names its result: output and gradients of the inputs.
 
-        Gradients of the inputs need work outside of a function's call, which `call` leaves out as well.
+        Gradients of the inputs need work outside of a function's call, which is not timed.
+
+        Raises:
+            NoBackwardError: there is no graph for the direction's backward pass.
         """
         forward, leaves = self.bound()
         bound = self._bound[-1] if self._bound else None
         finish = (lambda output: output) if bound is None else bound.finish
         if self.workload.direction in {"inference", "forward"}:
             return forward, lambda output: {"output": finish(output)}
-        kept, pull = self._graph(forward)
         with torch.enable_grad():
+            kept = forward()
             answer = finish(kept)
+        if not kept.requires_grad:
+            raise NoBackwardError
+        pull = pull_back if is_reentrant(kept) else partial(torch.autograd.grad, allow_unused=True)
         grad_output = torch.full_like(answer, grad_value(self.workload))
         if answer is not kept:
             (grad_output,) = torch.autograd.grad(answer, kept, grad_output)

@@ -7,7 +7,6 @@ free memory, so that an answer read from uninitialized memory is wrong.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -31,16 +30,10 @@ class ConductError(ValueError):
         self.rule = rule
 
 
-@dataclass
-class Conduct:
-    """The forbidden changes that a call made, by rule, in words; filled when the call has returned."""
-
-    faults: dict[str, str] = field(default_factory=dict)
-
-    def require_faultless(self) -> None:
-        """Raise the first fault as ConductError."""
-        for rule, found in self.faults.items():
-            raise ConductError(rule, found)
+def require_faultless(faults: Mapping[str, str]) -> None:
+    """Raise the first of the forbidden changes that a call made, by rule, in words, as ConductError."""
+    for rule, found in faults.items():
+        raise ConductError(rule, found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
@@ -63,31 +56,32 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 @contextmanager
 def watched(
     given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
-) -> Iterator[Conduct]:
+) -> Iterator[dict[str, str]]:
     """Watch one call: `given` are the tensors that it must not change, `mask` the mask, `name` the call's name.
 
-    Free memory is poisoned in the sizes of `inputs`, or of `given`. A seed that the call has set is undone, and a mask
+    The forbidden changes that it made, by rule, in words, are filled in when it has returned. Free memory is poisoned
+    in the sizes of `inputs`, or of `given`. A seed that the call has set is undone, and a mask
     that it has changed is restored. Its exceptions propagate.
     """
-    conduct = Conduct()
+    faults = dict[str, str]()
     if mask is not None:
         mask.restore()  # earlier changes are not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
     poison(inputs or given.values(), mask)
     try:
-        yield conduct
+        yield faults
     finally:
         forms, now = [] if mask is None else mask.restore(), _seeds()
         reseeded = [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
     if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
-        conduct.faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
+        faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if forms:
-        conduct.faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
+        faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
     if reseeded:
-        conduct.faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
+        faults[SEED] = f"the {name} set the seed of {', '.join(reseeded)}: what others draw repeats after it"
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:

@@ -8,7 +8,7 @@ others are right. If nothing explains the answers, the weights are recovered fro
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import (
     Reference,
+    References,
     ask,
     differences,
     distance,
@@ -139,7 +140,7 @@ class Evidence:
         return worst if worst <= CLOSER * error or not is_quick else math.inf
 
 
-def explain(implementation: Implementation, references: dict[str, Reference], wrong: Agreement, seed: int) -> Agreement:
+def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
 
     To compute float64 inputs in float32 is a convention, and no mistake.
@@ -149,7 +150,7 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
         known = RULE_MISTAKES.get(rule.rule)
         result = Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
     else:
-        evidence = gather(implementation, references, seed)
+        evidence = gather(implementation, references.by_probe, references.seed)
         if (explained := _closed_form(evidence)) is None:
             cut(evidence)
             explained = _known(evidence) or _unwritten(evidence)
@@ -407,22 +408,6 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return distance(torch.where(empty, mistaken, candidate), mistaken)
 
 
-def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
-
-    Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
-    context is the weight of that key. Each call recovers one key for each column in `like`.
-    """
-    key_len, width = like.shape[-2:]
-    columns = []
-    for start in range(0, key_len, width):
-        count = min(width, key_len - start)
-        unit = torch.zeros_like(like)
-        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
-        columns.append(attend(unit)[..., :count])
-    return torch.cat(columns, dim=-1)
-
-
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
     """Describe a failure that no known mistake explains, by its weights, rules and notes."""
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
@@ -463,9 +448,9 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
     rows = torch.arange(workload.seq_len)
     mask = oracle.row_mask(workload, rows, inputs=reference.drawn.tensors)
-    results = steps.attend(*oracle.heads(workload, reference.drawn, rows), mask)
+    results = steps.walked(workload, reference.drawn, rows)
     right, like = results["weights"], reference.drawn.tensors["value"].to(inputs.tensors["query"])
-    actual = recover_weights(attend, like).double().cpu()
+    actual = oracle.weights(attend, like).double().cpu()
     is_lost, is_clear = actual == 0, right > SMALL_WEIGHT
     if is_random and (is_lost & is_clear).any():
         factor = float((actual / right)[is_clear & ~is_lost].median())

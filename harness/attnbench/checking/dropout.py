@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
-from attnbench.checking.reference import Reference, differences, errors, gradients
+from attnbench.checking.reference import Reference, UncheckableError, differences, errors, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation
 from attnbench.contract.declared import words
@@ -238,8 +238,12 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
-    """Try the rules up to the first broken one; an exception of the candidate breaks a rule."""
-    results, trial, is_refused = list[RuleResult](), None, False
+    """Try the rules up to the first broken one; an exception of the candidate breaks a rule.
+
+    Raises:
+        UncheckableError: the candidate does not support dropout, or not at these sizes: it raises NotImplementedError.
+    """
+    results, trial = list[RuleResult](), None
     with torch.random.fork_rng([]):  # the host's generator
         # The candidate can read this seed, so it must not reveal the seed of the inputs.
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator(workload.seed, 7, seed))))
@@ -247,10 +251,11 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
             try:
                 trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
-            except Exception as error:  # noqa: BLE001 - a candidate may raise anything
+            except Exception as error:
                 broken = f"dropout cannot be checked: {words(error)}"
-                is_refused = type(error).__name__ == NotImplementedError.__name__  # it does not support these sizes
-            results.append(RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_refused))
+                if type(error).__name__ == NotImplementedError.__name__:  # in another process, a class of this name
+                    raise UncheckableError(broken) from error
+            results.append(RuleResult(rule=name, holds=not broken, found=broken))
             if broken:
                 break
     return tuple(results)

@@ -61,10 +61,12 @@ OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
 """Half precision has no digits left at that constant."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
-MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
     "expanded over batch rows and heads": lambda mask, sizes: mask.expand(sizes),
+}
+MASK_FORMS = SAME_MASK | {
     OF_TWO_AXES: lambda mask, _: mask[0, 0] if mask.shape[:2] == (1, 1) else mask,
     TRANSPOSED_OF_TWO: lambda mask, _: transposed(mask[0, 0] if mask.shape[:2] == (1, 1) else mask),
     OF_OTHERS: lambda mask, _: mask.roll(1, -1),
@@ -75,7 +77,5 @@ MASK_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S)."""
-OTHER_MASKS = {OF_HEADS, OF_OTHERS, RAISED, ONE_ROW, COPIED_ROW, OF_TWO_AXES, TRANSPOSED_OF_TWO}
-"""Forms that are different masks: each key takes its neighbour's rule, in every head or in every other one; or all
-queries take the first one's row. Or forms that some code does not take."""
+"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S): the same mask in memory; other masks,
+in which each key takes its neighbour's rule, or all queries the first one's row; and forms that some code refuses."""

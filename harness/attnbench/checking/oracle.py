@@ -4,13 +4,11 @@ It shares no code with any implementation, and reads key/value head h // (H / G)
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import msgspec
 import torch
@@ -28,9 +26,8 @@ EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
-ROWS_PAIRS = 2**22  # scores at a time when every row is evaluated
 PART_PAIRS = 2**25
-"""With more scores (B * H * R * S), batch rows and heads are processed separately, to limit memory."""
+"""With more scores (B * H * R * S), batch rows, heads and blocks of rows are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -186,74 +183,41 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor
     return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
 
 
-class _Recomputed(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the rows' logsumexp."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
-        ctx: Any,  # noqa: ANN401
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        learned: Tensor | None,
-        sinks: Tensor | None,
-        mask: RowMask,
-    ) -> Tensor:
-        """Without grouped heads: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V).
-
-        `learned` is the sum of the learned biases, which broadcasts to (B, H, R, S), `sinks` is (H, 1, 1).
-        """
-        scores = _masked_scores(query, key, mask)
-        logsumexp = scores.logsumexp(dim=-1, keepdim=True)
-        if sinks is not None:
-            logsumexp = torch.logaddexp(logsumexp, sinks)
-        out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
-        draws = torch.Generator().manual_seed(0)
-        of_numbers, of_rows = (
-            torch.randint(2, shape, generator=draws).to(out.device) * 2 - 1 for shape in (out.shape, logsumexp.shape)
-        )
-        wide = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
-        share = torch.finfo(out.dtype).eps / 2 * of_numbers + wide * logsumexp.abs().nan_to_num(posinf=0.0) * of_rows
-        ctx.save_for_backward(query, key, value, logsumexp, (out * (1 + share)).to(out.dtype), sinks)
-        ctx.mask, ctx.learned = mask, None if learned is None else learned.shape
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The equations of FlashAttention-2, algorithm 2, without tiles; autograd goes on from the masked scores.
-
-        A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
-        """
-        query, key, value, logsumexp, out, sinks = ctx.saved_tensors
-        (grad_out,) = grads
-        with torch.enable_grad():
-            query, key = (each.detach().requires_grad_() for each in (query, key))
-            masked = _masked_scores(query, key, ctx.mask)
-        weights = (masked.detach() - logsumexp).exp().nan_to_num(0.0)
-        along = (grad_out * out).sum(dim=-1, keepdim=True)
-        grad_masked = weights * (grad_out @ value.transpose(-2, -1) - along)
-        return (
-            *torch.autograd.grad(masked, (query, key), grad_masked),
-            weights.transpose(-2, -1) @ grad_out,
-            None if ctx.learned is None else grad_masked.sum_to_size(ctx.learned),
-            None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),
-            None,
-        )
-
-
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
 
     Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
-    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp.
+    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. A
+    sink is one more key with value 0.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
-    biases = [mask.bias(part) for part in mask.rule.changes if part.is_learned]
-    learned = functools.reduce(torch.add, biases) if biases else None
     key, value = _all_heads(key, query), _all_heads(value, query)
-    out: Tensor = _Recomputed.apply(query, key, value, learned, mask.sinks, mask)  # type: ignore[no-untyped-call]
-    return out
+    scores, sinks = _masked_scores(query, key, mask), mask.sinks
+    logsumexp = scores.detach().logsumexp(dim=-1, keepdim=True)
+    if sinks is not None:
+        logsumexp = torch.logaddexp(logsumexp, sinks.detach())
+    weights = (scores - logsumexp).exp().nan_to_num(0.0)
+    out = (weights @ value).detach()
+    draws = torch.Generator().manual_seed(0)
+    of_numbers, of_rows = (
+        torch.randint(2, shape, generator=draws).to(out.device) * 2 - 1 for shape in (out.shape, logsumexp.shape)
+    )
+    wide = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
+    share = torch.finfo(out.dtype).eps / 2 * of_numbers + wide * logsumexp.abs().nan_to_num(posinf=0.0) * of_rows
+    along = weights.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        along = along + (sinks - logsumexp).exp()
+    return with_gradient_of(weights @ value - along * (out * (1 + share)).to(out.dtype), out)
+
+
+def with_gradient_of(form: Tensor, output: Tensor) -> Tensor:
+    """An output with another form's gradient.
+
+    The form `weights @ value - weights.sum() * output`, whose weights are the exponentials of scores minus a constant,
+    has FlashAttention's: with weights P, dP = dO V^T and D = rowsum(dO * O), that of the scores is P * (dP - D).
+    """
+    return output.detach() + (form - form.detach()).nan_to_num(0.0)
 
 
 def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
@@ -283,10 +247,20 @@ Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
 
 
-def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> Tensor:
-    """The weights (B, H, R, S) of a form: its answer if the values are unit vectors."""
-    unit = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-    return form(query, key, unit, mask)
+def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
+
+    Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
+    context is the weight of that key. Each call recovers one key for each column in `like`.
+    """
+    key_len, width = like.shape[-2:]
+    columns = []
+    for start in range(0, key_len, width):
+        count = min(width, key_len - start)
+        unit = torch.zeros_like(like)
+        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
+        columns.append(attend(unit)[..., :count])
+    return torch.cat(columns, dim=-1)
 
 
 def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
@@ -311,7 +285,7 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V), computed at long lengths by one batch row and head at a time.
+    """A form's result (B, H, R, V), computed at long lengths by one batch row, head and block of rows at a time.
 
     `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
@@ -321,35 +295,24 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
         on_step()
         return form(query, key, value, mask)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, row: int, head: int) -> Tensor:
+    def attended(query: Tensor, key: Tensor, value: Tensor, part: RowMask) -> Tensor:
         on_step()
-        return form(query[:, None], key[:, None], value[:, None], mask.part(row, head))
+        return form(query[:, None], key[:, None], value[:, None], part)
 
     readers = num_heads // key.shape[1]
-    results: list[Tensor] = []
-    for row, head in itertools.product(range(batch_size), range(num_heads)):
-        at, group = slice(row, row + 1), head // readers
-        part = query[at, head], key[at, group], value[at, group], row, head
-        if torch.is_grad_enabled():
-            results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
-        else:
-            results.append(attended(*part))
-    return torch.cat(results).view(batch_size, num_heads, num_rows, -1)
-
-
-def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
-    """The output at every query row by the textbook form, in the dtype of `inputs`; `on_step` precedes each block."""
-
-    def attended_by(rows: Tensor) -> Tensor:
-        on_step()
-        return textbook(query[:, :, rows], key, value, row_mask(workload, rows, query.device, inputs.tensors))
-
-    every = torch.arange(workload.seq_len)
-    query, key, value = heads(workload, inputs, every)
-    key, value = _all_heads(key, query), _all_heads(value, query)
-    num_rows = max(1, ROWS_PAIRS // (workload.batch_size * workload.num_heads * workload.kv_len))
-    attended = torch.cat([attended_by(rows) for rows in every.split(num_rows)], dim=2)
-    return attended if workload.scope == "attention" else output(attended, inputs.weights)
+    blocks: list[Tensor] = []
+    for start in range(0, num_rows, max(1, PART_PAIRS // key.shape[2])):
+        rows, results = slice(start, start + max(1, PART_PAIRS // key.shape[2])), list[Tensor]()
+        own = replace(mask, rows=mask.rows[rows])
+        for row, head in itertools.product(range(batch_size), range(num_heads)):
+            at, group = slice(row, row + 1), head // readers
+            part = query[at, head, rows], key[at, group], value[at, group], own.part(row, head)
+            if torch.is_grad_enabled():
+                results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                results.append(attended(*part))
+        blocks.append(torch.cat(results).view(batch_size, num_heads, -1, value.shape[-1]))
+    return torch.cat(blocks, dim=2)
 
 
 def output(attended: Tensor, weights: Weights) -> Tensor:

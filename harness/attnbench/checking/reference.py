@@ -5,7 +5,7 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -37,6 +37,7 @@ from attnbench.devices import device
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
+BRIEF = ("normal",)  # probes of a brief check
 SCREENED = "needles"
 """The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
@@ -240,7 +241,7 @@ class Reference:
         dtype = torch.promote_types(TORCH_DTYPES[workload.dtype], torch.float32)
         inputs = self.drawn.map(lambda tensor: tensor.to(device(workload.device).torch_device, dtype))
         with torch.no_grad():
-            return oracle.whole_answer(workload, inputs, self.on_step)
+            return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
         """The reference at the rows of an output that are furthest from the screen; None without a screen."""
@@ -263,6 +264,44 @@ def reference_for_probe(
         turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
         drawn = replace(drawn, tensors=drawn.tensors | dict(zip(QKV, turned, strict=True)))
     return Reference(workload, drawn, seed, probe=probe, on_step=on_step)
+
+
+class References:
+    """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
+
+    def __init__(  # noqa: PLR0913 - all but two have defaults, and are named
+        self,
+        workload: Workload,
+        seed: int,
+        on_step: Callable[[], object] = lambda: None,
+        *,
+        is_brief: bool = False,
+        left_out: Collection[str] = (),
+        is_apart: bool = False,
+    ) -> None:
+        """Compute the references of every probe, or only of BRIEF without rules.
+
+        Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
+        inputs need not be on the workload's device, and small workloads are judged on the host. `on_step` is called
+        before each probe, rule, and known mistake of a diagnosis.
+
+        Raises:
+            ValueError: no probe shows anything here, so a check would be vacuous.
+        """
+        self.alignment_bytes = device(workload.device).alignment_bytes  # of the candidate's device
+        self.workload = workload = oracle.on_host(workload) if is_apart else workload
+        self.seed, self.on_step, self.is_brief = seed, on_step, is_brief
+        self.by_probe, reason = dict[str, Reference](), ""
+        plain = msgspec.structs.replace(workload, dropout=0.0)
+        for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
+            on_step()
+            try:
+                self.by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
+                _ = self.by_probe[probe].screen  # computed here, so that its time does not count for a candidate
+            except VacuousError as error:
+                reason = reason or str(error)
+        if not self.by_probe:
+            raise ValueError(reason)
 
 
 def answers(
@@ -373,7 +412,7 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     case = build(workload, implementation, copied(reference.inputs, workload))
     with conduct.watched(case.tensors, case.mask) as seen, case.grad_mode():
         output = case.output()
-    seen.require_faultless()
+    conduct.require_faultless(seen)
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
@@ -412,7 +451,7 @@ def gradients(
     given = reference.grad_output.clone() if grad_output is None else grad_output
     with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
         pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
-    seen.require_faultless()
+    conduct.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
         named[name] = torch.zeros_like(leaf) if gradient is None else gradient

@@ -24,6 +24,7 @@ from attnbench.checking.conventions import settle
 from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_near
 from attnbench.checking.reference import (
     Reference,
+    References,
     ask,
     distance,
     errors,
@@ -124,24 +125,17 @@ def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[],
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    def __init__(  # noqa: PLR0913 - a candidate, and how it is examined
-        self,
-        implementation: Implementation,
-        workload: Workload,
-        seed: int,
-        on_step: Callable[[], object],
-        *,
-        alignment_bytes: int,
-        needs_zeros: bool,
+    def __init__(
+        self, implementation: Implementation, workload: Workload, asked: References, *, needs_zeros: bool
     ) -> None:
         """Call the implementation on the normal inputs; its exceptions and those of a reference propagate.
 
         With `needs_zeros`, queries that see no key must get 0; otherwise their answers are not compared.
         """
-        self.implementation, self.workload, self.alignment_bytes = implementation, workload, alignment_bytes
+        self.implementation, self.workload, self.alignment_bytes = implementation, workload, asked.alignment_bytes
         self.convention = "" if needs_zeros else None
         shared = right_answer if workload.longest <= LENGTH else lru_cache(right_answer.__wrapped__)  # large: not kept
-        self.right = partial(shared, workload, seed=seed, on_step=on_step)
+        self.right = partial(shared, workload, seed=asked.seed, on_step=asked.on_step)
         self.normal = self.right("normal")
         self.tokens = {name: tensor for name, tensor in self.normal.inputs.tensors.items() if name in TOKENS}
         self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
@@ -456,9 +450,8 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     """A function reads a mask or bias in any layout; a bias with one row has the summed gradient of its copies."""
     if not _has_mask(candidate.workload):
         return
-    for form in memory.MASK_FORMS:
-        if form not in memory.OTHER_MASKS:
-            yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
+    for form in memory.SAME_MASK:
+        yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
     if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it takes such a mask
         words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
         yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)
@@ -662,40 +655,26 @@ def untried(workload: Workload, known: RulesAt) -> list[str]:
     return names
 
 
-def examine(  # noqa: PLR0913 - a candidate, and how it is examined
-    implementation: Implementation,
-    whole: Workload,
-    seed: int,
-    known: RulesAt,
-    *,
-    alignment_bytes: int = 1,
-    rejects: Collection[str] = (),
-    on_step: Callable[[], object] = lambda: None,
+def examine(
+    implementation: Implementation, asked: References, known: RulesAt, rejects: Collection[str] = ()
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own.
 
-    `known` holds results at other workloads; new ones are added. Tried memory layouts keep `alignment_bytes`. `rejects`
-    are rules whose violation is not only noted. `on_step` is called before each rule.
+    `known` holds results at other workloads; new ones are added. `rejects` are rules whose violation is not only noted.
     """
+    whole = asked.workload
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
     plain, reason = [*map(_plain, (short, whole))], None
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
         if names := untried(workload, known):
             try:
-                candidate = Candidate(
-                    implementation,
-                    workload,
-                    seed,
-                    on_step,
-                    alignment_bytes=alignment_bytes,
-                    needs_zeros=EMPTY_ROWS in rejects,
-                )
+                candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
             except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
                 reason = error
                 continue
             for name in names:
-                on_step()
+                asked.on_step()
                 result = _result(candidate, name)
                 axes = EVERY if result is None else RULES[name].axes
                 known[name, *_kind(workload, axes)] = result

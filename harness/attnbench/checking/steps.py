@@ -16,7 +16,7 @@ from torch import Tensor
 from attnbench.checking.case import Inputs
 from attnbench.checking.oracle import RowMask, output, project, row_mask
 from attnbench.checking.oracle import heads as heads_of
-from attnbench.contract import Weights, repeat_heads
+from attnbench.contract import repeat_heads
 from attnbench.explained import explanations
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
@@ -107,14 +107,14 @@ def attend(
     return results
 
 
-def attend_tokens(
-    x: Tensor, context: Tensor, module_weights: Weights, mask: RowMask, changes: Changes | None = None
-) -> dict[str, Tensor]:
-    """Every step's result by its name. x (B, R, D), context (B, S, D); `output` is (B, R, D)."""
+def walked(workload: Workload, inputs: Inputs, rows: Tensor, changes: Changes | None = None) -> dict[str, Tensor]:
+    """Every step's result by its name, for the chosen rows; in scope `module` with the `output` (B, R, D)."""
     step = {**DEFAULTS, **(changes or {})}
-    query, key, value = step["projection"](x, context, module_weights)
-    results = attend(query, key, value, mask, changes)
-    return results | {"output": step["output"](results["context"], module_weights)}
+    operands = heads_of(workload, inputs, rows, step["projection"])
+    results = attend(*operands, row_mask(workload, rows, inputs=inputs.tensors), changes)
+    if workload.scope == "module":
+        results["output"] = step["output"](results["context"], inputs.weights)
+    return results
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,11 +137,7 @@ class Mistake:
         computed = torch.arange(workload.seq_len) if self.needs_all_rows else rows
 
         def ask(inputs: Inputs) -> Tensor:
-            mask = row_mask(workload, computed, inputs=inputs.tensors)
-            operands = heads_of(workload, inputs, computed, self.changes.get("projection", project))
-            result: Tensor = attend(*operands, mask, self.changes)["context"]
-            if workload.scope == "module":
-                result = self.changes.get("output", output)(result, inputs.weights)
+            *_, result = walked(workload, inputs, computed, self.changes).values()
             return result.index_select(result.dim() - 2, rows) if self.needs_all_rows else result
 
         return ask

@@ -24,7 +24,6 @@ from torch import Tensor
 from attnbench import plugins
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import Inputs, bind, build, draw_operands, draw_weights, generator, place, reason_against
-from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
@@ -137,8 +136,7 @@ def walk_through(words: tuple[str, ...], point: Workload) -> Walkthrough:
     """Every step of the textbook form on one sentence, in float64."""
     drawn = inputs_of(words, point)
     x = drawn.tensors["x"]
-    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=drawn.tensors)
-    results = steps.attend_tokens(x, x, drawn.weights, mask) | {"x": x}
+    results = steps.walked(point, drawn, torch.arange(point.seq_len)) | {"x": x}
     results |= zip(PROJECTED, oracle.project(x, x, drawn.weights), strict=True)
     numbers = {name: results[name].numpy() for name in LETTERS}
     return Walkthrough(words=words, workload=point, inputs=drawn, steps=numbers)
@@ -329,9 +327,13 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
     context = compared(limits("context", right, *honest), _try(lambda: actual(value)))
     if context.trouble:  # context trouble hides the weights too
         return [context]
-    right = oracle.weights(query.double(), key.double(), rows)
-    honest = [oracle.weights(query, key, narrow, form) for form in oracle.YARDSTICKS]
-    weights = _try(lambda: recover_weights(actual, value))
+
+    def weights_of(form: oracle.Form, query: Tensor, key: Tensor, mask: oracle.RowMask) -> Tensor:
+        return oracle.weights(lambda unit: form(query, key, unit, mask), value.to(query))
+
+    right = weights_of(oracle.attend, query.double(), key.double(), rows)
+    honest = [weights_of(form, query, key, narrow) for form in oracle.YARDSTICKS]
+    weights = _try(lambda: oracle.weights(actual, value))
     return [compared(limits("weights", right, *honest), weights), context]
 
 

@@ -223,7 +223,7 @@ class Remote:
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
         """Apply the candidate's in-place changes here."""
-        conduct.Conduct(faults=reply.faults).require_faultless()
+        conduct.require_faultless(reply.faults)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
         for call, place in reply.changed_outputs.items():
@@ -444,7 +444,7 @@ class Candidates:
         }
 
     def _reply(
-        self, tensors: dict[str, Tensor], changed: dict[str, Tensor], seen: conduct.Conduct, exchange: Exchange
+        self, tensors: dict[str, Tensor], changed: dict[str, Tensor], faults: dict[str, str], exchange: Exchange
     ) -> Tensors:
         """One message with the results, the changed tensors, and changed outputs of earlier calls."""
         overwritten = {}
@@ -461,4 +461,4 @@ class Candidates:
             {number: each.contiguous() for number, each in overwritten.items()},
         )
         names = ("tensors", "changed", "changed_outputs")
-        return Tensors(**dict(zip(names, places, strict=True)), faults=seen.faults, random=())
+        return Tensors(**dict(zip(names, places, strict=True)), faults=faults, random=())

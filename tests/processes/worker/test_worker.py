@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from attnbench.checking import agreement, oracle
+from attnbench.checking import oracle
 from attnbench.processes.messages import Failed, HandedIn, Heartbeat, Limits, SampleBlocks
 from attnbench.processes.remote import Exchange
 from attnbench.processes.worker import answers
@@ -133,13 +133,13 @@ def test_what_is_unsupported_is_so_and_not_predicted():
 
 
 def test_a_judge_asks_the_oracle_once_for_all_implementations(monkeypatch):
-    asked, ask_oracle = [], agreement.ask_oracle
+    asked, made = [], answers.References
 
     def counted(workload, *arguments, **more):
         asked.append((workload.seq_len, more["left_out"]))
-        return ask_oracle(workload, *arguments, **more)
+        return made(workload, *arguments, **more)
 
-    monkeypatch.setattr(agreement, "ask_oracle", counted)
+    monkeypatch.setattr(answers, "References", counted)
     judge = judge_of(Worker(Heartbeat()))
     for spec, seq_len in (("fused", 4), ("sdpa", 4), ("fused", 5)):
         point = Workload(seq_len=seq_len, num_heads=2, head_dim=16, mask="causal", direction="inference")

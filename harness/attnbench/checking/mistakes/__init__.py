@@ -16,6 +16,6 @@ __all__ = ["Mistake", "catalogue"]
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:
     """Every mistake that is possible at this workload."""
-    of_gradients = gradients.KINDS if workload.direction != "inference" else ()
+    of_gradients = [gradients.only_backward] if workload.direction != "inference" else []
     for generator in (wrong_masks, *forms.KINDS, *of_gradients):
         yield from generator(workload)

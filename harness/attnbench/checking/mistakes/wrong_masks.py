@@ -79,13 +79,6 @@ def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
             yield name, f"the mask is {mask}, where {part} was asked for", partial(seen_with, mask, others)
 
 
-def moved(mask: RowMask, step: int) -> Tensor:
-    """The visible keys shifted along the key axis; those at the end stay."""
-    result, places = mask.seen.roll(step, -1), slice(0, step) if step > 0 else slice(step, None)
-    result[..., places] = mask.seen[..., places]
-    return result
-
-
 def by_head(mask: RowMask) -> Tensor:
     """The mask of batch row (b * H + h) mod B for head h of batch row b: (B, H, R, S)."""
     batch_size, num_heads = mask.sizes[0], mask.num_heads
@@ -106,16 +99,13 @@ CHANGED: dict[str, Seen] = {
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask changed or shifted, or joined with another one."""
+    """The whole mask changed, or joined with another one."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
     for name, seen in CHANGED.items() if rule.hides else ():
         is_padding = isinstance(rule, masks.Padding) and name == "mask_ignored"
         yield "padding_ignored" if is_padding else name, "", seen
-    for step in MOVES if rule.hides else ():
-        detail = f"it treats a key as the one {abs(step)} {'before' if step > 0 else 'after'} it"
-        yield "mask_shifted", detail, partial(moved, step=step)
 
 
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:

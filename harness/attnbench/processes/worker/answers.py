@@ -31,8 +31,8 @@ from attnbench.checking.case import (
     place,
     reason_against,
 )
-from attnbench.checking.diagnosis import describe
-from attnbench.checking.reference import Reference, reference_for_probe, require_plain
+from attnbench.checking.diagnosis import describe, explain
+from attnbench.checking.reference import Reference, References, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
 from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
@@ -201,7 +201,7 @@ class Worker:
         self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: tuple[tuple[object, ...], agreement.References] | None = None  # with their question
+        self.references: tuple[tuple[object, ...], References] | None = None  # with their question
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
@@ -409,7 +409,7 @@ class Worker:
             if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
                 return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
             if agreed.grade is Grade.wrong:
-                agreed = agreement.diagnose(answers, candidate, agreed)
+                agreed = explain(answers, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(
@@ -420,9 +420,7 @@ class Worker:
             executed_flops=prepared.executed_flops,
         )
 
-    def known_answers(
-        self, workload: Workload, seed: int, *, is_brief: bool, left_out: tuple[str, ...]
-    ) -> agreement.References:
+    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool, left_out: tuple[str, ...]) -> References:
         """The oracle's answers for a check; the last ones are cached."""
         beat, question = self.heartbeat.beat, (workload, seed, is_brief, left_out)
         beat()
@@ -430,7 +428,7 @@ class Worker:
             self.references = None  # free its memory
             if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
+            answers = References(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
