@@ -28,8 +28,8 @@ SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half 
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
 MOST_TOUCHES, TOUCH_BELOW_S = 4, 10e-3
-"""With warm caches, shorter calls get untimed calls first, as many as are timed, but at most MOST_TOUCHES: the arm before
-has evicted their data, and the first calls of a textbook form take some 20, 8, 4 and 3 % longer than the later ones.
+"""With warm caches, shorter calls get untimed calls first, as many as are timed, but at most MOST_TOUCHES: the arm
+before has evicted their data, and the first calls of a textbook form take some 20, 8, 4 and 3 % longer than later ones.
 Longer calls warm themselves, and an extra call would double their cost; next to such an arm all get one at most."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
