@@ -13,7 +13,7 @@ from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands import running
 from attnbench.processes import execution
-from attnbench.processes.messages import Cell
+from attnbench.processes.messages import Target
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
@@ -167,7 +167,7 @@ class Wrong(virtual.SimulatedClient):
         super().__init__(World(name="calm"), lambda *_: 1e-3)
         self.asked: list[tuple[str, int]] = []
 
-    def check(self, cell: Cell, **_: object) -> CellChecked:
+    def check(self, cell: Target, **_: object) -> CellChecked:
         found = super().check(cell)
         assert isinstance(found, CellChecked)
         self.asked.append((cell.arm.implementation, cell.workload.kv_len))

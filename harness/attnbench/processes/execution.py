@@ -23,7 +23,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import read_counters
-from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, SampleBlocks, T
+from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder, patience
@@ -181,11 +181,11 @@ class Session:
             return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
-    def cell(self, workload: Workload, arm: Arm) -> Cell:
+    def cell(self, workload: Workload, arm: Arm) -> Target:
         """The cell of a request."""
-        return Cell(workload=workload, arm=arm, spec=self.specs[arm])
+        return Target(workload=workload, arm=arm, spec=self.specs[arm])
 
-    def record_failure(self, cell: Cell, failed: Failed) -> None:
+    def record_failure(self, cell: Target, failed: Failed) -> None:
         """End a cell after its check had passed."""
         self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
@@ -254,8 +254,7 @@ def check_cell(
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
         call_s = plan.call_limit_s if call_limit_s is None else call_limit_s
-        limits = Limits(call_s=call_s, memory_bytes=plan.memory_limit_bytes)
-        fields = {"limits": limits, "seed": plan.seed, "rejects": plan.rejects, **options}
+        fields = {"limit_s": call_s, "seed": plan.seed, "rejects": plan.rejects, **options}
         reply = session.ask("check", events.CellChecked, cell=cell, **fields)
     if isinstance(reply, Failed):
         session.unloadable |= {cell.spec} if reply.is_unloadable else set()
@@ -287,7 +286,7 @@ def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
     return ordered
 
 
-Readings = Iterable[tuple[Cell, str]]  # cells, with the metric to read; "" for the operators
+Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" for the operators
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from attnbench.devices import device
 from attnbench.devices.waiting import longest_wait_s
-from attnbench.processes.messages import Cell, Failed, HandedIn, SampleBlocks, Started, T
+from attnbench.processes.messages import Failed, FailedError, HandedIn, SampleBlocks, Started, T, Target
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
@@ -76,28 +76,22 @@ class Part(NamedTuple):
         return [(arm, spec) for arm, spec in self.arms if arm.role is Role.measured]
 
 
-class _FailedError(Exception):
-    """A request failed; its argument is the reply."""
-
-
 def validated(part: Part, request: SampleBlocks, reply: VisitFinished | Failed) -> VisitFinished:
     """The reply of a runner, which for an untrusted one must have the requested arms, with positive times.
 
     Any failure in its process is attributed to the implementation that it holds.
 
     Raises:
-        _FailedError: it has failed.
+        FailedError: it has failed.
     """
     arms = [arm for arm, _ in part.arms]
-    if isinstance(reply, Failed):
-        is_known = part.owner is None or (reply.arm in arms and reply.arm != PROBE)
-        raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
+    reply = _require(reply, part.owner)
     samples = [sample for taken in reply.arms for sample in taken.samples]
     is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
     is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
     if part.owner is not None and not (is_whole and is_possible):
         message = "its process answers what was not asked, or that a call takes 0 s"
-        raise _FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
+        raise FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
     return reply
 
 
@@ -114,7 +108,7 @@ def take_turns(
     their parts stay close: runners prepare first, and verify their answers at the end.
 
     Raises:
-        _FailedError: a runner has failed.
+        FailedError: a runner has failed.
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
@@ -164,7 +158,7 @@ def take_turns(
 def _require(reply: T | Failed, owner: Arm | None = None) -> T:
     """The reply, unless it is a failure, which is attributed to the owner of an untrusted runner."""
     if isinstance(reply, Failed):
-        raise _FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
+        raise FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
     return reply
 
 
@@ -274,8 +268,8 @@ class Runners(WorkerClient):
         try:
             visit = take_turns(request, parts, partial(self._sampled, load=load))
             return self._witnessed(request.workload, parts, visit, load)
-        except _FailedError as error:
-            failed: Failed = error.args[0]
+        except FailedError as error:
+            failed = error.failed
             for part in parts:
                 if part.owner is not None and part.owner == failed.arm.as_measured():
                     part.client.stop()  # what it left at work would disturb the others
@@ -351,7 +345,7 @@ class Runners(WorkerClient):
                 continue
             doubts[arm.implementation] = in_words(doubtful, _claimed_s(visit, arm))
             if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else least) is not None:
-                raise _FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
+                raise FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
         return msgspec.structs.replace(visit, factors=factors, is_busy=load.is_busy, doubts=doubts)
 
     def _witness(
@@ -359,7 +353,7 @@ class Runners(WorkerClient):
     ) -> float:
         """Take a cell's witness sample, and judge foreign code; return the seconds of a call."""
         arm, spec = measured
-        cell = Cell(workload=workload, arm=arm, spec=spec)
+        cell = Target(workload=workload, arm=arm, spec=spec)
         runner, is_foreign = part.client, part.owner is not None
         held_bytes = compulsory_bytes(workload) * workload.num_heads // workload.num_kv_heads  # heads may be repeated
         least = max(1, min(math.ceil(WITNESS_S / _claimed_s(visit, arm)), WITNESS_BYTES // held_bytes))
@@ -400,7 +394,7 @@ def _require_idle(part: Part) -> None:
     """Check that neither threads nor children of an untrusted process use the processors between its requests.
 
     Raises:
-        _FailedError: one does, even on a second look.
+        FailedError: one does, even on a second look.
     """
     for _ in range(NUM_LOOKS):
         if (before_s := part.client.processor_s) is None:
@@ -409,7 +403,7 @@ def _require_idle(part: Part) -> None:
         if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
             return
     message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
-    raise _FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
+    raise FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:
