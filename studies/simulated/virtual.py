@@ -259,7 +259,6 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
         budget_s=budget_s,
         call_limit_s=60.0,
         timeout_s=60.0,
-        memory_limit_bytes=0,
         seed=seed,
     )
 

@@ -42,13 +42,12 @@ class References:
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
 
-def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
+def ask_oracle(
     workload: Workload,
     seed: int,
     on_step: Callable[[], object] = lambda: None,
     *,
     is_brief: bool = False,
-    left_out: Collection[str] = (),
     is_apart: bool = False,
 ) -> References:
     """Compute the references of every probe, or only of BRIEF without rules; `on_step` is called before each.
@@ -63,7 +62,7 @@ def ask_oracle(  # noqa: PLR0913 - all but two have defaults, and are named
     alignment_bytes = device(workload.device).alignment_bytes
     workload = oracle.on_host(workload) if is_apart else workload
     plain = msgspec.structs.replace(workload, dropout=0.0)
-    for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
+    for probe in BRIEF if is_brief else PROBES:
         on_step()
         try:
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)

@@ -407,20 +407,19 @@ class Worker:
                 raise
             return self._failure(error, status=Status.fallback, message=refused)
 
-    def check(  # noqa: PLR0913 - a parameter for each choice
+    def check(
         self,
         cell: Target,
         limit_s: float,
         seed: int,
         *,
         is_brief: bool = False,
-        left_out: tuple[str, ...] = (),
         rejects: tuple[str, ...] = (),
     ) -> CellChecked | Failed:
         """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
 
         `is_brief` compares only one kind of input and tries no rules: enough if the implementation has fully passed on
-        a workload of the same kind. `left_out` are names of probes; for `rejects` see Plan.
+        a workload of the same kind. For `rejects` see Plan.
         """
         assert self.consult is not None
         num_threads = torch.get_num_threads()
@@ -429,7 +428,7 @@ class Worker:
             if isinstance(prepared, Failed):
                 return prepared
             candidate = stand_in(Remote(self.consult, cell), prepared)
-            answers = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
+            answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
@@ -449,17 +448,15 @@ class Worker:
             executed_flops=prepared.executed_flops,
         )
 
-    def known_answers(
-        self, workload: Workload, seed: int, *, is_brief: bool, left_out: tuple[str, ...]
-    ) -> agreement.References:
+    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool) -> agreement.References:
         """The oracle's answers for a check; the last ones are cached."""
-        beat, question = self.heartbeat.beat, (workload, seed, is_brief, left_out)
+        beat, question = self.heartbeat.beat, (workload, seed, is_brief)
         beat()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
             if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = agreement.ask_oracle(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
+            answers = agreement.ask_oracle(workload, seed, beat, is_brief=is_brief, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
