@@ -36,7 +36,10 @@ FUNCTIONS = {f"{place.__name__}.{name}": (place, name) for place, names_ in REPL
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "default device": (torch.get_default_device, lambda _: torch.set_default_device(None)),
+    "default device": (
+        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),
+        lambda _: torch.set_default_device(None),
+    ),
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "flushing of denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
     "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
