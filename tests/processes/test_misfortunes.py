@@ -246,7 +246,7 @@ def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch, forged):
         monkeypatch.setattr(client, "_read_line", lambda *_: line(forged))
         failed = client.ask("prepare", Prepared, cell=cell_of("fused", SMALL), limit_s=LIMIT_S)
     assert (failed.status, failed.is_lost) == (Status.crashed, True)
-    assert failed.message == "the process wrote no valid answer"
+    assert failed.message.startswith("the process wrote no valid answer")  # it may be loading meanwhile
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):
