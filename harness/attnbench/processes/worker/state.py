@@ -48,6 +48,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "dispatch modes": (torch._C._len_torch_dispatch_stack, lambda _: None),
     "trace function": (sys.gettrace, sys.settrace),
     "profile function": (sys.getprofile, sys.setprofile),
+    "priority": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
     **{name: (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")) for name in OF_TORCH},
     **{
         f"sdpa {name}": (getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}"))
