@@ -217,6 +217,18 @@ def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client
     assert "x slower than in its samples" in failed.message
 
 
+def test_only_timed_requests_show_that_a_machine_is_busy(client):
+    both = client(claimed_s=0.2e-3)
+    shared = both.clients[""]
+
+    def waiting(function, _, answer):
+        shared.waits = {"1": shared.waits["1"] + (function in {"prepare_witness", "hand_in"})}
+        return answer
+
+    shared.change = waiting
+    assert visited(both, 3).status is Status.invalid
+
+
 SHAPES = {
     "T=128": ({"seq_len": 128}, 0.25e-3, 0.1e-3),
     "T=512": ({"seq_len": 512}, 2e-3, 1e-3),
