@@ -7,7 +7,7 @@ from attnbench import plugins
 from attnbench.checking.reference import References
 from attnbench.contract import Implementation
 from attnbench.contract.loading import named
-from attnbench.processes.messages import Cell, Failed, Heartbeat, Limits
+from attnbench.processes.messages import Failed, Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Arm
@@ -20,11 +20,11 @@ def references(point: Workload, seed: int = 0, *, is_brief: bool = False) -> Ref
     return References(point, seed, is_brief=is_brief)
 
 
-LIMITS = Limits(call_s=5.0, memory_bytes=2**30)
+LIMIT_S = 5.0
 
 
-def cell_of(spec: str, workload: Workload, name: str = "f") -> Cell:
-    return Cell(workload=workload, arm=Arm(implementation=name), spec=spec)
+def cell_of(spec: str, workload: Workload, name: str = "f") -> Target:
+    return Target(workload=workload, arm=Arm(implementation=name), spec=spec)
 
 
 def judge_of(runner: Worker) -> Worker:
@@ -32,11 +32,11 @@ def judge_of(runner: Worker) -> Worker:
 
 
 def checked(
-    cell: Cell, runner: Worker | None = None, judge: Worker | None = None, **options: Any
+    cell: Target, runner: Worker | None = None, judge: Worker | None = None, **options: Any
 ) -> CellChecked | Failed:
     """Judge a cell in `runner`, by default a fresh one; `judge` asks a runner of its own."""
     judge = judge or judge_of(runner or Worker(Heartbeat()))
-    reply: CellChecked | Failed = judge.answer("check", cell=cell, limits=LIMITS, seed=0, **options)
+    reply: CellChecked | Failed = judge.answer("check", cell=cell, limit_s=LIMIT_S, seed=0, **options)
     return reply
 
 

@@ -103,7 +103,7 @@ def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
 def planned(points: tuple[Workload, ...], names: tuple[str, ...], **fields: Any) -> Plan:
     """Plan a run of few processes next to the baseline."""
     usual: dict[str, Any] = {"sweep": "example", "baseline": BASELINE, "metrics": ("latency",), "budget_s": 0.0}
-    usual |= {"call_limit_s": 10.0, "timeout_s": 60.0, "memory_limit_bytes": 0}
+    usual |= {"call_limit_s": 10.0, "timeout_s": 60.0}
     return Plan(workloads=points, implementations=names, **(usual | fields))
 
 

@@ -17,7 +17,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
 from attnbench.processes import execution
-from attnbench.processes.messages import Cell, Failed, SampleBlocks, Started, T
+from attnbench.processes.messages import Failed, SampleBlocks, Started, T, Target
 from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import (
@@ -136,16 +136,16 @@ class SimulatedClient(WorkerClient):
         assert isinstance(reply, result | Failed)
         return reply
 
-    def check(self, cell: Cell, **_: object) -> CellChecked | Failed:
+    def check(self, cell: Target, **_: object) -> CellChecked | Failed:
         """Agree."""
         self.clock.spend(CHECK_S)
         return CellChecked(**cell.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
 
-    def profile(self, cell: Cell) -> CellProfiled | Failed:
+    def profile(self, cell: Target) -> CellProfiled | Failed:
         """Return one operator."""
         return CellProfiled(**cell.names, operators=OPERATORS)
 
-    def observe(self, cell: Cell, metric: str) -> CellMeasured | Failed:
+    def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
         """Return a number of bytes."""
         sample = Sample(value=0.0 if metric in KEPT else 2.0**20)
         return CellMeasured(**cell.names, measurement=Measurement(metric=metric, unit="bytes", samples=(sample,)))
@@ -259,7 +259,6 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
         budget_s=budget_s,
         call_limit_s=60.0,
         timeout_s=60.0,
-        memory_limit_bytes=0,
         seed=seed,
     )
 

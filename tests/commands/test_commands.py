@@ -12,6 +12,7 @@ import attnbench
 from attnbench import plugins
 from attnbench.cli import PANELS, app
 from attnbench.commands import EXIT_CODES, ExitCode
+from attnbench.commands.growth import growth
 from attnbench.commands.options import SelectionOptions, TimingOptions
 from attnbench.processes.planning import build_plan
 
@@ -39,7 +40,7 @@ def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused(
 @pytest.mark.parametrize("limit", [float("inf"), float("nan")])
 def test_a_memory_limit_is_finite(limit):
     with pytest.raises(ValueError, match=r"--memory-limit \w+ is not allowed"):
-        SelectionOptions(sweep="quick", memory_limit=limit).fields()
+        growth(memory_limit=limit)
 
 
 def test_every_exit_code_is_explained():

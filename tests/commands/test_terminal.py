@@ -74,10 +74,10 @@ def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pyt
     assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
 
 
-def test_a_cell_that_needs_too_much_memory_names_that_limit(results, capsys):
+def test_a_cell_that_needs_too_much_memory_is_told_from_a_slow_one(results, capsys):
     record = msgspec.structs.replace(results.records[0], status=Status.out_of_memory, is_predicted=True)
     terminal.print_findings(dataclasses.replace(results, records=(record,)))
-    assert "--memory-limit" in capsys.readouterr().out
+    assert "too much memory" in capsys.readouterr().out
 
 
 def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatch):

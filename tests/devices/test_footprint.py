@@ -15,7 +15,7 @@ from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
 from attnbench.metrics.call import growth, measure_kept
 from attnbench.plugins import plugs
-from attnbench.processes.messages import Cell, Heartbeat, Limits
+from attnbench.processes.messages import Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
@@ -117,7 +117,7 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_no
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
-        cell = Cell(workload=workload, arm=Arm(implementation="it"), spec=spec)
+        cell = Target(workload=workload, arm=Arm(implementation="it"), spec=spec)
         (said,) = worker.answer("observe", cell=cell, metric="peak_memory").measurement.warnings
         assert "outside of torch's allocator" in said
         return worker.case(cell)
@@ -125,8 +125,8 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_no
     first = observed("fused")
     assert observed("fused") is first
     assert observed("sdpa") is not first
-    cell = Cell(workload=workload, arm=Arm(implementation="fused"), spec="fused")
-    worker.answer("prepare", cell=cell, limits=Limits(call_s=9, memory_bytes=0))
+    cell = Target(workload=workload, arm=Arm(implementation="fused"), spec="fused")
+    worker.answer("prepare", cell=cell, limit_s=9)
     assert worker.observed is None
 
 

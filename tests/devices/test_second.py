@@ -122,7 +122,7 @@ def test_check_finds_every_implementation_right(second, direction):
 
 JUDGED = """
 import torch
-from attnbench.processes.messages import Cell, Heartbeat, Limits
+from attnbench.processes.messages import Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
@@ -146,9 +146,9 @@ runner = Worker(Heartbeat())
 judge = Worker(Heartbeat(), in_its_own_process)
 sizes = dict(seq_len=40, num_heads=2, head_dim=8, mask="causal", direction="forward_backward")
 point = Workload(device="second:1", **sizes)
-cell = Cell(workload=point, arm=Arm(implementation="fused"), spec="fused")
+cell = Target(workload=point, arm=Arm(implementation="fused"), spec="fused")
 with Counted() as counted:
-    reply = judge.answer("check", cell=cell, limits=Limits(call_s=60.0, memory_bytes=2**30), seed=0)
+    reply = judge.answer("check", cell=cell, limit_s=60.0, seed=0)
 assert reply.status == "ok", reply
 assert len(reply.agreement.rules) >= 10
 print(counted.count)

@@ -18,7 +18,7 @@ from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient
 from studies.simulated.worlds import WORLDS
-from tests.checks import LIMITS, cell_of, checked
+from tests.checks import LIMIT_S, cell_of, checked
 
 SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
 FUSED = Arm(implementation="fused")
@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there_breaks_no_worker():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     worker, cell = Worker(Heartbeat()), cell_of("fused", msgspec.structs.replace(SMALL, device="cuda"))
-    failed = worker.answer("prepare", cell=cell, limits=LIMITS)
+    failed = worker.answer("prepare", cell=cell, limit_s=LIMIT_S)
     assert isinstance(failed, Failed)
     assert (failed.status, worker.is_broken) == (Status.unsupported, False)
 
@@ -244,9 +244,9 @@ def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch, forged):
     with ProcessClient(Template(tmp_path / "log"), 30.0) as client:
         client.start()
         monkeypatch.setattr(client, "_read_line", lambda *_: line(forged))
-        failed = client.ask("prepare", Prepared, cell=cell_of("fused", SMALL), limits=LIMITS)
+        failed = client.ask("prepare", Prepared, cell=cell_of("fused", SMALL), limit_s=LIMIT_S)
     assert (failed.status, failed.is_lost) == (Status.crashed, True)
-    assert failed.message == "the process wrote no valid answer"
+    assert failed.message.startswith("the process wrote no valid answer")  # it may be loading meanwhile
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):

@@ -1,6 +1,5 @@
 """A module in another process: its effects there are seen here, as if it were here."""
 
-import os
 import random
 
 import msgspec
@@ -18,7 +17,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
+from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.checks import cell_of
@@ -42,7 +41,7 @@ def standing_in_for(made: Implementation, point: Workload = POINT) -> Implementa
         return answer
 
     with torch.random.fork_rng():
-        has_pack = packs(made.build(place(draw_normal(point, 0), point).weights))
+        has_pack = hasattr(made.build(place(draw_normal(point, 0), point).weights), "pack")
     prepared = msgspec.structs.replace(PREPARED, has_dropout=made.has_dropout, has_pack=has_pack)
     return stand_in(Remote(ask, cell_of("x", point)), prepared)
 
@@ -257,15 +256,7 @@ def test_what_a_candidate_draws_from_does_not_say_which_inputs_are_drawn():
     assert not seen & {3, 99}
 
 
-@pytest.mark.parametrize("most", [1, 7, 64])
-def test_a_tensor_that_takes_several_transfers_arrives_whole(monkeypatch, most):
-    """Linux moves at most 0x7ffff000 bytes at a time; the test uses a smaller limit."""
-
-    def limited(transfer):
-        return lambda file, parts, at: transfer(file, [parts[0][:most]], at)
-
-    monkeypatch.setattr(os, "pwritev", limited(os.pwritev))
-    monkeypatch.setattr(os, "preadv", limited(os.preadv))
+def test_bytes_that_were_not_sent_are_missed():
     exchange, sent = Exchange(), torch.arange(50, dtype=torch.int16)
     (places,) = exchange.send({"first": torch.zeros(3), "second": sent, "none": torch.zeros(0)})
     assert torch.equal(exchange.receive(places["second"]), sent)

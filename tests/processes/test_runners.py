@@ -15,7 +15,7 @@ from attnbench.devices.waiting import longest_wait_s, waits
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages, runners
 from attnbench.processes.execution import Timing, execute
-from attnbench.processes.messages import Failed
+from attnbench.processes.messages import Failed, FailedError
 from attnbench.processes.planning import build_plan
 from attnbench.processes.runners import NUM_HANDED, Runners
 from attnbench.storage.events import VisitFinished
@@ -217,6 +217,18 @@ def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client
     assert "x slower than in its samples" in failed.message
 
 
+def test_only_timed_requests_show_that_a_machine_is_busy(client):
+    both = client(claimed_s=0.2e-3)
+    shared = both.clients[""]
+
+    def waiting(function, _, answer):
+        shared.waits = {"1": shared.waits["1"] + (function in {"prepare_witness", "hand_in"})}
+        return answer
+
+    shared.change = waiting
+    assert visited(both, 3).status is Status.invalid
+
+
 SHAPES = {
     "T=128": ({"seq_len": 128}, 0.25e-3, 0.1e-3),
     "T=512": ({"seq_len": 512}, 2e-3, 1e-3),
@@ -246,9 +258,9 @@ def test_a_resumed_run_remembers_the_witness_samples_of_its_journal(client):
 
 def test_code_that_computes_between_its_requests_is_found_from_outside():
     busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
-    with pytest.raises(runners._FailedError) as raised:
+    with pytest.raises(FailedError) as raised:
         runners._require_idle(runners.Part(busy, ((THEIRS, "x.py:f"),), THEIRS))
-    assert "between its calls it goes on using 1" in raised.value.args[0].message
+    assert "between its calls it goes on using 1" in raised.value.failed.message
 
 
 def test_a_wrong_answer_while_it_is_timed_fails_at_once_and_its_process_ends(client):

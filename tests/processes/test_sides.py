@@ -88,7 +88,7 @@ def test_a_checkout_begins_anew_after_a_kill(repo, tmp_path):
 
     def killed(*words, **more):
         if words[0] == "read-tree":
-            Path(more["variables"]["GIT_INDEX_FILE"] + ".lock").touch()  # git's, which is killed, too
+            Path(more["index"] + ".lock").touch()  # git's, which is killed, too
             os._exit(0)
         return git_here(*words, **more)
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_refused_in_words_and_leaves_nothing(repo, ba
 def test_outside_a_repository_revisions_are_refused_and_folders_are_not(repo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(ValueError, match="lies in no git repository"):
+    with pytest.raises(ValueError, match="not a git repository"):
         planned("rev:one", "rev:two", "mine.py:mine")
     assert specs(planned("theirs", "theirs", "mine.py:mine")) == (2 * ("theirs/mine.py:mine",))
 
@@ -145,9 +145,8 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
     said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=said):
         sides.repository_root()
-    assert "lies in no git repository" not in str(refused.value)
 
 
 def test_a_plan_has_each_implementation_from_both_sides(repo):

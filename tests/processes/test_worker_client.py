@@ -219,7 +219,7 @@ def test_a_detached_process_ends_with_its_own_worker_and_not_with_another(tmp_pa
     (tmp_path / "daemon.py").write_text(DETACHED.format(file=f"{tmp_path / 'pid'}"))
     with ProcessClient(Template(tmp_path / "log"), 60.0) as one:
         one.start()
-        one.ask("declared", Declared, spec=f"{tmp_path / 'daemon.py'}:mine")
+        one.ask("declare", Declared, spec=f"{tmp_path / 'daemon.py'}:mine")
         detached = psutil.Process(int((tmp_path / "pid").read_text()))
         two = one.sibling()
         for other in (two, one):

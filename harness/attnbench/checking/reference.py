@@ -5,7 +5,7 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -269,14 +269,13 @@ def reference_for_probe(
 class References:
     """The references of all probes at one workload, without dropout: what a check needs, for any candidate."""
 
-    def __init__(  # noqa: PLR0913 - all but two have defaults, and are named
+    def __init__(
         self,
         workload: Workload,
         seed: int,
         on_step: Callable[[], object] = lambda: None,
         *,
         is_brief: bool = False,
-        left_out: Collection[str] = (),
         is_apart: bool = False,
     ) -> None:
         """Compute the references of every probe, or only of BRIEF without rules.
@@ -293,7 +292,7 @@ class References:
         self.seed, self.on_step, self.is_brief = seed, on_step, is_brief
         self.by_probe, reason = dict[str, Reference](), ""
         plain = msgspec.structs.replace(workload, dropout=0.0)
-        for probe in BRIEF if is_brief else [each for each in PROBES if each not in left_out]:
+        for probe in BRIEF if is_brief else PROBES:
             on_step()
             try:
                 self.by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)

@@ -1,5 +1,6 @@
 """`attnbench growth`: how memory grows with length, and where a limit is reached."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +19,23 @@ DIRECTION = "direction=inference"  # default direction of the calls
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
-def growth(*, options: SelectionOptions = OPTIONS, results: Path = Path("results")) -> Conclusion:
+def growth(
+    *, options: SelectionOptions = OPTIONS, memory_limit: float = 0.0, results: Path = Path("results")
+) -> Conclusion:
     """Fit how memory grows with length, and predict where a limit is reached.
 
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
+
+    Options:
+        memory_limit (GIB): The limit on memory; 0: three quarters of the free memory.
     """
+    if not math.isfinite(memory_limit):
+        raise ValueError(f"--memory-limit {memory_limit} is not allowed: give GiB, 0 or more")
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])
     planned = options.plan(with_baseline=False)
     measured = running.execute(planned, new_folder(results, planned.sweep), stages=("check", "metrics"))
-    grown = growths(measured, planned.memory_limit_bytes)
+    grown = growths(measured, int(memory_limit * 2**30))
 
     def show() -> None:
         panels = grouped(grown, lambda each: f"{titles.title(each.workload.axes())} {each.other}".rstrip())

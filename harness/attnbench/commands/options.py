@@ -1,6 +1,5 @@
 """Options that several commands share: each field becomes an option (frame.py)."""
 
-import math
 import secrets
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -30,7 +29,6 @@ class SelectionOptions:
             LABEL=FILE.py:NAME: under another name. Default: those of the sweep, or all. Needed to compare revisions,
             folders or environments.
         call_limit_s (--call-limit SECONDS): Leave out calls that are predicted to take longer. Default: the sweep's.
-        memory_limit (GIB): Leave out cells that need more; 0: three quarters of the free memory.
         timeout_s (--timeout SECONDS): Kill a step that takes longer.
         seed (N): Seed of inputs and of all orders. Default: drawn.
     """
@@ -45,7 +43,6 @@ class SelectionOptions:
     context: typer.Context = None  # type: ignore[assignment]  # typer passes it
     implementations: list[str] | None = None
     call_limit_s: float | None = None
-    memory_limit: float = 0.0
     timeout_s: float = 60.0
     seed: int | None = None
 
@@ -94,19 +91,16 @@ class SelectionOptions:
         """The parameters of build_plan that these options set.
 
         Raises:
-            ValueError: the memory limit is not finite.
+            ValueError: both --model and --sweep are given.
         """
-        if not math.isfinite(self.memory_limit):
-            raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
         if self.model and "--sweep" in self.typed:
             raise ValueError("--model and --sweep: give one of them")
-        others = {"memory_limit", "context", "names", "implementations", "model", "conditions"}
+        others = {"context", "names", "implementations", "model", "conditions"}
         values = {name: value for name, value in vars(self).items() if value is not None and name not in others}
         if "implementations" not in more:
             values["implementations"] = self.named
         values.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
         values["is_exact"] = bool(self.context) and "--sweep" not in self.typed
-        values["memory_limit_bytes"] = int(self.memory_limit * 2**30)
         name, _, phase = self.model.rpartition(":")
         values |= {"model": name, "phase": phase} if phase in PHASES else {"model": self.model}
         return values | more

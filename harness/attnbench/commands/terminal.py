@@ -132,7 +132,7 @@ def print_findings(results: Results) -> None:
 def _print_not_tried(records: Iterable[Record]) -> None:
     missing = [record for record in records if record.status is not Status.ok and not record.is_finding]
     predicted = {record.key for record in missing if record.is_predicted and record.status is not Status.error}
-    limits = {Status.out_of_memory: "predicted to need too much memory (--memory-limit)"}
+    limits = {Status.out_of_memory: "predicted to need too much memory"}
     whys = dict.fromkeys(predicted, "predicted to be too slow (--call-limit)")
     whys |= {each.key: limits[each.status] for each in missing if each.key in predicted and each.status in limits}
     reasons = Counter(f"{record.arm}: {whys.get(record.key, record.message)}" for record in missing)

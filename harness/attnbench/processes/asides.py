@@ -5,19 +5,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from attnbench import plugins
 from attnbench.invariance.records import Certificate
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
-from attnbench.processes import messages
+from attnbench.processes.messages import Declared, Failed
 from attnbench.processes.worker_client import START_TIMEOUT_S, ProcessClient, Template
 from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 
-T = TypeVar("T")
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that a certificate depends on: the laws vary the others."""
 LONGEST = 1024
@@ -37,14 +35,7 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
         yield exits.enter_context(closing(ProcessClient(template, timeout_s)))
 
 
-def ask(process: ProcessClient, function: str, result: type[T], **arguments: object) -> T | messages.Failed:
-    """Call a function of worker/asides.py in a worker, started if necessary; return its result, or why it failed."""
-    if not process.is_running:
-        process.start()
-    return process.ask(function, result, **arguments)
-
-
-def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, messages.Declared]:
+def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
     """The declarations of each spec whose file uses attnbench; other files have none, and are not run.
 
     Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, has no
@@ -54,15 +45,17 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
     for spec in specs:
         if "attnbench" in plugins.imported(spec):
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
-    declarations: dict[str, messages.Declared] = {}
+    declarations: dict[str, Declared] = {}
     if by_file:
         with worker(START_TIMEOUT_S, template) as process:
             for specs_of_file in by_file.values():
                 process.start()
                 for spec in specs_of_file:
-                    reply = ask(process, "declared", messages.Declared, spec=spec)
-                    if isinstance(reply, messages.Declared):
+                    reply = process.ask("declare", Declared, spec=spec)
+                    if isinstance(reply, Declared):
                         declarations[spec] = reply
+                    elif reply.raised:
+                        declarations[spec] = Declared(problem=reply.message)
     return declarations
 
 
@@ -81,8 +74,8 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
     """Test every law of invariance."""
     with worker(plan.timeout_s) as process:
-        reply = ask(process, "certified", Certificate, workload=shape, spec=spec, seed=plan.seed)
-    if isinstance(reply, messages.Failed):
+        reply = process.ask("certify", Certificate, workload=shape, spec=spec, seed=plan.seed)
+    if isinstance(reply, Failed):
         name = plugins.name_of(spec)
         return Certificate(implementation=name, workload=shape, seed=plan.seed, failed=reply.message)
     return reply
@@ -110,23 +103,25 @@ def check_in_model(
     outcome = ModelOutcome()
     with worker(timeout_s) as process:
         note("building")
-        built = ask(process, "built", ModelBuilt, model=spec)
-        if isinstance(built, messages.Failed):
-            message = f"the model cannot be built: {built.message}" if built.is_lost else built.message
+        built = process.ask("build_model", ModelBuilt, model=spec)
+        if isinstance(built, Failed):
+            is_refused = built.raised == "ValueError"
+            message = built.said if is_refused else f"the model cannot be built: {built.message}"
             raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
         outcome.built = built
         for attention in attentions:
             note(f"checking {attention}")
-            judged = ask(process, "judged", Judged, model=spec, attention=attention)
-            if isinstance(judged, messages.Failed):
+            judged = process.ask("judge_in_model", Judged, model=spec, attention=attention)
+            if isinstance(judged, Failed):
                 judged = Judged(attention=attention, reason=judged.message)
             outcome.judged[attention] = judged
         right = tuple(attention for attention in attentions if outcome.judged[attention].is_right)
         if len(right) > 1 and budget_s > 0:
             note("timing")
             process.timeout_s += budget_s
-            timed = ask(process, "timed", tuple[StepTime, ...], model=spec, attentions=right, budget_s=budget_s)
-            if isinstance(timed, messages.Failed):
+            times, more = tuple[StepTime, ...], {"attentions": right, "budget_s": budget_s}
+            timed = process.ask("time_in_model", times, model=spec, **more)
+            if isinstance(timed, Failed):
                 outcome.trouble = timed.message
             else:
                 outcome.timed = timed

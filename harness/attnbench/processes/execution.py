@@ -23,7 +23,7 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import read_counters
-from attnbench.processes.messages import PRELOADED, Cell, Failed, Limits, SampleBlocks, T
+from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder, patience
@@ -40,7 +40,6 @@ from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm
 from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
-from attnbench.workloads import covering
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
@@ -68,8 +67,6 @@ FRESH_S, MOST_BLOCKS = 0.2, 4
 """Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
 PATIENT_FROM, MOST_PATIENT_BLOCKS = LOOKS[2], 16
 """Processes of a comparison from which on its visits share the rest of the budget, and the factor then."""
-SPARED, MOST_SPARED = ("large", "huge", "shifted", "equal"), 2
-"""Probes that a check may omit on a workload, and the largest number of them."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
@@ -181,11 +178,11 @@ class Session:
             return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
-    def cell(self, workload: Workload, arm: Arm) -> Cell:
+    def cell(self, workload: Workload, arm: Arm) -> Target:
         """The cell of a request."""
-        return Cell(workload=workload, arm=arm, spec=self.specs[arm])
+        return Target(workload=workload, arm=arm, spec=self.specs[arm])
 
-    def record_failure(self, cell: Cell, failed: Failed) -> None:
+    def record_failure(self, cell: Target, failed: Failed) -> None:
         """End a cell after its check had passed."""
         self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
@@ -212,14 +209,12 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, the most informative workloads come first, and checks end with the budget.
+    wrong, workloads with few keys or queries come last, and checks end with the budget.
     """
     plan, status = session.plan, session.state.status
-    workloads = _most_informative_first(plan.asked) if stops_when_wrong else plan.asked
+    shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
+    workloads = shortest_last if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    costly = [] if LATENCY in plan.metrics else sorted(plan.asked, key=lambda each: -each.num_scores * each.head_dim)
-    spares = covering.dispensable([each.axes() for each in costly], SPARED, MOST_SPARED)  # rely on cheaper ones
-    spared = {each.id: tuple(probes) for each, probes in zip(costly, spares, strict=True)}
     wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
@@ -229,7 +224,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
         if (workload.id, arm) not in status and not (stops_when_wrong and arm in wrong):
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
             is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-            check_cell(session, workload, arm, is_brief=is_brief, left_out=spared.get(workload.id, ()))
+            check_cell(session, workload, arm, is_brief=is_brief)
         if status.get((workload.id, arm)) is Status.disagrees:
             wrong.add(arm)
         elif status.get((workload.id, arm)) is Status.ok:
@@ -254,8 +249,7 @@ def check_cell(
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
         call_s = plan.call_limit_s if call_limit_s is None else call_limit_s
-        limits = Limits(call_s=call_s, memory_bytes=plan.memory_limit_bytes)
-        fields = {"limits": limits, "seed": plan.seed, "rejects": plan.rejects, **options}
+        fields = {"limit_s": call_s, "seed": plan.seed, "rejects": plan.rejects, **options}
         reply = session.ask("check", events.CellChecked, cell=cell, **fields)
     if isinstance(reply, Failed):
         session.unloadable |= {cell.spec} if reply.is_unloadable else set()
@@ -267,27 +261,7 @@ def check_cell(
         session.show_wrong(workload, arm, reply.message)
 
 
-def _most_informative_first(workloads: Sequence[Workload]) -> list[Workload]:
-    """Order workloads by the number of new values of axes that each adds; among equals the cheapest first.
-
-    Those with few keys or queries come last: several mistakes look alike there, or change nothing.
-    """
-    tried: set[tuple[str, object]] = set()
-    rest, ordered = list(workloads), list[Workload]()
-
-    def rank(workload: Workload) -> tuple[bool, int, int]:
-        new = len(set(workload.axes().items()) - tried)
-        says_little = min(workload.kv_len, workload.seq_len) < FEWEST_TOKENS
-        return says_little, -new, workload.num_scores * workload.head_dim
-
-    while rest:
-        ordered.append(min(rest, key=rank))
-        rest.remove(ordered[-1])
-        tried |= set(ordered[-1].axes().items())
-    return ordered
-
-
-Readings = Iterable[tuple[Cell, str]]  # cells, with the metric to read; "" for the operators
+Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" for the operators
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
@@ -563,8 +537,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 ) -> None:
     """Start a run in `folder`, or continue the one there, to its end.
 
-    With `stops_when_wrong`, workloads are checked in order of information per time, and an implementation is not
-    checked further once it is wrong. The stages of the plan, if any, run before `stages`. Workers are forked from
+    With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
+    run before `stages`. Workers are forked from
     `template`, if set. `client`, `clock` and `read_counters` default to a worker process and the machine;
     studies/simulated replaces them.
 

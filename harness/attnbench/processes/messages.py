@@ -54,8 +54,8 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """The cell that a request is about; `spec` is the source of the arm's implementation."""
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload and the arm that a request is about; `spec` is the source of the arm's implementation."""
 
     workload: Workload
     arm: Arm
@@ -65,13 +65,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> dict[str, Any]:
         """Fields of an event that name the cell."""
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell is not tried beyond these limits."""
-
-    call_s: float
-    memory_bytes: int
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +198,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
         if self.status is Status.ok:
             raise ValueError("a failure has no status ok")
+
+
+class FailedError(Exception):
+    """A request failed; `failed` is its reply."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.failed = failed
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,7 +120,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         "budget_s": chosen.budget_s if metrics or not chosen.metrics else 0.0,  # a check needs none for times
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
         "timeout_s": TIMEOUT_S,
-        "memory_limit_bytes": 0,
         "num_rounds": chosen.num_rounds,
         "smallest_effect": SMALLEST_EFFECT if stands_alone else chosen.smallest_effect,
         "allocator": chosen.allocator,
@@ -239,10 +238,6 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """A workload with another value of an axis, and of dependent axes."""
-    changed = {axis: value}
-    if axis == "num_heads":
-        changed["num_kv_heads"] = max(1, value * base.num_kv_heads // base.num_heads)
-    if axis == "head_dim" and base.value_dim == base.head_dim:
-        changed["value_dim"] = value
-    return msgspec.structs.replace(base, embed_dim=0, **changed)
+    """A workload with another value of an axis, and of axes that follow it; query heads keep their key heads."""
+    more = {"num_kv_heads": max(1, value * base.num_kv_heads // base.num_heads)} if axis == "num_heads" else {}
+    return base.with_axes({axis: value} | more)

@@ -10,13 +10,14 @@ import os
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -26,7 +27,18 @@ from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
-from attnbench.processes.messages import FILES, Ask, Backward, Call, Cell, Failed, Place, Prepared, Tensors
+from attnbench.processes.messages import (
+    FILES,
+    Ask,
+    Backward,
+    Call,
+    Failed,
+    FailedError,
+    Place,
+    Prepared,
+    Target,
+    Tensors,
+)
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
@@ -36,15 +48,11 @@ NUM_INPUTS = 32
 GRADIENT, PARAMETER = "incoming gradient", "parameter "
 
 
-class CandidateError(Exception):
-    """An error that a candidate raised in its process; a subclass has the name of the original error.
+class CandidateError(FailedError):
+    """An error that a candidate raised in its process; a subclass has the name of the original error."""
 
-    `failed` is the cell's failure, unless the error is handled.
-    """
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.said)
-        self.failed = failed
+    def __str__(self) -> str:
+        return self.failed.said
 
 
 class CandidateLostError(BaseException):
@@ -61,13 +69,14 @@ class Exchange:
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
         if path:
-            self._file, self.path = os.open(path, os.O_RDWR), path
+            file, self.path = os.open(path, os.O_RDWR), path
         elif folder := os.environ.get(FILES):
-            self._file, self.path = tempfile.mkstemp(dir=folder, prefix=f"{os.getpid()}-")  # the template removes it
+            file, self.path = tempfile.mkstemp(dir=folder, prefix=f"{os.getpid()}-")  # the template removes it
         else:
-            self._file = os.memfd_create("attnbench-tensors")
-            self.path = f"/proc/{os.getpid()}/fd/{self._file}"
-        weakref.finalize(self, os.close, self._file)
+            file = os.memfd_create("attnbench-tensors")
+            self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self._file = FileIO(file, "r+b")
+        weakref.finalize(self, self._file.close)
 
     def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, Place]]:
         """Write the whole storage of each tensor; return the places, for each group."""
@@ -77,7 +86,8 @@ class Exchange:
             first = dict[int, str]()
             for name, tensor in tensors.items():
                 held = bytes_of(tensor).cpu().numpy()
-                move(os.pwritev, self._file, held.data, at)
+                self._file.seek(at)
+                held.tofile(self._file)
                 places[-1][name] = Place(
                     dtype=str(tensor.dtype).removeprefix("torch."),
                     shape=tuple(tensor.shape),
@@ -97,8 +107,9 @@ class Exchange:
         Raises:
             ValueError: the file is too short.
         """
-        held = torch.empty(place.num_bytes, dtype=torch.uint8)
-        if move(os.preadv, self._file, held.numpy().data, place.at) < place.num_bytes:
+        self._file.seek(place.at)
+        held = torch.from_numpy(np.fromfile(self._file, np.uint8, place.num_bytes))
+        if len(held) < place.num_bytes:
             raise ValueError("a tensor is said to be sent, and was not")
         return held
 
@@ -106,18 +117,6 @@ class Exchange:
         """A copy of the tensor with the same layout."""
         tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
-
-
-def move(transfer: Callable[[int, list[memoryview], int], int], file: int, memory: memoryview, at: int) -> int:
-    """Read or write all bytes from a file position on, by preadv or pwritev; return their number.
-
-    The number is smaller if the file ends. One transfer moves 0x7ffff000 bytes at most:
-    https://man7.org/linux/man-pages/man2/write.2.html.
-    """
-    moved = 0
-    while moved < len(memory) and (step := transfer(file, [memory[moved:]], at + moved)):
-        moved += step
-    return moved
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -142,22 +141,6 @@ def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None
         each.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-@contextmanager
-def drawing_from(generators: list[Generator], states: Iterable[bytes]) -> Iterator[None]:
-    """Give the generators these states, and restore theirs at the end of the context."""
-    before = states_of(generators)
-    set_states(generators, states)
-    try:
-        yield
-    finally:
-        set_states(generators, before)
-
-
-def packs(module: nn.Module) -> bool:
-    """Whether a module maps canonical weights to its parameters."""
-    return hasattr(module, "pack")
-
-
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
     """The implementation that the judge checks in place of one in another process."""
     return Implementation(
@@ -171,7 +154,7 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
 class Remote:
     """The judge's end: builds stand-ins for a candidate's modules."""
 
-    def __init__(self, ask: Ask, cell: Cell) -> None:
+    def __init__(self, ask: Ask, cell: Target) -> None:
         self._ask, self._cell = ask, cell
         self._exchange = Exchange()
         self._generators = generators(cell.workload.device)
@@ -330,12 +313,12 @@ class Candidates:
         for number in request.forget:
             self._modules.pop(number, None)
         here = generators(workload.device)
-        with drawing_from(here, request.random):
-            if isinstance(request, Call):
-                reply = self._call(request, implementation, self._exchange, workload)
-            else:
-                reply = self._backward(request, self._exchange)
-            return msgspec.structs.replace(reply, random=states_of(here))
+        set_states(here, request.random)
+        if isinstance(request, Call):
+            reply = self._call(request, implementation, self._exchange, workload)
+        else:
+            reply = self._backward(request, self._exchange)
+        return msgspec.structs.replace(reply, random=states_of(here))
 
     def _call(self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload) -> Tensors:
         if request.weights:
@@ -391,16 +374,12 @@ class Candidates:
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
             gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
+        named, of_parameters = dict[str, Tensor | None](), dict[str, Tensor | None]()
         for name, gradient in zip(called.leaves, gradients, strict=True):
             if gradient is not None:
                 require_plain(f"gradient of {name}", gradient)
-        everything = dict(zip(called.leaves, gradients, strict=True))
-        of_parameters = {
-            name.removeprefix(PARAMETER): each for name, each in everything.items() if name.startswith(PARAMETER)
-        }
-        named: dict[str, Tensor | None] = {
-            name: each for name, each in everything.items() if not name.startswith(PARAMETER)
-        }
+            target = of_parameters if name.startswith(PARAMETER) else named
+            target[name.removeprefix(PARAMETER)] = gradient
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
         changed = self._changed({GRADIENT: grad_output}, request.tensors, exchange)
@@ -455,10 +434,7 @@ class Candidates:
                 continue
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()
-        places = exchange.send(
-            {name: each.contiguous() for name, each in tensors.items()},
-            changed,
-            {number: each.contiguous() for number, each in overwritten.items()},
-        )
-        names = ("tensors", "changed", "changed_outputs")
-        return Tensors(**dict(zip(names, places, strict=True)), faults=faults, random=())
+        groups = {"tensors": tensors, "changed": changed, "changed_outputs": overwritten}
+        contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
+        places = dict(zip(groups, exchange.send(*contiguous), strict=True))
+        return Tensors(**places, faults=faults, random=())

@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import NoneType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
 from attnbench.devices import device
 from attnbench.devices.waiting import longest_wait_s
-from attnbench.processes.messages import Cell, Failed, HandedIn, SampleBlocks, Started, T
+from attnbench.processes.messages import Failed, FailedError, HandedIn, SampleBlocks, Started, T, Target
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
@@ -63,47 +62,67 @@ QUIET_SHARE = 0.05
 other costs some percent on an idle machine, and each busy neighbour tens of percent."""
 
 
-class Part(NamedTuple):
+@dataclass
+class Load:
+    """Time that other work takes from requests of trusted processes, which code under test cannot influence."""
+
+    spent_s: float = 0.0
+    lost_s: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether these processes, or the coordinator, wait for a processor more than on a quiet machine."""
+        return self.lost_s > QUIET_SHARE * self.spent_s
+
+
+@dataclass(frozen=True)
+class Part:
     """One runner's part of a visit."""
 
     client: WorkerClient
     arms: Specs
     owner: Arm | None = None  # the arm of an untrusted runner: it is responsible for any failure there
+    load: Load = field(default_factory=Load)  # of the visit
+    now: Callable[[], float] = time.perf_counter
 
     @property
     def measured(self) -> list[tuple[Arm, str]]:
         """The arms that are neither controls nor the interference probe."""
         return [(arm, spec) for arm, spec in self.arms if arm.role is Role.measured]
 
+    def ask(self, function: str, result: type[T], /, **arguments: object) -> tuple[T, float]:
+        """Call a function of the runner; return its result, and the seconds on the coordinator's clock.
 
-class _FailedError(Exception):
-    """A request failed; its argument is the reply."""
+        Raises:
+            FailedError: it has failed.
+        """
+        waits, start_s = self.client.waits, self.now()
+        reply = self.client.ask(function, result, **arguments)
+        spent_s = self.now() - start_s
+        if self.owner is None and function in {"sample_blocks", "witness"}:  # others draw inputs in many threads
+            self.load.spent_s += spent_s
+            self.load.lost_s += longest_wait_s(waits, self.client.waits)
+        if isinstance(reply, Failed):
+            raise FailedError(msgspec.structs.replace(reply, arm=self.owner or reply.arm))
+        return reply, spent_s
+
+    def sample(self, request: SampleBlocks) -> VisitFinished:
+        """Sample blocks; the reply of an untrusted runner must have the requested arms, with positive times.
+
+        Raises:
+            FailedError: it has failed.
+        """
+        reply, _ = self.ask("sample_blocks", VisitFinished, visit=request)
+        arms, samples = [arm for arm, _ in self.arms], [sample for taken in reply.arms for sample in taken.samples]
+        is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
+        is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
+        if self.owner is not None and not (is_whole and is_possible):
+            message = "its process answers what was not asked, or that a call takes 0 s"
+            raise FailedError(Failed(arm=self.owner, status=Status.invalid, message=message))
+        return reply
 
 
-def validated(part: Part, request: SampleBlocks, reply: VisitFinished | Failed) -> VisitFinished:
-    """The reply of a runner, which for an untrusted one must have the requested arms, with positive times.
-
-    Any failure in its process is attributed to the implementation that it holds.
-
-    Raises:
-        _FailedError: it has failed.
-    """
-    arms = [arm for arm, _ in part.arms]
-    if isinstance(reply, Failed):
-        is_known = part.owner is None or (reply.arm in arms and reply.arm != PROBE)
-        raise _FailedError(reply if is_known else msgspec.structs.replace(reply, arm=part.owner))
-    samples = [sample for taken in reply.arms for sample in taken.samples]
-    is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
-    is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
-    if part.owner is not None and not (is_whole and is_possible):
-        message = "its process answers what was not asked, or that a call takes 0 s"
-        raise _FailedError(Failed(arm=part.owner, status=Status.invalid, message=message))
-    return reply
-
-
-def take_turns(
-    request: SampleBlocks, parts: list[Part], ask: Callable[[Part, SampleBlocks], VisitFinished | Failed]
-) -> VisitFinished:
+def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
     """Take the blocks of a visit: in each block the runners take their parts one after the other, in a random order.
 
     Every request begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block
@@ -114,7 +133,7 @@ def take_turns(
     their parts stay close: runners prepare first, and verify their answers at the end.
 
     Raises:
-        _FailedError: a runner has failed.
+        FailedError: a runner has failed.
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
@@ -136,8 +155,7 @@ def take_turns(
         for part in draws.sample(parts, len(parts)):
             verifies = step.verifies and part.owner is None  # the judge verifies, not the process with the code
             fields = {"arms": part.arms, "seed": draws.getrandbits(53), "known": tuple(seconds.items())}
-            asked = msgspec.structs.replace(step, verifies=verifies, **fields)
-            reply = validated(part, asked, ask(part, asked))
+            reply = part.sample(msgspec.structs.replace(step, verifies=verifies, **fields))
             if part.owner is None:
                 called_s += reply.called_s
                 states += reply.states
@@ -159,26 +177,6 @@ def take_turns(
             block_s = sum(each.value * each.num_calls for each in taken.values())
             most = max(1, min(most, int(request.longest_s / block_s)))
     return request.finished(samples, called_s, states)
-
-
-def _require(reply: T | Failed, owner: Arm | None = None) -> T:
-    """The reply, unless it is a failure, which is attributed to the owner of an untrusted runner."""
-    if isinstance(reply, Failed):
-        raise _FailedError(msgspec.structs.replace(reply, arm=owner or reply.arm))
-    return reply
-
-
-@dataclass
-class Load:
-    """Time that other work takes from requests of trusted processes, which code under test cannot influence."""
-
-    spent_s: float = 0.0
-    lost_s: float = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether these processes, or the coordinator, wait for a processor more than on a quiet machine."""
-        return self.lost_s > QUIET_SHARE * self.spent_s
 
 
 def beyond(factors: Sequence[float], bar: float) -> float | None:
@@ -270,12 +268,10 @@ class Runners(WorkerClient):
         parts = self._parts(request)
         if len(parts) == 1:
             return parts[0].client.ask("sample_blocks", VisitFinished, visit=request)
-        load = Load()
         try:
-            visit = take_turns(request, parts, partial(self._sampled, load=load))
-            return self._witnessed(request.workload, parts, visit, load)
-        except _FailedError as error:
-            failed: Failed = error.args[0]
+            return self._witnessed(request.workload, parts, take_turns(request, parts), parts[0].load)
+        except FailedError as error:
+            failed = error.failed
             for part in parts:
                 if part.owner is not None and part.owner == failed.arm.as_measured():
                     part.client.stop()  # what it left at work would disturb the others
@@ -288,29 +284,14 @@ class Runners(WorkerClient):
         for arm, spec in request.arms:
             if arm != PROBE:
                 by_runner.setdefault(self.runner(arm.as_measured()), []).append((arm, spec))
-        parts = []
+        parts, load = list[Part](), Load()
         for name in sorted(by_runner, key=lambda name: name not in self.first):
             arms, is_foreign = by_runner[name], name not in self.first
             if name != SHARED and all(arm.role is Role.measured for arm, _ in arms):
                 arms = [*arms, *((arm.as_control(), spec) for arm, spec in arms)]
             owner = arms[0][0].as_measured() if is_foreign else None
-            parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner))
+            parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner, load, self.now))
         return parts
-
-    def _sampled(self, part: Part, visit: SampleBlocks, load: Load) -> VisitFinished | Failed:
-        return self._read(part, load, "sample_blocks", VisitFinished, visit=visit)[0]
-
-    def _read(
-        self, part: Part, load: Load, function: str, result: type[T], /, **arguments: object
-    ) -> tuple[T | Failed, float]:
-        """Call a function; return the reply, and its seconds on this clock."""
-        waits, start_s = part.client.waits, self.now()
-        reply = part.client.ask(function, result, **arguments)
-        spent_s = self.now() - start_s
-        if part.owner is None:
-            load.spent_s += spent_s
-            load.lost_s += longest_wait_s(waits, part.client.waits)
-        return reply, spent_s
 
     def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> VisitFinished:
         """Compare both clocks for each untrusted arm; add the factors, and reasons to distrust its times.
@@ -325,12 +306,12 @@ class Runners(WorkerClient):
         if cells and trusted:
             part, cell = min(trusted, key=lambda each: _claimed_s(visit, each[1][0]))
             own_s = _claimed_s(visit, cell[0])
-            call_s = min(self._witness(workload, part, cell, visit, load) for _ in range(NUM_OWN_LOOKS))
+            call_s = min(self._witness(workload, part, cell, visit) for _ in range(NUM_OWN_LOOKS))
             extra_s = max(0.0, call_s - own_s) * workload.num_heads / workload.num_kv_heads
 
         def factor(part: Part, cell: tuple[Arm, str]) -> float:
             """The time of a call, without the extra cost, over the claimed time."""
-            claimed_s, call_s = _claimed_s(visit, cell[0]), self._witness(workload, part, cell, visit, load)
+            claimed_s, call_s = _claimed_s(visit, cell[0]), self._witness(workload, part, cell, visit)
             scale = max(1.0, claimed_s / own_s) if load.is_busy else 1.0
             return (call_s - (MOST_GUESS * claimed_s if extra_s is None else extra_s * scale)) / claimed_s
 
@@ -351,35 +332,31 @@ class Runners(WorkerClient):
                 continue
             doubts[arm.implementation] = in_words(doubtful, _claimed_s(visit, arm))
             if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else least) is not None:
-                raise _FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
+                raise FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
         return msgspec.structs.replace(visit, factors=factors, is_busy=load.is_busy, doubts=doubts)
 
-    def _witness(
-        self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished, load: Load
-    ) -> float:
+    def _witness(self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished) -> float:
         """Take a cell's witness sample, and judge foreign code; return the seconds of a call."""
         arm, spec = measured
-        cell = Cell(workload=workload, arm=arm, spec=spec)
-        runner, is_foreign = part.client, part.owner is not None
+        cell, is_foreign = Target(workload=workload, arm=arm, spec=spec), part.owner is not None
         held_bytes = compulsory_bytes(workload) * workload.num_heads // workload.num_kv_heads  # heads may be repeated
         least = max(1, min(math.ceil(WITNESS_S / _claimed_s(visit, arm)), WITNESS_BYTES // held_bytes))
         number, seed = max(2, DRAWS.randint(least, 2 * least)), DRAWS.getrandbits(53)  # one may be finished afterwards
         is_first = is_foreign and (workload.id, arm) not in self.begun
         self.begun.add((workload.id, arm))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
-        prepared = runner.ask("prepare_witness", NoneType, cell=cell, num_before=before, num_calls=number, seed=seed)
-        _require(prepared, part.owner)
+        part.ask("prepare_witness", NoneType, cell=cell, num_before=before, num_calls=number, seed=seed)
         call_s, size = list[float](), math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
             last = min(first + size, number)
-            reply, spent_s = self._read(part, load, "witness", NoneType, cell=cell, first=first, last=last)
-            _require(reply, part.owner)
+            _, spent_s = part.ask("witness", NoneType, cell=cell, first=first, last=last)
             call_s.append((spent_s - WAKING_S) / (last - first))
         chosen = tuple(DRAWS.sample(range(number), min(NUM_HANDED, number) if is_foreign else 1))
-        handed = _require(runner.ask("hand_in", HandedIn, cell=cell, numbers=chosen), part.owner)
+        handed, _ = part.ask("hand_in", HandedIn, cell=cell, numbers=chosen)
         if is_foreign:
             drawn = {"seed": seed, "numbers": chosen, "row_seed": DRAWS.getrandbits(53)}
-            _require(self.clients[SHARED].ask("judge_output", NoneType, cell=cell, handed=handed, **drawn), part.owner)
+            judge = Part(self.clients[SHARED], part.arms, part.owner)
+            judge.ask("judge_output", NoneType, cell=cell, handed=handed, **drawn)
         return statistics.median(call_s)
 
     def stop(self) -> None:
@@ -400,7 +377,7 @@ def _require_idle(part: Part) -> None:
     """Check that neither threads nor children of an untrusted process use the processors between its requests.
 
     Raises:
-        _FailedError: one does, even on a second look.
+        FailedError: one does, even on a second look.
     """
     for _ in range(NUM_LOOKS):
         if (before_s := part.client.processor_s) is None:
@@ -409,7 +386,7 @@ def _require_idle(part: Part) -> None:
         if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
             return
     message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
-    raise _FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
+    raise FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:

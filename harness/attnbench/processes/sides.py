@@ -32,7 +32,6 @@ SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
 """Code with these words registers objects for the whole process, or imports unpredictable modules."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
 """Modules that torch imports late. A folder with a file of such a name is not searched: it would hide them."""
-NO_REPOSITORY = "not a git repository (or any"  # part of git's message outside of a repository
 ENGLISH = {"LC_ALL": "C"}  # keeps git's messages untranslated
 
 
@@ -218,31 +217,22 @@ def is_self_contained(path: Path) -> bool:
 def side_folders(side: Side) -> list[Path]:
     """The folders with a side's own packages, which a process searches before the installed ones.
 
-    A folder that is itself a package is left out: its modules are imported by the package's name.
+    These are all folders from the root down to a file's own, each also with its `src`; the outermost comes first. A
+    package lies above the files that import it, so nothing next to such a file, such as `bench/foo.py`, replaces the
+    package `foo`. A folder that is itself a package is left out: its modules are imported by the package's name.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
         return []
     top = Path(side.root).resolve()
-    places = dict.fromkeys(place for file in files for place in _places(file, top) if place.is_dir())
+    inside = {folder for file in files for folder in file.resolve().parents if folder.is_relative_to(top)}
+    places = [place for folder in {top} | inside for place in (folder, folder / "src") if place.is_dir()]
     return [
         place
-        for place in sorted(places, key=lambda place: len(place.parts))
+        for place in sorted(places, key=lambda place: (len(place.parts), place))
         if (place in {top, top / "src"} or not (place / "__init__.py").exists())
         and not any((place / f"{name}.py").exists() for name in LATE)
     ]
-
-
-def _places(path: Path, root: Path) -> list[Path]:
-    """Folders that may hold packages of a file's side: from the root down to the file's own, each also with its `src`.
-
-    The outermost comes first. A package lies above the files that import it, so nothing next to such a file, such as
-    `bench/foo.py`, replaces the package `foo`. All files of a side share a process: a folder near one of them is near
-    another only by chance.
-    """
-    top, nearest = root.resolve(), path.parent.resolve()
-    inside = [folder for folder in (nearest, *nearest.parents) if folder.is_relative_to(top)] or [top]
-    return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
 
 
 def repository_root(folder: Path = Path()) -> Path:
@@ -251,13 +241,7 @@ def repository_root(folder: Path = Path()) -> Path:
     Raises:
         ValueError: it is in no repository, git refuses it, or there is no git.
     """
-    try:
-        return Path(_git("rev-parse", "--show-toplevel", folder=folder, variables=ENGLISH).rstrip("\n"))
-    except subprocess.CalledProcessError as error:
-        where, message = folder.resolve(), " ".join(error.stderr.split())
-        if NO_REPOSITORY in message:
-            raise ValueError(f"{where} lies in no git repository: go to one, or give two folders or files") from None
-        raise ValueError(f"git cannot read the repository at {where}: {message}") from None
+    return Path(_git("rev-parse", "--show-toplevel", folder=folder).rstrip("\n"))
 
 
 def resolve(revision: str) -> str:
@@ -269,7 +253,7 @@ def resolve(revision: str) -> str:
     repository_root()
     try:
         return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
-    except subprocess.CalledProcessError:
+    except ValueError:
         raise ValueError(
             f"there is no revision {revision} in this repository: see git branch --all; in a shallow clone fetch it "
             "first (actions/checkout: fetch-depth: 0)"
@@ -287,12 +271,10 @@ def export(commit: str, target: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)  # of a killed process, with git's lock
     try:
         files.mkdir(parents=True)
-        root, variables = repository_root(), {"GIT_INDEX_FILE": str(draft / "index")}
-        _git("read-tree", commit, folder=root, variables=variables)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={files}/", folder=root, variables=variables)
+        root, index = repository_root(), str(draft / "index")
+        _git("read-tree", commit, folder=root, index=index)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={files}/", folder=root, index=index)
         files.rename(target)
-    except subprocess.CalledProcessError as error:
-        raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None
     except OSError as error:
         raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --results") from None
     finally:
@@ -304,12 +286,12 @@ def current_commit() -> str:
     try:
         head = _git("rev-parse", "HEAD").strip()
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
-    except (OSError, ValueError, subprocess.CalledProcessError):
+    except (OSError, ValueError):
         return ""
 
 
-def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:
-    environment = {**os.environ, **(variables or {})}
+def _git(*arguments: str, folder: Path = Path(), index: str = "") -> str:
+    environment = {**os.environ, **ENGLISH, **({"GIT_INDEX_FILE": index} if index else {})}
     try:
         return subprocess.run(  # noqa: S603 - no shell; revisions follow --end-of-options
             ["git", *arguments],  # noqa: S607 - the user's own git
@@ -321,3 +303,6 @@ def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | 
         ).stdout
     except FileNotFoundError:
         raise ValueError("there is no git on this machine: install it, or give two folders or files") from None
+    except subprocess.CalledProcessError as error:
+        said = " ".join(error.stderr.split())
+        raise ValueError(f"git cannot read {folder.resolve()}: {said}; give two folders or files") from None

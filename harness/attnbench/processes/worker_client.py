@@ -301,7 +301,9 @@ class ProcessClient(WorkerClient):
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """See WorkerClient. The template's judge answers JUDGED, and is started if necessary."""
+        """See WorkerClient; the process is started if necessary. The template's judge answers JUDGED."""
+        if not self.is_running:
+            self.start()
         request = messages.request(function, arguments)
         visit = arguments.get("visit")
         num_steps = MOST_STEPS * (1 if visit is None else len(visit.arms))

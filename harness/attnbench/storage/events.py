@@ -23,7 +23,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady` starts where this
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
-SHARE_OF_FREE = 0.75  # of the memory, which a call may use without a limit
+SHARE_OF_FREE = 0.75  # of the memory, which a call may use
 LIMITS = {  # the smallest and the largest value of fields of a Plan
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s", "visit_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
@@ -86,7 +86,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float  # wall time of the whole run
     call_limit_s: float  # cells with a longer predicted call are not tried
     timeout_s: float  # longer steps (a probe, a sample, a metric) are killed
-    memory_limit_bytes: int  # cells predicted to need more are not tried; 0: three quarters of the free memory
     num_blocks: int = 4  # in each visit
     visit_s: float = 0.0  # longer visits have fewer blocks, at least one; 0: no limit
     num_rounds: int = 4  # first visits of each workload, decided or not, each in a fresh process

@@ -61,7 +61,6 @@ class FunctionComparison:
             budget_s=0.0,
             call_limit_s=0.0,
             timeout_s=0.0,
-            memory_limit_bytes=0,
             num_blocks=num_blocks,
             smallest_effect=smallest_effect,
             false_share=false_share,

@@ -58,24 +58,3 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
             rows.append(row)
             uses.update(row.items())
     return [valued(row) for row in rows]
-
-
-def dispensable(rows: Sequence[Mapping[str, Any]], names: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Choose up to `most` names that each row can omit, so that each name still meets each value of each axis.
-
-    Earlier rows come first. They omit the names that their values meet most often elsewhere.
-    """
-    meetings = Counter((name, *item) for row in rows for name in names for item in row.items())
-    found = []
-    for row in rows:
-        left_out: list[str] = []
-
-        def fewest(name: str, row: Mapping[str, Any] = row) -> int:
-            return min(meetings[name, *item] for item in row.items())
-
-        for name in sorted(names, key=fewest, reverse=True):
-            if len(left_out) < most and fewest(name) > 1:
-                left_out.append(name)
-                meetings.subtract((name, *item) for item in row.items())
-        found.append(tuple(left_out))
-    return found

@@ -10,7 +10,7 @@ from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.workloads.workload import Workload
 from tests import elsewhere
-from tests.checks import LIMITS, cell_of, checked
+from tests.checks import LIMIT_S, cell_of, checked
 
 BROKEN = "fails from now on in its process"
 DEVICE = '''
@@ -119,9 +119,9 @@ def test_who_breaks_the_device_in_a_check_has_an_error_and_no_wrong_answer(fragi
 def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    assert not isinstance(worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limits=LIMITS), Failed)
+    assert not isinstance(worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limit_s=LIMIT_S), Failed)
     assert not worker.is_broken
-    found = worker.answer("prepare", cell=cell_of(f"{file}:quiet", POINT, "quiet"), limits=LIMITS)
+    found = worker.answer("prepare", cell=cell_of(f"{file}:quiet", POINT, "quiet"), limit_s=LIMIT_S)
     assert isinstance(found, Failed)
     assert found.arm == Arm(implementation="quiet")
     assert worker.is_broken
@@ -131,7 +131,7 @@ def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
 def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile):
     file, _ = fragile
     worker = Worker(Heartbeat())
-    worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limits=LIMITS)  # it sets the process up
+    worker.answer("prepare", cell=cell_of(f"{file}:right", POINT), limit_s=LIMIT_S)  # it sets the process up
     arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
     visit = SampleBlocks(workload=POINT, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0)
     found = worker.answer("sample_blocks", visit=visit)

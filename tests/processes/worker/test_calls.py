@@ -8,11 +8,10 @@ import pytest
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, cpu, device
-from attnbench.processes.messages import Failed, Heartbeat, SampleBlocks
+from attnbench.processes.messages import Failed, FailedError, Heartbeat, SampleBlocks
 from attnbench.processes.planning import build_plan
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker, replayed
-from attnbench.processes.worker.attempts import OutOfReachError
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.timing import blocks
@@ -87,7 +86,7 @@ def test_a_graph_that_no_longer_does_what_the_call_does_is_seen_after_the_visit(
 def test_what_is_dropped_at_random_has_no_graph_that_could_be_checked():
     workload = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward", dropout=0.5)
     case = build(workload, implementation("sdpa"), place(draw_normal(workload, 0), workload), bind(workload))
-    with pytest.raises(OutOfReachError, match="dropout=0"):
+    with pytest.raises(FailedError, match="dropout=0"):
         replayed(case)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.devices import cpu
-from attnbench.processes.messages import Failed, Heartbeat, Limits, Prepared, SampleBlocks
+from attnbench.processes.messages import Failed, Heartbeat, Prepared, SampleBlocks
 from attnbench.processes.worker import state
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import VisitFinished
@@ -19,8 +19,8 @@ from tests.checks import cell_of
 MODES = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\n"
 BACK = {  # these can be undone
     "torch.backends.cuda.enable_flash_sdp(False)": "flash",
-    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "sdp priority order",
-    "torch._C._set_mkldnn_enabled(False)": "mkldnn enabled",
+    "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])": "sdp_priority_order",
+    "torch._C._set_mkldnn_enabled(False)": "mkldnn_enabled",
     "torch.backends.cudnn.benchmark = True": "benchmark",
     "torch.set_float32_matmul_precision('medium')": "float32 matmul precision from highest to medium",
     "torch.set_default_dtype(torch.float64)": "default dtype from torch.float32 to torch.float64",
@@ -29,9 +29,7 @@ BACK = {  # these can be undone
     "torch.use_deterministic_algorithms(True)": "deterministic",
     "torch.autograd.set_detect_anomaly(True)": "anomaly",
     "torch.set_flush_denormal(True)": "denormals",
-    "torch.set_grad_enabled(False)": "gradients",
     "torch.set_autocast_enabled('cpu', True)": "autocast on cpu",
-    "import gc; gc.disable()": "garbage",
     "sys.settrace(lambda *_: None)": "trace",
     "import time; time.perf_counter = lambda: 0.0": "time.perf_counter",
     "torch.matmul = lambda a, b: a": "torch.matmul",
@@ -70,7 +68,7 @@ def apart(task: Callable[[], object]) -> object:
     return pickle.loads(said)  # noqa: S301 - from this very test
 
 
-def changed(source: str) -> tuple[list[str], list[str]]:
+def changed(source: str) -> tuple[str, str]:
     guard = state.Guard()
     exec(source, {"torch": torch, "os": os, "sys": __import__("sys")})  # noqa: S102 - the change that is planted
     return guard.restored(), guard.restored()
@@ -80,7 +78,7 @@ def changed(source: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(("source", "said"), BACK.items())
 def test_a_setting_is_named_and_put_back(source, said):
     first, second = apart(lambda: changed(source))
-    assert any(said in each for each in first), first
+    assert said in first
     assert not second
 
 
@@ -88,7 +86,7 @@ def test_a_setting_is_named_and_put_back(source, said):
 @pytest.mark.parametrize(("source", "said"), STUCK.items())
 def test_what_cannot_be_put_back_is_named_as_such(source, said):
     _, second = apart(lambda: changed(source))
-    assert any(said in each for each in second), second
+    assert said in second
 
 
 FIRST_CHOICE = (
@@ -111,7 +109,7 @@ def asked(spec: str):
     worker, cell = Worker(Heartbeat()), cell_of(spec, POINT)
     arms = ((cell.arm, spec),)
     visit = SampleBlocks(workload=POINT, arms=arms, epoch=0, number=0, num_blocks=1, seed=0, verifies=False)
-    prepared = worker.answer("prepare", cell=cell, limits=Limits(call_s=60.0, memory_bytes=2**31)), worker.is_broken
+    prepared = worker.answer("prepare", cell=cell, limit_s=60.0), worker.is_broken
     return [prepared, (worker.answer("sample_blocks", visit=visit), worker.is_broken)]
 
 

@@ -16,7 +16,6 @@ import socket
 import sys
 import sysconfig
 import threading
-import time
 import traceback
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -33,13 +32,10 @@ from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
 from attnbench.processes import messages
 from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED, Reply, Request
-from attnbench.processes.worker import asides
 from attnbench.processes.worker.answers import Worker
 
 T = TypeVar("T")
 
-BRISK_S = 10e-3
-"""In less time others take no more memory than each worker leaves free: a gibibyte of fresh pages takes 0.1 s."""
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
@@ -160,33 +156,20 @@ def answer(line: int, heartbeat: int) -> None:
     threading.Thread(target=listen, daemon=True).start()
     with suppress(OSError):
         OOM_SCORE.write_text("1000", encoding="utf-8")  # the system should prefer this process as a victim
-    is_limited = all(each.is_host or each.missing() for each in map(device, names()))
-    if is_limited:
-        limit_memory()  # the driver of another device maps far more than it uses
-    idle_s = 0.0  # since the limit was set
-
-    def receive(kind: type[T], timed: str = "") -> T:
-        """Wait for a message; a function named `timed` is timed by the coordinator."""
-        nonlocal idle_s
-        start_s = time.perf_counter()
-        message = msgspec.json.decode(lines.get(), type=kind)
-        idle_s += time.perf_counter() - start_s
-        is_timed = isinstance(message, Request) and message.function == timed
-        if is_limited and idle_s > BRISK_S and not is_timed:
-            limit_memory()
-            idle_s = 0.0
-        return message
+    is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # other drivers map far more
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
         answers.write(messages.line(messages.reply(messages.request(function, arguments))))
-        value = receive(Reply).value(result)
+        value = msgspec.json.decode(lines.get(), type=Reply).value(result)
         assert not isinstance(value, Request)
         return value
 
     worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
         while True:
-            request = receive(Request, "witness")
+            request = msgspec.json.decode(lines.get(), type=Request)
+            if is_limited and request.function not in {"witness", "compute"}:  # timed by the coordinator, or frequent
+                limit_memory()  # again, since others may have taken memory meanwhile
             reply = worker.answer(request.function, **decoded(request))
             answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
@@ -194,15 +177,12 @@ def answer(line: int, heartbeat: int) -> None:
         raise
 
 
-@cache
-def types(function: str) -> dict[str, Any]:
-    """The types of a function's parameters."""
-    return get_type_hints(asides.FUNCTIONS.get(function) or getattr(Worker, function))
+types = cache(get_type_hints)  # of a function's parameters
 
 
 def decoded(request: Request) -> dict[str, Any]:
     """The arguments of a request."""
-    kinds = types(request.function)
+    kinds = types(getattr(Worker, request.function))
     return {name: msgspec.json.decode(value, type=kinds[name]) for name, value in request.arguments.items()}
 
 

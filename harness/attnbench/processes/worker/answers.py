@@ -8,6 +8,7 @@ import os
 import random
 import time
 import traceback
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -34,16 +35,21 @@ from attnbench.checking.case import (
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.reference import Reference, References, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
+from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
 from attnbench.devices.waiting import own_waits
+from attnbench.invariance.laws import Subject, tried
+from attnbench.invariance.records import Certificate
 from attnbench.metrics import Metric
+from attnbench.models import in_model, steps
+from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
-from attnbench.processes.messages import Cell, Failed
-from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, packs, stand_in
-from attnbench.processes.worker import asides, attempts, operators, state
+from attnbench.processes.messages import Declared, Failed, FailedError, Target
+from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.worker import attempts, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -56,8 +62,6 @@ MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
-ROUNDINGS = 8
-"""Allowed distance between replay and call, in roundings of the largest number: kernels may sum in another order."""
 OTHER = -0.5  # factor for the inputs that tests whether a replay uses new values
 
 
@@ -66,11 +70,11 @@ def replayed(case: Case) -> Callable[[], object]:
 
     Raises:
         CaptureError: it cannot be recorded, or its replay differs from the call.
-        OutOfReachError: its answers are random, so that they cannot be compared.
+        FailedError: its answers are random, so that they cannot be compared.
     """
     if case.workload.dropout > 0:
         reason = "each replay of its graph drops others than the call, so that they cannot be compared: set dropout=0"
-        raise attempts.OutOfReachError(Status.unsupported, reason)
+        raise attempts.out_of_reach(Status.unsupported, reason)
     replay = case.device.captured(case.call)
     require_replay(case, replay)
     return replay
@@ -85,27 +89,18 @@ def require_replay(case: Case, replay: Callable[[], object]) -> None:
     call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
     names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
     with case.holding({name: OTHER * case.tensors[name].detach() for name in names}):
-        seen = [None if each is None else each.detach().clone() for each in _tensors(replay())]  # both may share memory
-        expected = _tensors(call())
-        if len(seen) != len(expected) or not all(map(_is_close, seen, expected)):
+        seen = [each.detach().clone() for each in _tensors(replay())]  # both may share memory
+        try:
+            torch.testing.assert_close(seen, [each.detach() for each in _tensors(call())], equal_nan=True)
+        except AssertionError:
             raise CaptureError(
                 "a replay of its CUDA graph computes something else than the call: some of its work is outside of the "
                 "graph, on the host or kept from before"
-            )
+            ) from None
 
 
-def _tensors(result: object) -> list[Tensor | None]:
-    return [*result] if isinstance(result, tuple | list) else [result]  # type: ignore[list-item] # a case's results
-
-
-def _is_close(seen: Tensor | None, expected: Tensor | None) -> bool:
-    if seen is None or expected is None:
-        return seen is expected
-    if seen.shape != expected.shape or seen.dtype != expected.dtype:
-        return False
-    largest = expected.abs().nan_to_num(nan=0.0, posinf=0.0).amax().item() if expected.numel() else 0.0
-    allowed = ROUNDINGS * torch.finfo(expected.dtype).eps * largest
-    return torch.allclose(seen, expected, rtol=0.0, atol=allowed, equal_nan=True)
+def _tensors(result: Any) -> list[Tensor]:  # noqa: ANN401 - a case's results: a tensor, or several, some of them None
+    return [each for each in (result if isinstance(result, tuple | list) else [result]) if each is not None]
 
 
 class Bench:
@@ -190,6 +185,14 @@ def _settle(name: str) -> Callable[[], None]:
     return place.select
 
 
+@cache
+def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
+    """A model with the right answers of its layers, built at first use."""
+    warnings.filterwarnings("ignore", module="transformers")
+    model = in_model.load(spec)
+    return model, in_model.expect(model)
+
+
 class Worker:
     """Its public methods are the functions that the coordinator calls; it keeps costly objects between them."""
 
@@ -223,13 +226,12 @@ class Worker:
 
         An exception or a changed state of an implementation affects only its own cell: the result is Failed.
         """
-        if function == "start":
-            return self.start(**arguments)
-        if function in asides.FUNCTIONS:
-            return asides.call(function, self.heartbeat.beat, arguments)
+        self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         visit: messages.SampleBlocks | None = arguments.get("visit")
         about = visit or arguments.get("cell")
-        workload: Workload = arguments["workload"] if about is None else about.workload
+        workload: Workload | None = arguments.get("workload") if about is None else about.workload
+        if workload is None:
+            return self._handled(function, arguments)
         if function not in {"profile", "trace", "observe"}:
             self.observed = None
         if function != "compute":
@@ -238,9 +240,7 @@ class Worker:
         torch.set_num_threads(workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(workload.float32_matmul_precision)
-        self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         self.settle(workload.device)()
-        self.guard = state.Guard()  # the harness itself has changed some settings
         try:
             reply = self._handled(function, arguments)
         finally:
@@ -262,6 +262,7 @@ class Worker:
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
         """The function's result, or Failed for an exception or a changed state."""
+        self.guard = state.Guard()  # the harness itself has changed some settings
         try:
             reply = getattr(Worker, function)(self, **arguments)
             if not isinstance(reply, Failed):
@@ -274,13 +275,13 @@ class Worker:
         if changed := self.guard.restored():
             self.is_altered = True
             if reply.raised != "SharedStateError":
-                message = "; ".join(filter(None, (reply.message, state.blame(changed))))
+                message = "; ".join(filter(None, (reply.message, changed)))
                 reply = msgspec.structs.replace(reply, message=message)
         return reply
 
     def _failure(self, error: Exception, **more: Any) -> Failed:  # noqa: ANN401 - fields of Failed
         """The failure of an exception that the candidate, or the harness, raised."""
-        is_predicted = isinstance(error, attempts.OutOfReachError)
+        is_predicted = isinstance(error, FailedError) and error.failed.is_predicted
         if not is_predicted:
             traceback.print_exc()  # to standard error, which is the run's log
         self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
@@ -329,7 +330,7 @@ class Worker:
             changed = self.guard.restored()
         if changed:
             self.is_altered = True
-            raise state.SharedStateError(state.blame(changed))
+            raise state.SharedStateError(changed)
 
     def start(self, layout: int = 0) -> messages.Started:
         """Describe the environment. `layout` shifts memory, so that every epoch has a different layout."""
@@ -337,12 +338,40 @@ class Worker:
         self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
         return messages.Started(environment=environment.collect())
 
-    def profile(self, cell: Cell) -> CellProfiled:
+    def declare(self, spec: str) -> Declared:
+        """The built-in axes of an implementation."""
+        return Declared(built_in=dict(self.implementation(spec).built_in()))
+
+    def certify(self, workload: Workload, spec: str, seed: int) -> Certificate:
+        """Test every law of invariance."""
+        laws = []
+        for law in tried(Subject(self.implementation(spec), workload, seed)):
+            laws.append(law)
+            self.heartbeat.beat()
+        return Certificate(implementation=plugins.name_of(spec), workload=workload, seed=seed, laws=tuple(laws))
+
+    def build_model(self, model: ModelSpec) -> ModelBuilt:
+        """Build a model of the package transformers."""
+        return _model(model)[0].built
+
+    def judge_in_model(self, model: ModelSpec, attention: str) -> Judged:
+        """Check one attention in a model."""
+        loaded = _model(model)
+        self.heartbeat.beat()
+        return in_model.judge(*loaded, attention)
+
+    def time_in_model(self, model: ModelSpec, attentions: tuple[str, ...], budget_s: float) -> tuple[StepTime, ...]:
+        """Time a step of a model with each attention, in about `budget_s` seconds."""
+        loaded, _ = _model(model)
+        self.heartbeat.beat()
+        return tuple(steps.time_steps(loaded, attentions, budget_s))
+
+    def profile(self, cell: Target) -> CellProfiled:
         """Profile the operators of a call."""
         found = operators.observe(self.case(cell), self.implementation(cell.spec), on_step=self.heartbeat.beat)
         return CellProfiled(**cell.names, operators=found)
 
-    def trace(self, cell: Cell, file: str) -> None:
+    def trace(self, cell: Target, file: str) -> None:
         """Trace some steps into a file."""
         trace(self.case(cell), Path(file), self.heartbeat.beat)
 
@@ -350,24 +379,24 @@ class Worker:
         """Measure the ceilings of this machine for a device, dtype and threads, in about `limit_s` seconds."""
         return CeilingsMeasured(ceilings=loads.ceilings(workload, limit_s, self.heartbeat.beat))
 
-    def prepare(self, cell: Cell, limits: messages.Limits) -> messages.Prepared | Failed:
-        """Test whether the implementation supports the workload, and stays within the limits."""
+    def prepare(self, cell: Target, limit_s: float) -> messages.Prepared | Failed:
+        """Test whether the implementation supports the workload, with calls of at most about `limit_s` seconds."""
         self.heartbeat.beat()
         candidate, workload = self.implementation(cell.spec), cell.workload
         if (reason := reason_against(candidate, workload)) is not None:
             return Failed(status=Status.unsupported, message=reason)
         if hides_by_bias(candidate, workload) and not takes_infinity(candidate):
             return Failed(status=Status.unsupported, message=NO_INFINITY)
-        attempts.require_within_limits(workload, limits, candidate, self.heartbeat.beat)
+        attempts.require_within_limit(workload, limit_s, candidate, self.heartbeat.beat)
         weights = place(Inputs(tensors={}, weights=draw_weights(workload)), workload).weights
         return messages.Prepared(
             has_dropout=candidate.has_dropout,
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
-            has_pack=packs(candidate.build(weights)),
+            has_pack=hasattr(candidate.build(weights), "pack"),
         )
 
-    def compute(self, cell: Cell, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
+    def compute(self, cell: Target, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
         """Make a call of the implementation for the judge, or compute the gradients of one."""
         self.heartbeat.beat()
         candidate = self.implementation(cell.spec)
@@ -378,29 +407,28 @@ class Worker:
                 raise
             return self._failure(error, status=Status.fallback, message=refused)
 
-    def check(  # noqa: PLR0913 - a parameter for each choice
+    def check(
         self,
-        cell: Cell,
-        limits: messages.Limits,
+        cell: Target,
+        limit_s: float,
         seed: int,
         *,
         is_brief: bool = False,
-        left_out: tuple[str, ...] = (),
         rejects: tuple[str, ...] = (),
     ) -> CellChecked | Failed:
         """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
 
         `is_brief` compares only one kind of input and tries no rules: enough if the implementation has fully passed on
-        a workload of the same kind. `left_out` are names of probes; for `rejects` see Plan.
+        a workload of the same kind. For `rejects` see Plan.
         """
         assert self.consult is not None
         num_threads = torch.get_num_threads()
         try:
-            prepared = self.consult("prepare", messages.Prepared, cell=cell, limits=limits)
+            prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
             if isinstance(prepared, Failed):
                 return prepared
             candidate = stand_in(Remote(self.consult, cell), prepared)
-            answers = self.known_answers(cell.workload, seed, is_brief=is_brief, left_out=left_out)
+            answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
             agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
             if candidate.is_approximate and agreed.probes:
@@ -420,20 +448,20 @@ class Worker:
             executed_flops=prepared.executed_flops,
         )
 
-    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool, left_out: tuple[str, ...]) -> References:
+    def known_answers(self, workload: Workload, seed: int, *, is_brief: bool) -> References:
         """The oracle's answers for a check; the last ones are cached."""
-        beat, question = self.heartbeat.beat, (workload, seed, is_brief, left_out)
+        beat, question = self.heartbeat.beat, (workload, seed, is_brief)
         beat()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
             if workload.num_scores <= MOST_SERIAL:
                 torch.set_num_threads(1)
-            answers = References(workload, seed, beat, is_brief=is_brief, left_out=left_out, is_apart=True)
+            answers = References(workload, seed, beat, is_brief=is_brief, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
 
-    def prepare_witness(self, cell: Cell, num_before: int, num_calls: int, seed: int) -> None:
+    def prepare_witness(self, cell: Target, num_before: int, num_calls: int, seed: int) -> None:
         """Prepare the calls of a witness sample, each on its own inputs drawn from `seed` (checking/witness.py).
 
         The implementation is first called `num_before` times, if there is time, to detect code that computes honestly
@@ -457,7 +485,7 @@ class Worker:
             while time.perf_counter() - start < blocks.WARM_S:  # as before the samples that it is compared with
                 call()
 
-    def witness(self, cell: Cell, first: int, last: int) -> None:
+    def witness(self, cell: Target, first: int, last: int) -> None:
         """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
         self.turn, calls = cell.arm, self.witnesses[first:last]
         with torch.set_grad_enabled(cell.workload.direction != "inference"):
@@ -465,15 +493,14 @@ class Worker:
                 self.returned.append(call())
         device(cell.workload.device).synchronize()
 
-    def hand_in(self, cell: Cell, numbers: Sequence[int]) -> messages.HandedIn:
+    def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
         self.turn, tensors = cell.arm, dict[str, Tensor]()
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
             for each in _tensors(self.returned[number]):
-                if each is not None:
-                    require_plain("output", each)  # first: another kind may compute only when it is read
+                require_plain("output", each)  # first: another kind may compute only when it is read
             for name, tensor in self.witnesses[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
@@ -482,7 +509,7 @@ class Worker:
         return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors)[0])
 
     def judge_output(
-        self, cell: Cell, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
+        self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
     ) -> Failed | None:
         """Judge outputs that another process has handed in; `row_seed` draws the rows."""
         workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
@@ -516,7 +543,7 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, cell: Cell, metric: str) -> CellMeasured | Failed:
+    def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
         """Read a metric apart from timing."""
         reader, case = self.metrics[metric], self.case(cell)
         assert reader.measure is not None
@@ -527,7 +554,7 @@ class Worker:
         measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
         return CellMeasured(**cell.names, measurement=measurement)
 
-    def case(self, cell: Cell) -> Case:
+    def case(self, cell: Target) -> Case:
         """A case that no timing shares, kept until the next one."""
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec

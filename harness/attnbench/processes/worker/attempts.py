@@ -1,9 +1,8 @@
 """Calls that may fail: to predict the cost of a cell, or to test a prediction; and descriptions of failures.
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
-the exponent of growth, and from it the predicted time and peak memory of a call. A cell that is wrongly predicted to
-fit costs a little time; one that is wrongly predicted not to fit is lost: so uncertain cells are tried. Why:
-docs/adr/0005.
+the exponent of growth, and from it the predicted time of a call. A cell that is wrongly predicted to fit costs a little
+time; one that is wrongly predicted not to fit is lost: so uncertain cells are tried. Why: docs/adr/0005.
 """
 
 import math
@@ -19,13 +18,11 @@ from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.declared import words
 from attnbench.devices import CaptureError, device
-from attnbench.processes.messages import Limits
-from attnbench.processes.remote import CandidateError
+from attnbench.processes.messages import Failed, FailedError
 from attnbench.ranks import RankLostError, RankSilentError
-from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Status
 from attnbench.units import show
-from attnbench.workloads.counts import input_numbers, score_matrix_bytes
+from attnbench.workloads.counts import input_numbers
 from attnbench.workloads.workload import Workload
 
 DRAWING_BYTES = 3 * 8
@@ -33,9 +30,6 @@ DRAWING_BYTES = 3 * 8
 FIRST_LEN, STEP = 16, 4
 FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
 """Staircase of compiled implementations: few lengths, always the same, which the compiler's cache holds."""
-SCORE_COPIES = 8
-"""Memory of a cell is not measured if this many score matrices fit into the limit: no form of attention keeps more
-copies."""
 MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
 FAR_BELOW = 4.0
@@ -46,16 +40,13 @@ MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 """Folders whose frames in a traceback are not the user's."""
 
-Cost = tuple[float, float | None]
-"""Seconds of one call, and its peak in bytes, or None if memory is not counted."""
+Attempt = Callable[..., float | None]
+"""Calls a workload once and returns its seconds, or None if it is unsupported; `is_first`: at this length."""
 
 
-class OutOfReachError(Exception):
-    """A cell is predicted not to fit; carries the status and the reason."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+def out_of_reach(status: Status, reason: str) -> FailedError:
+    """The error of a cell that is predicted not to fit, and is not tried."""
+    return FailedError(Failed(status=status, message=reason, is_predicted=True))
 
 
 class LoadError(Exception):
@@ -84,9 +75,7 @@ STATUSES: Mapping[type[Exception], Status] = {
 
 def describe(error: BaseException) -> tuple[Status, str]:
     """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
-    if isinstance(error, OutOfReachError):
-        return error.status, str(error)
-    if isinstance(error, CandidateError):
+    if isinstance(error, FailedError):
         return error.failed.status, error.failed.message
     for kind, status in STATUSES.items():
         if isinstance(error, kind):
@@ -123,28 +112,24 @@ def load_error(spec: str, error: Exception) -> Exception:
     return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
 
 
-def require_within_limits(
-    workload: Workload, limits: Limits, candidate: Implementation, on_step: Callable[[], object]
+def require_within_limit(
+    workload: Workload, limit_s: float, candidate: Implementation, on_step: Callable[[], object]
 ) -> None:
     """Climb the staircase of shorter lengths.
 
     Raises:
-        OutOfReachError: the cell is predicted to take too long, or more memory than there is.
+        FailedError: a call is predicted to take too long, or the inputs need more memory than there is.
     """
-    limit_bytes = limits.memory_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
     here_bytes, needed = device("cpu").free_bytes(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
         message = f"its inputs take {show(needed, 'bytes')} as they are drawn, and {show(here_bytes, 'bytes')} are free"
-        raise OutOfReachError(Status.out_of_memory, message)
-    called: set[Workload] = set()
+        raise out_of_reach(Status.out_of_memory, message)
 
-    def attempt(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
+    def attempt(step: Workload, *, is_first: bool) -> float | None:
         on_step()
         if reason_against(candidate, step) is not None:
             return None
-        is_first = step not in called
-        called.add(step)
         try:
             case = build(step, candidate, place(draw_normal(step, 0), step))
             with case.grad_mode():
@@ -156,13 +141,11 @@ def require_within_limits(
         clock = case.device.clock
         with case.grad_mode():
             call_s = clock.elapsed(call, 1)
-            if is_first and (step.longest == FIRST_LEN or call_s > limits.call_s):
+            if is_first and (step.longest == FIRST_LEN or call_s > limit_s):
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
-            counts = with_memory and case.device.is_host
-            peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
-        return call_s, peak
+        return call_s
 
-    require_within(limits.call_s, limit_bytes, workload, attempt, compiles=candidate.compiles)
+    climb(limit_s, workload, attempt, compiles=candidate.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -176,50 +159,34 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def require_within(
-    limit_s: float,
-    limit_bytes: int,
-    workload: Workload,
-    attempt: Callable[[Workload, bool], Cost | None],
-    *,
-    compiles: bool = False,
-) -> None:
-    """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
+def climb(limit_s: float, workload: Workload, attempt: Attempt, *, compiles: bool = False) -> None:
+    """Climb the staircase; return if a single call should be within the limit.
 
     Lengths at which `attempt` returns None are unsupported and skipped. The climb ends once even quadratic growth would
-    stay far below the limit and memory does not matter.
+    stay far below the limit.
 
     Raises:
-        OutOfReachError: the prediction is above a limit; the message gives it and its basis.
+        FailedError: the prediction is above the limit; the message gives it and its basis.
     """
-    with_memory = SCORE_COPIES * score_matrix_bytes(workload) > limit_bytes
     times_s: dict[int, float] = {}  # by length
-    peaks: dict[int, float] = {}
     for step in staircase(workload, compiles=compiles):
         if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
             break
-        most_s = _at(workload.longest, times_s, least=MOST_EXPONENT) if times_s else math.inf
-        if not with_memory and most_s <= limit_s / FAR_BELOW:
+        if times_s and _at(workload.longest, times_s, least=MOST_EXPONENT) <= limit_s / FAR_BELOW:
             break
-        if (cost := attempt(step, with_memory)) is not None:
-            times_s[step.longest] = cost[0]
-            peaks |= {} if cost[1] is None else {step.longest: cost[1]}
+        if (call_s := attempt(step, is_first=True)) is not None:
+            times_s[step.longest] = call_s
     if not times_s:
         return
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if _at(workload.longest, times_s) > limit_s:
-            again = attempt(workload.at_length(last), False)  # noqa: FBT003 - its signature
-            times_s[last] = min(times_s[last], again[0] if again else math.inf)
-    call_s, peak = _at(workload.longest, times_s), _at(workload.longest, peaks) if peaks else None
-    if call_s > limit_s:
+            again_s = attempt(workload.at_length(last), is_first=False)
+            times_s[last] = min(times_s[last], again_s or math.inf)
+    if (call_s := _at(workload.longest, times_s)) > limit_s:
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')} at {axis} {last}"
         message = f"predicted {show(call_s, 's')} for one call, {why}; --call-limit {math.ceil(call_s)} includes it"
-        raise OutOfReachError(Status.timeout, message)
-    if peak is not None and peak > limit_bytes:
-        why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')} at {axis} {last}"
-        include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
-        raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {why}; {include}")
+        raise out_of_reach(Status.timeout, message)
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
