@@ -76,7 +76,6 @@ EXPANDED = (
 LEAST_APART = 2.0**-18
 """Answers that differ by a smaller share differ only in precision, in any dtype."""
 AXES = ("batch rows", "heads", "tokens")
-EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scale")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 Answer = dict[str, Tensor]
@@ -91,11 +90,11 @@ class Accepted(NamedTuple):
 
 Outcome = str | Exception | Accepted
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""The result of each rule for one implementation, by the rule's name and the kind of workload."""
+"""Results for one implementation, by a rule's name and its axes; None by the workload, where a rule does not apply."""
 
 
 class Rule(NamedTuple):
-    """A rule, and the axes of workloads on which it may depend: it is tried for each of their values.
+    """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
     A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
     """
@@ -343,7 +342,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     yield candidate.compare("a second backward pass of one graph gives", candidate.answer, num_passes=2)
 
 
-@rule("sizes", "scope", "numbers")
+@rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
     """Small incoming gradients give small gradients; a smaller query with a larger key changes no score."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
@@ -426,7 +425,7 @@ def _negative_scale(candidate: Candidate) -> Iterator[Outcome]:
         yield _overflow(SIGN, candidate.compare(words, usual, tensors={"query": -query}, scale=scale))
 
 
-@rule("fewer keys", "scope", "sizes", may_refuse=True)
+@rule("fewer keys", *HIDING, "square", may_refuse=True)
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     """A call with fewer keys (and, if T = S, fewer queries) is right after one with more."""
     workload, seed = candidate.workload, candidate.normal.seed
@@ -502,7 +501,7 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
         yield Accepted(ONE_MASK, outcome) if isinstance(outcome, str) and outcome else outcome
 
 
-@rule("layouts", "scope", "direction", "half", "operands", may_refuse=True)
+@rule("layouts", *USUAL, "grouped", "one head", may_refuse=True)
 def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     """Operands in other memory layouts give the same answer: transposed, at an offset, with gaps, expanded, shared.
 
@@ -614,19 +613,16 @@ def _compares(workload: Workload) -> str:
 
 def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
     """A workload's values on these axes."""
-    hides, is_square, direction = workload.mask_rule.hides, workload.seq_len == workload.kv_len, _compares(workload)
-    way = workload.mask if workload.mask in {"none", "causal"} else (hides, workload.mask_rule.changes_scores)
+    hides = workload.mask_rule.hides
+    is_usual = workload.mask in {"none", "causal"}
     known = {
-        "half": workload.dtype in {"bfloat16", "float16"},
-        "square": is_square,
-        "direction": direction,
-        "sizes": (direction, hides, is_square),
+        "half": is_half(workload),
+        "square": workload.seq_len == workload.kv_len,
+        "direction": _compares(workload),
         "hides": hides,
-        "grouped": workload.num_heads != workload.num_kv_heads,
-        "way": way,
-        "numbers": (direction, workload.dtype),
-        # Grouped key heads are repeated before they reach functions.
-        "operands": (way, workload.num_heads == workload.num_kv_heads, workload.num_heads > 1),
+        "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
+        "one head": workload.num_heads == 1,
+        "way": workload.mask if is_usual else (hides, workload.mask_rule.changes_scores),
     }
     return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
 
@@ -641,20 +637,6 @@ def _plain(workload: Workload) -> Workload:
     return plain
 
 
-def untried(workload: Workload, known: RulesAt) -> list[str]:
-    """The rules to try: those that are broken elsewhere, or that have not held at all values of this workload."""
-    names = []
-    for name, (_, axes, *_) in RULES.items():
-        mine = _kind(workload, axes)
-        others = {key[1:]: result for key, result in known.items() if key[0] == name}
-        same = [key for key, result in others.items() if result is not None and key[0] == mine[0]]
-        is_broken = any(result is not None and not (result.holds or result.is_noted) for result in others.values())
-        is_new = is_broken or not all(any(key[axis] == value for key in same) for axis, value in enumerate(mine))
-        if is_new and mine not in others and _kind(workload, EVERY) not in others:
-            names.append(name)
-    return names
-
-
 def examine(
     implementation: Implementation, asked: References, known: RulesAt, rejects: Collection[str] = ()
 ) -> tuple[RuleResult, ...]:
@@ -667,7 +649,8 @@ def examine(
     plain, reason = [*map(_plain, (short, whole))], None
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
-        if names := untried(workload, known):
+        keys = {name: (name, *_kind(workload, each.axes)) for name, each in RULES.items()}
+        if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
             except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
@@ -676,13 +659,10 @@ def examine(
             for name in names:
                 asked.on_step()
                 result = _result(candidate, name)
-                axes = EVERY if result is None else RULES[name].axes
-                known[name, *_kind(workload, axes)] = result
-        results = (known.get((name, *_kind(workload, each.axes))) for name, each in RULES.items())
+                known[(name, workload) if result is None else keys[name]] = result
+        results = filter(None, map(known.get, keys.values()))
         return tuple(
-            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects)
-            for each in results
-            if each is not None
+            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in results
         )
     if reason is None or isinstance(reason, VacuousError):
         return ()
