@@ -356,6 +356,8 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 def _known(evidence: list[Evidence]) -> Finding | None:
     """The mistakes that explain everything, or only the wrong rows if the others are right; all are equally likely."""
+    if not any(each.is_wrong("output") for each in evidence):
+        return None
     mistakes, where = [*catalogue(evidence[0].reference.workload)], ""
     matches = match(evidence, mistakes)
     rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)  # (B,H,R) or (B,R)
@@ -369,28 +371,23 @@ def _known(evidence: list[Evidence]) -> Finding | None:
     if also := dict.fromkeys(each.words for each in others if each.name != first.name):
         more += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
     words = f",{where}, {first.words}" if where else first.words
-    return finding(words, (each.name for each in matches), first.step, more, is_backward=first.is_gradient)
+    return finding(words, (each.name for each in matches), first.step, more)
 
 
 def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
-    """The mistakes that explain everything, best first; those that are nearly as good as the best are as likely.
+    """The mistakes that explain a wrong output, best first; those that are nearly as good as the best are as likely.
 
     With `region` (B, H, R), only those rows of the output are compared.
     """
     has_all_rows = all(len(each.rows) == each.reference.workload.seq_len for each in evidence)
-    is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    parts: list[tuple[Evidence, list[str]]] = [(each, ["output"]) for each in evidence if is_output_wrong]
+    parts = [(each, ["output"]) for each in evidence]
     for each in evidence if region is None else ():
         gradients = [name for name in each.names if name != "output"]
-        if gradients and not (is_output_wrong and each.convention):
+        if gradients and not each.convention:
             parts.append((each, gradients))
-    first, names = next(part for part in parts if any(map(part[0].is_wrong, part[1])))
-    possible = [
-        each
-        for each in mistakes
-        if each.is_gradient is not is_output_wrong and (has_all_rows or not each.needs_all_rows)
-    ]
-    near = {each: first.distance(each, names, region, is_quick=True) for each in possible}
+    first = next(each for each in evidence if each.is_wrong("output"))
+    possible = [each for each in mistakes if has_all_rows or not each.needs_all_rows]
+    near = {each: first.distance(each, ["output"], region, is_quick=True) for each in possible}
     far: dict[Mistake, float] = {}
     for mistake in sorted(near, key=near.__getitem__)[:SHORTLIST]:
         far[mistake] = 0.0 if near[mistake] < math.inf else math.inf

@@ -129,7 +129,6 @@ class Mistake:
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
-    is_gradient: bool = False  # the output is right
     declare: str = ""  # the line that declares to an adapter what its author may mean
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
@@ -143,8 +142,8 @@ class Mistake:
         return ask
 
 
-def wrong(name: str, detail: str = "", flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows".
+def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **changes: Callable[..., Any]) -> Mistake:
+    """A mistake that replaces the named steps (`_` for a space).
 
     Its words are the meaning of its name in `attnbench explain` and the detail, or the detail of a name without one.
     """
@@ -152,8 +151,7 @@ def wrong(name: str, detail: str = "", flags: str = "", **changes: Callable[...,
     words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
     steps = {step.replace("_", " "): change for step, change in changes.items()}
     first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
-    named: dict[str, Any] = dict.fromkeys(flags.split(), True)
-    return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, **named)
+    return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, needs_all_rows=needs_all_rows)
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:

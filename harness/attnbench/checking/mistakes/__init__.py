@@ -6,7 +6,7 @@ kind that is possible at a workload. To add one without variants, add a line to 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import forms, gradients
+from attnbench.checking.mistakes import forms
 from attnbench.checking.mistakes.wrong_masks import wrong_masks
 from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
@@ -16,6 +16,5 @@ __all__ = ["Mistake", "catalogue"]
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:
     """Every mistake that is possible at this workload."""
-    of_gradients = [gradients.only_backward] if workload.direction != "inference" else []
-    for generator in (wrong_masks, *forms.KINDS, *of_gradients):
+    for generator in (wrong_masks, *forms.KINDS):
         yield from generator(workload)

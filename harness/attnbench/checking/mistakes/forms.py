@@ -20,7 +20,6 @@ from attnbench.workloads.workload import Workload
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
 """The places of operands among those of the step `heads`."""
 OUTPUT = "output"
-ALL_ROWS = "needs_all_rows"
 BETWEEN_ROWS = {"heads_for_positions", "query_key_swapped", "softmax_over_queries"}
 """Mistakes with one form that need them."""
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -79,16 +78,17 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
             for words, order in orders(number):
                 if axis != "position" or not words.startswith("grouped"):
                     change = lambda x, at=(slice(None),) * dim + (order,): x[at]  # noqa: E731
-                    flags = ALL_ROWS * (operand == OUTPUT and axis == "position")
+                    is_across = operand == OUTPUT and axis == "position"
                     name = f"{operand.replace(' ', '_')}_{axis.removesuffix(' row')}_order"
-                    yield wrong(name, f"the {axis}s of the {operand} are {words}", flags, **changed(operand, change))
+                    detail = f"the {axis}s of the {operand} are {words}"
+                    yield wrong(name, detail, needs_all_rows=is_across, **changed(operand, change))
     if min(of_query, workload.seq_len) == 1:
         return
-    yield wrong("merged_without_transpose", flags=ALL_ROWS, **changed(OUTPUT, merged))
+    yield wrong("merged_without_transpose", needs_all_rows=True, **changed(OUTPUT, merged))
     for operand in ("query, key and value", *QKV, OUTPUT):
         detail = f"(B, H, T, K) is made of (B, T, H, K), in the {operand}"
         view = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
-        yield wrong("viewed_not_transposed", detail, ALL_ROWS, **view)
+        yield wrong("viewed_not_transposed", detail, needs_all_rows=True, **view)
 
 
 def merged(context: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ def singles(workload: Workload) -> Iterator[Mistake]:
     ]
     for table, is_possible in tables:
         for name, changes in table.items() if is_possible else ():
-            yield wrong(name, "", ALL_ROWS * (name in BETWEEN_ROWS), **changes)
+            yield wrong(name, needs_all_rows=name in BETWEEN_ROWS, **changes)
 
 
 KINDS = (reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases)

@@ -19,8 +19,6 @@ Seen = Callable[[RowMask], Tensor]
 WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and the keys that are visible
 AT_END = "_bottom_right"
 ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
-COMMON = {*ALIGNED, "mask_ignored", "padding_ignored", "causal_unasked", "mask_part_ignored"}
-"""Mistakes that a backward pass may make alone."""
 CAUSAL: dict[type[Mask], str] = {
     masks.Causal: "aligned at the start (top-left)",
     masks.CausalBottomRight: "aligned at the end (bottom-right)",
@@ -124,4 +122,4 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
         if is_alike or (keys.any() and numbers not in known):
             known |= set() if is_alike else {numbers}
             masked = lambda scores, mask, seen=seen: hide(mask.changed(scores), seen(mask))  # noqa: E731
-            yield wrong(name, detail, "needs_all_rows" * (name == "mask_transposed"), masked_scores=masked)
+            yield wrong(name, detail, needs_all_rows=name == "mask_transposed", masked_scores=masked)
