@@ -8,9 +8,10 @@ import msgspec
 import torch
 
 from attnbench.checking.case import Inputs
-from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.frame import Row

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build
 from attnbench.checking.conventions import settle
-from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
     References,
@@ -31,6 +31,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     roundings,
 )
+from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
 from attnbench.workloads.workload import Workload
