@@ -24,7 +24,6 @@ from attnbench.checking.reference import (
     Reference,
     References,
     ask,
-    differences,
     distance,
     largest,
     output_error,
@@ -187,8 +186,8 @@ def cut(evidence: list[Evidence]) -> None:
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
-        apart = torch.stack([differences(each.observed["output"], each.expected["output"])[0] for each in evidence])
-        worst = apart.movedim(-2, 0).flatten(1).amax(dim=1).topk(most // 2).indices
+        apart = torch.stack([(each.observed["output"] - each.expected["output"]).abs() for each in evidence])
+        worst = apart.nan_to_num(torch.inf).movedim(-2, 0).flatten(1).amax(dim=1).topk(most // 2).indices
         places = torch.cat([worst, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
         for each in evidence:
             each.rows = each.rows[places]
@@ -458,12 +457,13 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         words = f"dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}"
         return finding(words, [f"dropout_{'in_evaluation' if is_rescaled else 'without_rescaling'}"], "weights")
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
-    apart, place = differences(actual, right)
+    apart = (actual - right).abs().nan_to_num(torch.inf)
+    place = torch.unravel_index(apart.argmax(), apart.shape)
     if float(apart.max()) <= allowed:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     if workload.sinks == "none" and (known := _by_weights(actual, results, mask, allowed)):
         return known
-    (batch, head, row, column), sums = place, actual.sum(dim=-1)
+    (batch, head, row, column), sums = map(int, place), actual.sum(dim=-1)
     low, high, leaked = float(sums.min()), float(sums.max()), float(actual.where(~mask.seen, 0.0).abs().max())
     facts = "query {} gives key {} {} where {} is right (batch row {}, head {})".format(
         row, column, *_distinct(float(actual[place]), float(right[place])), batch, head

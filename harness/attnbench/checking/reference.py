@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -381,13 +380,6 @@ def distance(one: Tensor, other: Tensor) -> float:
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
-
-
-def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The absolute differences, infinite where not finite, and the first place of the largest one."""
-    apart = (actual - expected).abs()
-    apart = apart.where(apart.isfinite(), torch.inf)
-    return apart, tuple(int(index) for index in np.unravel_index(int(apart.argmax()), apart.shape))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -403,25 +403,23 @@ def _overflow(convention: str, outcome: Outcome) -> Outcome:
     return Accepted(convention, outcome) if isinstance(outcome, str) and NOT_FINITE in outcome else outcome
 
 
-@rule("scale of 0", "scope", "direction", may_refuse=True)
-def _no_scale(candidate: Candidate) -> Iterator[Outcome]:
-    """A scale of 0 gives every visible key the same weight, like a query of 0.
+@rule("other scales", "scope", "direction", may_refuse=True)
+def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
+    """A scale of 0 gives every visible key the same weight, and a negative scale is like the opposite query.
 
-    It applies if the workload gives a scale. A result that is not finite is ignored: -inf scores were multiplied by 0.
+    It applies if the workload gives a scale. At 0 a result that is not finite is ignored: -inf scores were multiplied
+    by 0. With a negative scale scores are large: some code takes maxima before it scales.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
-        actual = candidate.call(scale=0.0)
-        right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
-        yield candidate.compare("a scale of 0 gives", right, lambda: actual if actual.isfinite().all() else right)
-
-
-@rule("negative scale", "scope", "direction", may_refuse=True)
-def _negative_scale(candidate: Candidate) -> Iterator[Outcome]:
-    """The opposite query and scale give the same scores, which are large here: some code takes maxima before that."""
-    if candidate.workload.scale and candidate.workload.scope == "attention":
         query = LARGER * candidate.tokens["query"]
-        usual, scale = candidate.call({"query": query}), -candidate.workload.scale
-        words = "the opposite query and scale give"
+        right, usual = candidate.call({"query": torch.zeros_like(query)}), candidate.call({"query": query})
+
+        def finite() -> Tensor:
+            actual = candidate.call(scale=0.0)
+            return actual if actual.isfinite().all() else right
+
+        yield candidate.compare("a scale of 0 gives", right, finite)
+        scale, words = -candidate.workload.scale, "the opposite query and scale give"
         yield _overflow(SIGN, candidate.compare(words, usual, tensors={"query": -query}, scale=scale))
 
 
@@ -603,28 +601,20 @@ def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
 
 
-@lru_cache(maxsize=64)
-def _compares(workload: Workload) -> str:
-    """The direction, which decides on gradients: none are compared where some query sees no key (see Candidate)."""
-    sizes = workload.batch_size, workload.seq_len, workload.kv_len
-    is_less = workload.direction != "inference" and workload.mask_rule.has_empty_rows(*sizes)
-    return f"{workload.direction}, some rows empty" if is_less else workload.direction
-
-
-def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
-    """A workload's values on these axes."""
-    hides = workload.mask_rule.hides
-    is_usual = workload.mask in {"none", "causal"}
-    known = {
+def _values(workload: Workload) -> dict[str, object]:
+    """A workload's values on the axes of rules."""
+    rule, direction = workload.mask_rule, workload.direction
+    if direction != "inference" and rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
+        direction += ", some rows empty"  # where no gradients are compared (see Candidate)
+    return workload.axes() | {
+        "direction": direction,
         "half": is_half(workload),
         "square": workload.seq_len == workload.kv_len,
-        "direction": _compares(workload),
-        "hides": hides,
+        "hides": rule.hides,
         "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
         "one head": workload.num_heads == 1,
-        "way": workload.mask if is_usual else (hides, workload.mask_rule.changes_scores),
+        "way": workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores),
     }
-    return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
 
 
 def _plain(workload: Workload) -> Workload:
@@ -649,7 +639,8 @@ def examine(
     plain, reason = [*map(_plain, (short, whole))], None
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
-        keys = {name: (name, *_kind(workload, each.axes)) for name, each in RULES.items()}
+        values = _values(workload)
+        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in RULES.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
