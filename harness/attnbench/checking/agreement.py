@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attnbench.checking import conduct, dropout, oracle, rules
 from attnbench.checking.case import Case, Inputs, generator, grad_value, laid_out, output_shape, set_dropout
-from attnbench.checking.conventions import settle
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import (
@@ -28,6 +27,7 @@ from attnbench.checking.reference import (
     errors,
     output_error,
     require_form,
+    settle,
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation

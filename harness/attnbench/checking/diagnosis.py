@@ -18,7 +18,6 @@ from torch import Tensor
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build
-from attnbench.checking.conventions import settle
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
@@ -29,6 +28,7 @@ from attnbench.checking.reference import (
     output_error,
     reference_for_probe,
     roundings,
+    settle,
 )
 from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
-from attnbench.checking.conventions import settle
 from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_near
 from attnbench.checking.reference import (
     Reference,
@@ -34,6 +33,7 @@ from attnbench.checking.reference import (
     output_error,
     reference_for_probe,
     require_form,
+    settle,
 )
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
