@@ -219,12 +219,6 @@ def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[
     return query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
 
-def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """Attention among the heads of one position: (B, H, T, K) read as (B, T, H, K)."""
-    scores = product(query.transpose(1, 2), key.permute(0, 2, 3, 1)) * mask.scale_for(query.shape[-1])  # (B,T,H,H)
-    return product(scores.softmax(dim=-1), value.transpose(1, 2)).transpose(1, 2)
-
-
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
     """A projection whose weights and biases (H, K, ...) of query, key and value are regrouped."""
 
@@ -444,7 +438,12 @@ def powers_over(masked: Tensor, _: RowMask, dim: int, *, is_normalised: bool = T
 Table = dict[str, dict[str, Any]]
 """Mistakes with one form: the changed steps by name. Their words are those of `attnbench explain`."""
 OF_HEADS: Table = {
-    "heads_for_positions": {"whole": across_heads},
+    "heads_for_positions": {  # attention among the heads of one position
+        "heads": after("heads", lambda operands: tuple(each.transpose(1, 2) for each in operands)),
+        "masked_scores": lambda x, _: x,  # (B,T,H,H)
+        "weights": lambda x, _: x.softmax(dim=-1),
+        "context": after("context", lambda x: x.transpose(1, 2)),
+    },
     "query_key_swapped": {"scores": lambda query, key, mask: steps.scores(key, query, mask)},
 }
 PROJECTED: Table = {

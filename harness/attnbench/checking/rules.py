@@ -316,20 +316,18 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     """Gradients do not depend on the strides of the incoming one, on the others requested, or on earlier passes."""
     if (usual := candidate.grad_output) is None:
         return
-    narrow = {
+    layouts = {
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0].expand_as(usual),
         "one row expanded over the queries": usual[..., :1, :].expand_as(usual),
+        "spread out in memory": memory.gapped(usual, candidate.alignment_bytes),
     }
     rows = torch.ones_like(candidate.normal.grad_rows)
     ones = Reference(candidate.workload, candidate.normal.drawn, candidate.normal.seed, grad_rows=rows)
     wrong = [each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is Grade.wrong]
     yield f"an incoming gradient of ones gives another {', '.join(wrong)}" if wrong else ""
-    for kind, grad in narrow.items():
+    for kind, grad in layouts.items():
         dense = candidate.ask(grad=grad.contiguous())
         yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
-    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
-    words = "an incoming gradient that is spread out in memory gives"
-    yield candidate.compare(words, candidate.answer, grad=spread)
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
     for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:

@@ -75,8 +75,6 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return product(weights, value)
 
 
-WHOLE = "whole"
-"""A change under this name replaces every step from `scores` to `context`: (query, key, value, mask) -> context."""
 DEFAULTS: Changes = {
     "projection": project,
     "heads": heads,
@@ -98,8 +96,6 @@ def attend(
     step = {**DEFAULTS, **(changes or {})}
     query, key, value = step["heads"](query, key, value, mask)
     results = {"query": query, "key": key, "value": value}
-    if WHOLE in step:
-        return results | {"context": step[WHOLE](query, key, value, mask)}
     results["scores"] = step["scores"](query, key, mask)
     results["masked scores"] = step["masked scores"](results["scores"], mask)
     results["weights"] = step["weights"](results["masked scores"], mask)
@@ -150,7 +146,7 @@ def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **change
     means, declare = next(((each.means, each.declare) for each in explanations() if each.name == name), ("", ""))
     words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
     steps = {step.replace("_", " "): change for step, change in changes.items()}
-    first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
+    first = min(steps, key=[*DEFAULTS].index)
     return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, needs_all_rows=needs_all_rows)
 
 
