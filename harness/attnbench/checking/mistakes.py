@@ -201,16 +201,12 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
                     yield wrong(name, detail, needs_all_rows=is_across, **changed(operand, change))
     if min(of_query, workload.seq_len) == 1:
         return
-    yield wrong("merged_without_transpose", needs_all_rows=True, **changed(OUTPUT, merged))
+    merged = changed(OUTPUT, lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2))
+    yield wrong("merged_without_transpose", needs_all_rows=True, **merged)
     for operand in ("query, key and value", *QKV, OUTPUT):
         detail = f"(B, H, T, K) is made of (B, T, H, K), in the {operand}"
         view = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
         yield wrong("viewed_not_transposed", detail, needs_all_rows=True, **view)
-
-
-def merged(context: Tensor) -> Tensor:
-    """Read (B, H, T, V) as (B, T, H, V) by a view, without a transpose."""
-    return context.reshape(context.transpose(1, 2).shape).transpose(1, 2)
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
@@ -424,15 +420,9 @@ def uncapped(scores: Tensor, mask: RowMask) -> Tensor:
     return hide(reduce(mask.change, (part for part in mask.rule.changes if part.is_additive), scores), mask.seen)
 
 
-def usual(masked: Tensor, _: RowMask) -> Tensor:
-    """The softmax; 0 if a query sees no key."""
-    return masked.softmax(dim=-1).nan_to_num(0.0)
-
-
-def powers_over(masked: Tensor, _: RowMask, dim: int, *, is_normalised: bool = True) -> Tensor:
-    """The softmax over an axis, or its exponentials; hidden keys get no share."""
-    powers = (masked - masked.amax(dim, keepdim=True)).exp().nan_to_num(0.0)
-    return powers / powers.sum(dim, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny) if is_normalised else powers
+def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
+    """The softmax over the keys, or over another axis; 0 where everything is hidden."""
+    return masked.softmax(dim=dim).nan_to_num(0.0)
 
 
 Table = dict[str, dict[str, Any]]
@@ -462,11 +452,11 @@ SQUARE_OUTPUT: Table = {
     },
 }
 SOFTMAXES: Table = {
-    "softmax_over_queries": {"weights": partial(powers_over, dim=-2)},
-    "softmax_over_heads": {"weights": partial(powers_over, dim=1)},
-    "softmax_over_batch": {"weights": partial(powers_over, dim=0)},
+    "softmax_over_queries": {"weights": partial(usual, dim=-2)},
+    "softmax_over_heads": {"weights": partial(usual, dim=1)},
+    "softmax_over_batch": {"weights": partial(usual, dim=0)},
     "no_softmax": {"weights": lambda x, _: x.where(x.isfinite(), 0)},
-    "not_normalised": {"weights": partial(powers_over, dim=-1, is_normalised=False)},
+    "not_normalised": {"weights": lambda x, _: (x - x.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)},
     "one_more_in_the_sum": {"weights": lambda x, _: softmax_with_sinks(x, x.new_zeros(1, 1, 1))},
     "sigmoid_for_softmax": {"weights": lambda x, _: torch.sigmoid(x)},
     "softmax_twice": {"weights": lambda x, mask: usual(hide(usual(x, mask), x > -math.inf), mask)},
