@@ -30,7 +30,7 @@ from attnbench.checking.case import (
     pull_back,
 )
 from attnbench.checking.mistakes import FINITE, NAN
-from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation, Weights
@@ -263,8 +263,8 @@ class Reference:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """The reference for one of PROBES; it raises the errors of Reference."""
-    drawn = PROBES[probe](workload, seed)
+    """The reference for one of PROBES, or for inputs NEAR the normal ones; it raises the errors of Reference."""
+    drawn = (PROBES | {NEAR: draw_near})[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         query, key, value = (drawn.tensors[name] for name in QKV)
         turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)

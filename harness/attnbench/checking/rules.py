@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
-from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_near
+from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,
     References,
@@ -113,12 +113,7 @@ def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False
     return lambda trials: RULES.update({name: Rule(trials, axes, may_refuse, is_noted)})
 
 
-@lru_cache(maxsize=6)
-def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[], object]) -> Reference:
-    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed."""
-    if kind == "near":
-        return Reference(workload, draw_near(workload, seed), seed, has_gradients=False)
-    return reference_for_probe(workload, kind, seed, on_step)
+right_answer = lru_cache(maxsize=6)(reference_for_probe)
 
 
 class Candidate:
@@ -148,8 +143,8 @@ class Candidate:
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
-        inputs = (reference or self.normal).inputs
-        return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
+        right = reference or self.normal
+        return build(right.workload, self.implementation, right.inputs.map(lambda tensor: tensor.clone()))
 
     def ask(
         self,
@@ -255,7 +250,7 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
         return
     for is_inference in (False, True):  # only isolated code is called in torch.inference_mode
         outputs: list[Tensor] = []
-        for reference in (candidate.normal, candidate.right("near")):
+        for reference in (candidate.normal, candidate.right(NEAR)):
             case = candidate.case(reference)
             vars(case.mask).update(is_inference=is_inference)
             with torch.no_grad():
@@ -434,7 +429,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     except ValueError:  # no such mask, or nothing to compare
         return
     candidate.call()
-    case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
+    case = candidate.case(reference)
     with case.grad_mode():
         found = candidate.off(case.output(), reference)
     yield found and f"after a call with more keys, {found}"
