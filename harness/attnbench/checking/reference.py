@@ -415,27 +415,21 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
-        try:
-            observed.compared.update(gradients(case, output, reference))
-        except Exception as error:
-            if lacks_backward(error):
-                return replace(observed, has_backward=False)
-            raise
+        if not (made := gradients(case, output, reference)):
+            return replace(observed, has_backward=False)
+        observed.compared.update(made)
     missing = sorted(set(reference.expected) - set(observed.compared))
     if missing and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
     return observed
 
 
-def lacks_backward(error: Exception) -> bool:
-    """Whether an output had no graph; an error from another process only has its name."""
-    return type(error).__name__ == NoBackwardError.__name__
-
-
 def gradients(
     case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
+
+    There is none if the output has no graph.
 
     The candidate gets `grad_output`, or a copy of the reference's, which later candidates use too. `pack` is linear, so
     its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
@@ -448,8 +442,13 @@ def gradients(
     assert reference.grad_output is not None
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
     given = reference.grad_output.clone() if grad_output is None else grad_output
-    with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
-        pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
+    try:
+        with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
+            pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
+    except Exception as error:
+        if type(error).__name__ == NoBackwardError.__name__:  # an error from another process only has its name
+            return {}
+        raise
     conduct.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):

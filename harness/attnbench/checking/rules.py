@@ -29,7 +29,6 @@ from attnbench.checking.reference import (
     errors,
     gradients,
     is_half,
-    lacks_backward,
     output_error,
     reference_for_probe,
     require_form,
@@ -81,14 +80,7 @@ HIDING = ("scope", "direction", "hides")
 Answer = dict[str, Tensor]
 
 
-class Accepted(NamedTuple):
-    """A violation that is one of CONVENTIONS, by its name there, and its description."""
-
-    convention: str
-    found: str
-
-
-Outcome = str | Exception | Accepted
+Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
 """Results for one implementation, by a rule's name and its axes; None by the workload, where a rule does not apply."""
 
@@ -175,12 +167,8 @@ class Candidate:
             output = case.output()
         require_form(self.workload, output)
         answer = {"output": output.detach()}
-        try:
-            for _ in range(0 if self.grad_output is None else num_passes):
-                answer |= gradients(case, output, self.normal, grad, retain_graph=True)
-        except Exception as error:
-            if not lacks_backward(error):
-                raise
+        for _ in range(0 if self.grad_output is None else num_passes):
+            answer |= gradients(case, output, self.normal, grad, retain_graph=True)
         return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
@@ -372,7 +360,7 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
         factors = factor[: candidate.workload.value_dim]
         words = f"values {factor[0]:g} times larger give"
         outcome = candidate.compare(words, usual, lambda: candidate.call(large) / factors)
-        yield _overflow(RANGE, outcome) if candidate.workload.dtype == "float16" else outcome
+        yield _accepted(RANGE, outcome, NOT_FINITE) if candidate.workload.dtype == "float16" else outcome
 
 
 @rule("large products", "scope", "direction", "dtype", may_refuse=True)
@@ -388,12 +376,14 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
         finite = torch.zeros_like(candidate.output)
         words = "products of query and key above 65504 give"
         outcome = candidate.compare(words, finite, lambda: torch.zeros_like(finite) * candidate.call(tensors))
-        yield _overflow(PRODUCTS, outcome)
+        yield _accepted(PRODUCTS, outcome, NOT_FINITE)
 
 
-def _overflow(convention: str, outcome: Outcome) -> Outcome:
-    """The outcome; as a convention if the answer is not finite, and not if it is a finite wrong one."""
-    return Accepted(convention, outcome) if isinstance(outcome, str) and NOT_FINITE in outcome else outcome
+def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
+    """The outcome; one of CONVENTIONS if it is a violation whose description contains `only`."""
+    if isinstance(outcome, str) and outcome and only in outcome:
+        return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
+    return outcome
 
 
 @rule("other scales", "scope", "direction", may_refuse=True)
@@ -413,7 +403,8 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
 
         yield candidate.compare("a scale of 0 gives", right, finite)
         scale, words = -candidate.workload.scale, "the opposite query and scale give"
-        yield _overflow(SIGN, candidate.compare(words, usual, tensors={"query": -query}, scale=scale))
+        outcome = candidate.compare(words, usual, tensors={"query": -query}, scale=scale)
+        yield _accepted(SIGN, outcome, NOT_FINITE)
 
 
 @rule("fewer keys", *HIDING, "square", may_refuse=True)
@@ -457,7 +448,7 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
         outcome = candidate.compare("a bias in float32 gives", candidate.output, form=memory.RAISED)
-        yield Accepted(BIAS, outcome) if isinstance(outcome, str) and outcome else ""
+        yield "" if isinstance(outcome, Exception) else _accepted(BIAS, outcome)
 
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
@@ -472,7 +463,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
         if isinstance(outcome, str) and outcome and any(isinstance(part, Causal) for part in rule.parts):
             both, ones = candidate.call(form=SPLIT), (rule.without_causal, Causal())
             uses_one = any(candidate.compare("", both, rule=each) == "" for each in ones)
-            yield Accepted(CAUSAL, outcome) if uses_one else outcome
+            yield _accepted(CAUSAL, outcome) if uses_one else outcome
         else:
             yield outcome if isinstance(outcome, conduct.ConductError) else ""
 
@@ -489,7 +480,7 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
         outcome = candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
-        yield Accepted(ONE_MASK, outcome) if isinstance(outcome, str) and outcome else outcome
+        yield _accepted(ONE_MASK, outcome)
 
 
 @rule("layouts", *USUAL, "grouped", "one head", may_refuse=True)
@@ -663,8 +654,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
             is_tried = True
             if isinstance(outcome, conduct.ConductError):
                 return violated(found=str(outcome))
-            if isinstance(outcome, Accepted):
-                return violated(found=outcome.found, is_noted=True, convention=outcome.convention)
+            if isinstance(outcome, RuleResult):
+                return msgspec.structs.replace(outcome, rule=name)
             if isinstance(outcome, Exception):
                 refusal = refusal or outcome
             elif outcome:
@@ -673,7 +664,7 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
         return None
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
-    if refusal is not None and not lacks_backward(refusal):
+    if refusal is not None:
         is_refused = may_refuse or type(refusal).__name__ == NotImplementedError.__name__
         return violated(found=words(refusal), is_noted=is_noted or is_refused)
-    return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried or refusal else None
+    return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried else None
