@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes import Mistake
 from attnbench.checking.oracle import RowMask
+from attnbench.checking.steps import Mistake
 from attnbench.contract import BoundMask, Implementation, Weights
 
 BLOCK_SCORES = 2**24

@@ -8,9 +8,10 @@ import msgspec
 import torch
 
 from attnbench.checking.case import Inputs
-from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from studies.frame import Row
@@ -50,9 +51,9 @@ class Sizes:
 
     axes: dict[str, object]
 
-    def at(self, length: int, dtype: str, direction: str) -> Workload:
+    def at(self, length: int, dtype: str) -> Workload:
         """Build the workload at a length."""
-        sizes = {"seq_len": length, "num_heads": 2, "head_dim": 16, "dtype": dtype, "direction": direction}
+        sizes = {"seq_len": length, "num_heads": 2, "head_dim": 16, "dtype": dtype, "direction": "inference"}
         given = {name: axis(length) if callable(axis) else axis for name, axis in self.axes.items()}
         return Workload(**(sizes | given))  # type: ignore[arg-type]
 
@@ -118,10 +119,10 @@ USUAL_LEN = 17
 
 
 @cache
-def forms(family: int, length: int, dtype: str, direction: str) -> dict[str, list[Mistake]]:
+def forms(family: int, length: int, dtype: str) -> dict[str, list[Mistake]]:
     """List the mistakes that can be made at a family's workload by name."""
     found: dict[str, list[Mistake]] = {}
-    for mistake in catalogue(FAMILIES[family].at(length, dtype, direction)):
+    for mistake in catalogue(FAMILIES[family].at(length, dtype)):
         found.setdefault(mistake.name, []).append(mistake)
     return found
 
@@ -129,11 +130,7 @@ def forms(family: int, length: int, dtype: str, direction: str) -> dict[str, lis
 @cache
 def kinds() -> dict[str, Mistake]:
     """List the first mistake of every name in the order of the catalogue."""
-    every = [
-        forms(number, USUAL_LEN, "float32", direction)
-        for direction in ("forward_backward", "inference")
-        for number in range(len(FAMILIES))
-    ]
+    every = [forms(number, USUAL_LEN, "float32") for number in range(len(FAMILIES))]
     first: dict[str, Mistake] = {}
     for family in every:
         for name, mistakes in family.items():
@@ -187,14 +184,14 @@ def cells(length: int, dtype: str, names: Collection[str] = ()) -> Iterator[Cell
 
 def _tried(kind: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
     """Try the forms of one name, each at the first family where it can be made and makes a difference."""
-    direction, tried = "forward_backward" if kind.is_gradient else "inference", set[str]()
+    tried = set[str]()
     for number, family in enumerate(FAMILIES):
-        every = forms(number, length, dtype, direction).get(kind.name, [])
+        every = forms(number, length, dtype).get(kind.name, [])
         for planted in every if length <= MOST_FORMS_LEN else every[len(every) // 2 :][:1]:
             is_new = planted.words not in tried and not (tried and length > MOST_FORMS_LEN)
-            if is_new and _differs(planted, family.at(length, "float64", direction)):
+            if is_new and _differs(planted, family.at(length, "float64")):
                 tried.add(planted.words)
-                yield from _judged(planted, family.at(length, dtype, direction))
+                yield from _judged(planted, family.at(length, dtype))
     if not tried:
         yield Absent(mistake=kind.name, dtype=dtype, length=length)
 

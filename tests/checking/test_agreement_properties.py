@@ -13,9 +13,9 @@ from attnbench.checking import oracle
 from attnbench.checking.agreement import check
 from attnbench.checking.case import bind, generator, reason_against
 from attnbench.checking.memory import LAYOUTS
-from attnbench.checking.mistakes import Mistake
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError
 from attnbench.checking.reference import References, reference_for_probe
+from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload

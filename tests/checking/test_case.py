@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.checking import case, witness
+from attnbench.checking import agreement, case
 from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import ask, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
@@ -90,9 +90,9 @@ def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monk
     made = from_function(lambda query, key, value: (query @ key.mT).softmax(-1) @ value, "a test")
     workload = Workload(**POINT.axes() | {"direction": direction})
     inputs = place(draw_normal(workload, 0), workload)
-    (call, named), right = witness.ready(built := case.build(workload, made, inputs), inputs, 1, 2)[0], {}
+    (call, named), right = agreement.ready(built := case.build(workload, made, inputs), inputs, 1, 2)[0], {}
     if direction != "inference":
-        given = {name: each.requires_grad_() for name, each in witness.turned(inputs, workload, 2, 0).tensors.items()}
+        given = {name: each.requires_grad_() for name, each in agreement.turned(inputs, workload, 2, 0).tensors.items()}
         output = replace(built, tensors=given).output()
         output.backward(torch.full_like(output, case.grad_value(workload)))
         right = {f"gradient of {name}": each.grad for name, each in given.items()}

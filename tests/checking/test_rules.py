@@ -262,7 +262,7 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (mask_in_memory_order, {"mask": "boolean(40)"}, "masks in memory"),
         (mask_as_wide_as_it_is, {"mask": "sliding_window(4)"}, "masks in memory"),
         (first_row_of_an_expanded_mask, {"mask": "sliding_window(4)"}, "masks in memory"),
-        (no_scale_of_0, {"scale": 0.4}, "scale of 0"),
+        (no_scale_of_0, {"scale": 0.4}, "other scales"),
     ],
 )
 def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
@@ -331,7 +331,7 @@ def clamps_values(query, key, value):
     [
         (sums_in_float16, {"dtype": "float16"}, rules.LARGE_VALUES, "range"),
         (maximum_before_scale, {"dtype": "float16"}, "large products", "products"),
-        (maximum_before_scale, {"scale": 0.4}, "negative scale", "sign"),
+        (maximum_before_scale, {"scale": 0.4}, "other scales", "sign"),
         (rounds_bias, {"dtype": "bfloat16", "mask": "additive"}, "bias in float32", "bias"),
         (mask_alone, {"mask": "causal+padding"}, "is_causal with a mask", "causal"),
     ],

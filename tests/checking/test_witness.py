@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnbench.checking import witness
+from attnbench.checking import agreement
 from attnbench.checking.case import QKV, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
@@ -21,11 +21,11 @@ def judged(workload, spec, number, *, change=lambda case: None, is_thorough=True
     change(case)
     with case.grad_mode():
         case.call()()  # on the timed inputs
-        outputs = [named(call()) for call, named in witness.ready(case, placed, NUM_CALLS, 5)]
+        outputs = [named(call()) for call, named in agreement.ready(case, placed, NUM_CALLS, 5)]
     assert len(outputs) == NUM_CALLS
     found = {name: tensor for name, tensor in outputs[number].items() if tensor is not None}
     assert ("output" in found) == (workload.direction != "backward")
-    return witness.judge(workload, drawn, found, number, 5, judge_seed=11, is_thorough=is_thorough)
+    return agreement.judge(workload, drawn, found, number, 5, judge_seed=11, is_thorough=is_thorough)
 
 
 @pytest.mark.one_in(2)
@@ -54,7 +54,7 @@ def test_a_result_that_is_not_handed_in_is_wrong(scope, direction, missing):
     workload = Workload(**SHAPE, scope=scope, direction=direction)
     drawn = draw_normal(workload, 0)
     found = {"output": torch.zeros(1)} if missing != "output" else {}
-    said = witness.judge(workload, drawn, found, 0, 5, judge_seed=11, is_thorough=False)
+    said = agreement.judge(workload, drawn, found, 0, 5, judge_seed=11, is_thorough=False)
     assert said == f"while it was timed: it handed in no {missing}"
 
 
@@ -115,7 +115,7 @@ def test_one_row_that_is_wrong_among_thousands_is_seen():
 def test_each_call_has_inputs_of_its_own_in_the_same_layout(layout):
     workload = Workload(**SHAPE, batch_size=2, num_kv_heads=1, scope="attention", layout=layout)
     placed = place(draw_normal(workload, 0), workload)
-    made = [witness.turned(placed, workload, seed, number) for seed, number in ((1, 0), (1, 1), (2, 0), (1, 0))]
+    made = [agreement.turned(placed, workload, seed, number) for seed, number in ((1, 0), (1, 1), (2, 0), (1, 0))]
     for name, tensor in placed.tensors.items():
         first, second, other, again = (each.tensors[name] for each in made)
         assert torch.equal(first, again)

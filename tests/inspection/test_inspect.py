@@ -215,8 +215,6 @@ SEEN_AT |= {"heads": {"weights", "context"}, "context": {"weights", "context"}, 
 def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     walk, seen = walk_of(settings), set()
     for each in catalogue(walk.workload):
-        if each.is_gradient:
-            continue
         found = oracle_diff.compare(planted(each.changes), walk)
         last = found.comparisons[-1]
         if last.agrees:  # these words cannot distinguish it: that needs the check's probes

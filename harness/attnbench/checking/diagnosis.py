@@ -18,19 +18,19 @@ from torch import Tensor
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build
-from attnbench.checking.conventions import settle
-from attnbench.checking.mistakes import Mistake, catalogue
+from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
     References,
     ask,
-    differences,
     distance,
     largest,
     output_error,
     reference_for_probe,
     roundings,
+    settle,
 )
+from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
 from attnbench.workloads.workload import Workload
@@ -186,8 +186,8 @@ def cut(evidence: list[Evidence]) -> None:
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
-        apart = torch.stack([differences(each.observed["output"], each.expected["output"])[0] for each in evidence])
-        worst = apart.movedim(-2, 0).flatten(1).amax(dim=1).topk(most // 2).indices
+        apart = torch.stack([(each.observed["output"] - each.expected["output"]).abs() for each in evidence])
+        worst = apart.nan_to_num(torch.inf).movedim(-2, 0).flatten(1).amax(dim=1).topk(most // 2).indices
         places = torch.cat([worst, torch.linspace(0, num_rows - 1, most // 2).long()]).unique()
         for each in evidence:
             each.rows = each.rows[places]
@@ -356,6 +356,8 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 def _known(evidence: list[Evidence]) -> Finding | None:
     """The mistakes that explain everything, or only the wrong rows if the others are right; all are equally likely."""
+    if not any(each.is_wrong("output") for each in evidence):
+        return None
     mistakes, where = [*catalogue(evidence[0].reference.workload)], ""
     matches = match(evidence, mistakes)
     rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)  # (B,H,R) or (B,R)
@@ -369,28 +371,23 @@ def _known(evidence: list[Evidence]) -> Finding | None:
     if also := dict.fromkeys(each.words for each in others if each.name != first.name):
         more += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
     words = f",{where}, {first.words}" if where else first.words
-    return finding(words, (each.name for each in matches), first.step, more, is_backward=first.is_gradient)
+    return finding(words, (each.name for each in matches), first.step, more)
 
 
 def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
-    """The mistakes that explain everything, best first; those that are nearly as good as the best are as likely.
+    """The mistakes that explain a wrong output, best first; those that are nearly as good as the best are as likely.
 
     With `region` (B, H, R), only those rows of the output are compared.
     """
     has_all_rows = all(len(each.rows) == each.reference.workload.seq_len for each in evidence)
-    is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    parts: list[tuple[Evidence, list[str]]] = [(each, ["output"]) for each in evidence if is_output_wrong]
+    parts = [(each, ["output"]) for each in evidence]
     for each in evidence if region is None else ():
         gradients = [name for name in each.names if name != "output"]
-        if gradients and not (is_output_wrong and each.convention):
+        if gradients and not each.convention:
             parts.append((each, gradients))
-    first, names = next(part for part in parts if any(map(part[0].is_wrong, part[1])))
-    possible = [
-        each
-        for each in mistakes
-        if each.is_gradient is not is_output_wrong and (has_all_rows or not each.needs_all_rows)
-    ]
-    near = {each: first.distance(each, names, region, is_quick=True) for each in possible}
+    first = next(each for each in evidence if each.is_wrong("output"))
+    possible = [each for each in mistakes if has_all_rows or not each.needs_all_rows]
+    near = {each: first.distance(each, ["output"], region, is_quick=True) for each in possible}
     far: dict[Mistake, float] = {}
     for mistake in sorted(near, key=near.__getitem__)[:SHORTLIST]:
         far[mistake] = 0.0 if near[mistake] < math.inf else math.inf
@@ -460,12 +457,13 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
         words = f"dropout is active in evaluation: {share:.0%} of the weights are 0, the others {how}"
         return finding(words, [f"dropout_{'in_evaluation' if is_rescaled else 'without_rescaling'}"], "weights")
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
-    apart, place = differences(actual, right)
+    apart = (actual - right).abs().nan_to_num(torch.inf)
+    place = torch.unravel_index(apart.argmax(), apart.shape)
     if float(apart.max()) <= allowed:
         return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
     if workload.sinks == "none" and (known := _by_weights(actual, results, mask, allowed)):
         return known
-    (batch, head, row, column), sums = place, actual.sum(dim=-1)
+    (batch, head, row, column), sums = map(int, place), actual.sum(dim=-1)
     low, high, leaked = float(sums.min()), float(sums.max()), float(actual.where(~mask.seen, 0.0).abs().max())
     facts = "query {} gives key {} {} where {} is right (batch row {}, head {})".format(
         row, column, *_distinct(float(actual[place]), float(right[place])), batch, head

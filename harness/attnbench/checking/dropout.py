@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
-from attnbench.checking.reference import Reference, UncheckableError, differences, errors, gradients
+from attnbench.checking.reference import Reference, UncheckableError, errors, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation
 from attnbench.contract.declared import words
@@ -132,7 +132,7 @@ def rescaled(trial: DropoutTrial) -> str:
     if bool(((sums - 1).abs().where(trial.sees[..., 0], 0.0) <= tolerance[:, 0] * dropped.shape[-1]).all()):
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
     expected = (right * trial.rescale).expand_as(dropped)
-    _, at = differences(dropped.where(~trial.zeros, expected), expected)
+    at = torch.unravel_index((dropped.where(~trial.zeros, expected) - expected).abs().argmax(), dropped.shape)
     return f"a weight is {float(dropped[at]):.4g}, which is neither 0 nor the rescaled {float(expected[at]):.4g}"
 
 

@@ -187,7 +187,8 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tens
     """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
 
     Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
-    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. A
+    by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. With
+    weights P, dP = dO V^T and D = rowsum(dO * O), the gradient of `form` with respect to the scores is P * (dP - D). A
     sink is one more key with value 0.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
@@ -208,16 +209,8 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tens
     along = weights.sum(dim=-1, keepdim=True)
     if sinks is not None:
         along = along + (sinks - logsumexp).exp()
-    return with_gradient_of(weights @ value - along * (out * (1 + share)).to(out.dtype), out)
-
-
-def with_gradient_of(form: Tensor, output: Tensor) -> Tensor:
-    """An output with another form's gradient.
-
-    The form `weights @ value - weights.sum() * output`, whose weights are the exponentials of scores minus a constant,
-    has FlashAttention's: with weights P, dP = dO V^T and D = rowsum(dO * O), that of the scores is P * (dP - D).
-    """
-    return output.detach() + (form - form.detach()).nan_to_num(0.0)
+    form = weights @ value - along * (out * (1 + share)).to(out.dtype)
+    return out + (form - form.detach()).nan_to_num(0.0)
 
 
 def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
 """Added to normal values; a rounding of the sum is a small share of the values' spread."""
 FLAT, MANY_KEYS = 0.3, 1024
 TOKENS = ("query", "key", "value", "x", "context")
+NEAR = "near"  # the inputs of a second call that a rule makes
 
 
 class VacuousError(ValueError):

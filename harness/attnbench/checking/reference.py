@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softshrink
 
 from attnbench.checking import conduct, oracle
 from attnbench.checking.case import (
@@ -29,7 +29,8 @@ from attnbench.checking.case import (
     place,
     pull_back,
 )
-from attnbench.checking.probes import PROBES, TOKENS, VacuousError
+from attnbench.checking.mistakes import FINITE, NAN
+from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation, Weights
@@ -60,6 +61,11 @@ resolve them, so only finiteness is compared.
 """
 SUMMED = "gradient of value"
 """The gradient whose terms are known without another backward pass: see `group_sum`."""
+
+NEARER = 0.25
+"""An answer follows a form if its distance to it is at most this share of its distance to 0."""
+EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
+"""The limit for the effect of queries that see no key: in yardstick errors of the dtype, and in roundings."""
 
 
 class FormError(ValueError):
@@ -257,8 +263,8 @@ class Reference:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """The reference for one of PROBES; it raises the errors of Reference."""
-    drawn = PROBES[probe](workload, seed)
+    """The reference for one of PROBES, or for inputs NEAR the normal ones; it raises the errors of Reference."""
+    drawn = (PROBES | {NEAR: draw_near})[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         query, key, value = (drawn.tensors[name] for name in QKV)
         turned = oracle.in_place(workload, torch.arange(workload.seq_len), (query, key, value), -1)
@@ -382,13 +388,6 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
-def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The absolute differences, infinite where not finite, and the first place of the largest one."""
-    apart = (actual - expected).abs()
-    apart = apart.where(apart.isfinite(), torch.inf)
-    return apart, tuple(int(index) for index in np.unravel_index(int(apart.argmax()), apart.shape))
-
-
 @dataclass(frozen=True)
 class Observation:
     """A candidate's answer: its whole output, and the compared tensors by name."""
@@ -415,27 +414,21 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
-        try:
-            observed.compared.update(gradients(case, output, reference))
-        except Exception as error:
-            if lacks_backward(error):
-                return replace(observed, has_backward=False)
-            raise
+        if not (made := gradients(case, output, reference)):
+            return replace(observed, has_backward=False)
+        observed.compared.update(made)
     missing = sorted(set(reference.expected) - set(observed.compared))
     if missing and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
     return observed
 
 
-def lacks_backward(error: Exception) -> bool:
-    """Whether an output had no graph; an error from another process only has its name."""
-    return type(error).__name__ == NoBackwardError.__name__
-
-
 def gradients(
     case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
+
+    There is none if the output has no graph.
 
     The candidate gets `grad_output`, or a copy of the reference's, which later candidates use too. `pack` is linear, so
     its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
@@ -448,8 +441,13 @@ def gradients(
     assert reference.grad_output is not None
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
     given = reference.grad_output.clone() if grad_output is None else grad_output
-    with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
-        pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
+    try:
+        with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
+            pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
+    except Exception as error:
+        if type(error).__name__ == NoBackwardError.__name__:  # an error from another process only has its name
+            return {}
+        raise
     conduct.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
@@ -520,3 +518,70 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
         if suspected.error is None or suspected.error > suspected.allowed:
             return suspected, wider
     return compared, reference
+
+
+def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
+    """Replace answers for queries that see no key by the right one; also return which of `CONVENTIONS` they had.
+
+    The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead
+    of minus infinity gives the mean of all values or, if it preserves the differences between scores, attention without
+    a mask, as cuDNN's. None is wrong by itself, so their effect on gradients is replaced, too.
+
+    The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
+    changed. `only` is the convention on another probe, since it is the same on all.
+    """
+    every = None if only == "" else _empty_rows(seen, reference)
+    if every is None or not (empty := every[..., reference.rows]).any():
+        return seen, ""
+    expected = reference.expected
+    observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in expected}
+    right, actual = expected["output"][empty], observed["output"][empty]
+    answers_of = partial(reference.answers_of, has_gradients=len(observed) > 1)
+
+    def replaced(settled: dict[str, Tensor], kind: str) -> tuple[Observation, str]:
+        output = seen.output.clone()
+        output[every.to(output.device)] = right[0].to(output)
+        return replace(seen, output=output, compared=seen.compared | settled), kind
+
+    is_nan = actual.isnan()
+    if only in {None, "nan", "nan_gradient"} and (not is_nan.any() or is_nan.all()):
+        form = answers_of(NAN)
+        settled = {
+            name: tensor.where(~(tensor.isnan() & form[name].isnan()), expected[name])
+            for name, tensor in observed.items()
+        }
+        if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
+            constant = {name: each.nan_to_num(0.0) for name, each in seen.compared.items() if name not in observed}
+            return replaced(settled | constant, "nan" if is_nan.all() else "nan_gradient")
+    candidates: list[tuple[float, int, str, dict[str, Tensor]]] = []
+    dtype = TORCH_DTYPES[reference.workload.dtype]
+    for kind, finite in FINITE:
+        if only not in {None, kind}:
+            continue
+        form, rounded = answers_of(finite), answers_of(finite, dtype)
+        slack = {  # the rounding error of the form's effect on the right answer
+            name: EMPTY_YARDSTICKS * largest(rounded[name], form[name])
+            + EMPTY_ROUNDINGS * torch.finfo(dtype).eps * largest(form[name], expected[name])
+            for name in observed
+        }
+        settled = {
+            name: expected[name] + softshrink(tensor - form[name], slack[name]) for name, tensor in observed.items()
+        }
+        from_form, from_right = largest(actual, form["output"][empty]), largest(actual, right)
+        if from_form <= reference.tolerance("output") + slack["output"] and from_form < NEARER * from_right:
+            worst = max(largest(each, expected[name]) / reference.tolerance(name) for name, each in settled.items())
+            candidates.append((worst, len(candidates), kind, settled))
+    if not candidates:
+        return seen, ""
+    *_, kind, settled = min(candidates)
+    return replaced(settled, kind)
+
+
+def _empty_rows(seen: Observation, reference: Reference) -> Tensor | None:
+    """Whether each row of a whole output may get any answer: (B, H, T), or (B, T) in scope `module`; None if none."""
+    workload = reference.workload
+    sizes = workload.batch_size, workload.seq_len, workload.kv_len
+    if workload.sinks != "none" or not workload.mask_rule.has_empty_rows(*sizes):
+        return None
+    empty = ~oracle.row_mask(workload, torch.arange(workload.seq_len)).seen.any(dim=-1)  # (B,1,T)
+    return empty[:, 0] if seen.output.dim() == 3 else empty.expand(-1, workload.num_heads, -1)  # noqa: PLR2004 - (B,T,D)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
-from attnbench.checking.conventions import settle
-from attnbench.checking.probes import TOKENS, VacuousError, draw_large, draw_near
+from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,
     References,
@@ -30,10 +29,10 @@ from attnbench.checking.reference import (
     errors,
     gradients,
     is_half,
-    lacks_backward,
     output_error,
     reference_for_probe,
     require_form,
+    settle,
 )
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
@@ -76,26 +75,18 @@ EXPANDED = (
 LEAST_APART = 2.0**-18
 """Answers that differ by a smaller share differ only in precision, in any dtype."""
 AXES = ("batch rows", "heads", "tokens")
-EVERY = ("scope", "direction", "dtype", "mask", "bias", "layout", "sinks", "scale")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 Answer = dict[str, Tensor]
 
 
-class Accepted(NamedTuple):
-    """A violation that is one of CONVENTIONS, by its name there, and its description."""
-
-    convention: str
-    found: str
-
-
-Outcome = str | Exception | Accepted
+Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""The result of each rule for one implementation, by the rule's name and the kind of workload."""
+"""Results for one implementation, by a rule's name and its axes; None by the workload, where a rule does not apply."""
 
 
 class Rule(NamedTuple):
-    """A rule, and the axes of workloads on which it may depend: it is tried for each of their values.
+    """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
     A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
     """
@@ -114,12 +105,7 @@ def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False
     return lambda trials: RULES.update({name: Rule(trials, axes, may_refuse, is_noted)})
 
 
-@lru_cache(maxsize=6)
-def right_answer(workload: Workload, kind: str, seed: int, on_step: Callable[[], object]) -> Reference:
-    """The right answer to a probe or, for "near", to the normal inputs with a few numbers changed."""
-    if kind == "near":
-        return Reference(workload, draw_near(workload, seed), seed, has_gradients=False)
-    return reference_for_probe(workload, kind, seed, on_step)
+right_answer = lru_cache(maxsize=6)(reference_for_probe)
 
 
 class Candidate:
@@ -149,8 +135,8 @@ class Candidate:
 
     def case(self, reference: Reference | None = None) -> Case:
         """A case on fresh copies of a reference's inputs, by default the normal ones."""
-        inputs = (reference or self.normal).inputs
-        return build(self.workload, self.implementation, inputs.map(lambda tensor: tensor.clone()))
+        right = reference or self.normal
+        return build(right.workload, self.implementation, right.inputs.map(lambda tensor: tensor.clone()))
 
     def ask(
         self,
@@ -181,12 +167,8 @@ class Candidate:
             output = case.output()
         require_form(self.workload, output)
         answer = {"output": output.detach()}
-        try:
-            for _ in range(0 if self.grad_output is None else num_passes):
-                answer |= gradients(case, output, self.normal, grad, retain_graph=True)
-        except Exception as error:
-            if not lacks_backward(error):
-                raise
+        for _ in range(0 if self.grad_output is None else num_passes):
+            answer |= gradients(case, output, self.normal, grad, retain_graph=True)
         return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
@@ -256,7 +238,7 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
         return
     for is_inference in (False, True):  # only isolated code is called in torch.inference_mode
         outputs: list[Tensor] = []
-        for reference in (candidate.normal, candidate.right("near")):
+        for reference in (candidate.normal, candidate.right(NEAR)):
             case = candidate.case(reference)
             vars(case.mask).update(is_inference=is_inference)
             with torch.no_grad():
@@ -317,20 +299,18 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     """Gradients do not depend on the strides of the incoming one, on the others requested, or on earlier passes."""
     if (usual := candidate.grad_output) is None:
         return
-    narrow = {
+    layouts = {
         "one number expanded, as that of a sum,": torch.ones_like(usual[:1, :1, :1]).flatten()[0].expand_as(usual),
         "one row expanded over the queries": usual[..., :1, :].expand_as(usual),
+        "spread out in memory": memory.gapped(usual, candidate.alignment_bytes),
     }
     rows = torch.ones_like(candidate.normal.grad_rows)
     ones = Reference(candidate.workload, candidate.normal.drawn, candidate.normal.seed, grad_rows=rows)
     wrong = [each.tensor for each in errors(candidate.ask(grad=ones.grad_output), ones) if each.grade is Grade.wrong]
     yield f"an incoming gradient of ones gives another {', '.join(wrong)}" if wrong else ""
-    for kind, grad in narrow.items():
+    for kind, grad in layouts.items():
         dense = candidate.ask(grad=grad.contiguous())
         yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
-    spread = memory.LAYOUTS["spread out in memory"](usual, candidate.alignment_bytes)
-    words = "an incoming gradient that is spread out in memory gives"
-    yield candidate.compare(words, candidate.answer, grad=spread)
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
     for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:
@@ -343,7 +323,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
     yield candidate.compare("a second backward pass of one graph gives", candidate.answer, num_passes=2)
 
 
-@rule("sizes", "scope", "numbers")
+@rule("sizes", "scope", "direction", "dtype")
 def _sizes(candidate: Candidate) -> Iterator[Outcome]:
     """Small incoming gradients give small gradients; a smaller query with a larger key changes no score."""
     of_key, _, of_grad = (2.0**power for power in SIZES.get(candidate.workload.dtype, USUAL_SIZES))
@@ -380,7 +360,7 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
         factors = factor[: candidate.workload.value_dim]
         words = f"values {factor[0]:g} times larger give"
         outcome = candidate.compare(words, usual, lambda: candidate.call(large) / factors)
-        yield _overflow(RANGE, outcome) if candidate.workload.dtype == "float16" else outcome
+        yield _accepted(RANGE, outcome, NOT_FINITE) if candidate.workload.dtype == "float16" else outcome
 
 
 @rule("large products", "scope", "direction", "dtype", may_refuse=True)
@@ -396,37 +376,38 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
         finite = torch.zeros_like(candidate.output)
         words = "products of query and key above 65504 give"
         outcome = candidate.compare(words, finite, lambda: torch.zeros_like(finite) * candidate.call(tensors))
-        yield _overflow(PRODUCTS, outcome)
+        yield _accepted(PRODUCTS, outcome, NOT_FINITE)
 
 
-def _overflow(convention: str, outcome: Outcome) -> Outcome:
-    """The outcome; as a convention if the answer is not finite, and not if it is a finite wrong one."""
-    return Accepted(convention, outcome) if isinstance(outcome, str) and NOT_FINITE in outcome else outcome
+def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
+    """The outcome; one of CONVENTIONS if it is a violation whose description contains `only`."""
+    if isinstance(outcome, str) and outcome and only in outcome:
+        return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
+    return outcome
 
 
-@rule("scale of 0", "scope", "direction", may_refuse=True)
-def _no_scale(candidate: Candidate) -> Iterator[Outcome]:
-    """A scale of 0 gives every visible key the same weight, like a query of 0.
+@rule("other scales", "scope", "direction", may_refuse=True)
+def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
+    """A scale of 0 gives every visible key the same weight, and a negative scale is like the opposite query.
 
-    It applies if the workload gives a scale. A result that is not finite is ignored: -inf scores were multiplied by 0.
+    It applies if the workload gives a scale. At 0 a result that is not finite is ignored: -inf scores were multiplied
+    by 0. With a negative scale scores are large: some code takes maxima before it scales.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
-        actual = candidate.call(scale=0.0)
-        right = candidate.call({"query": torch.zeros_like(candidate.tokens["query"])})
-        yield candidate.compare("a scale of 0 gives", right, lambda: actual if actual.isfinite().all() else right)
-
-
-@rule("negative scale", "scope", "direction", may_refuse=True)
-def _negative_scale(candidate: Candidate) -> Iterator[Outcome]:
-    """The opposite query and scale give the same scores, which are large here: some code takes maxima before that."""
-    if candidate.workload.scale and candidate.workload.scope == "attention":
         query = LARGER * candidate.tokens["query"]
-        usual, scale = candidate.call({"query": query}), -candidate.workload.scale
-        words = "the opposite query and scale give"
-        yield _overflow(SIGN, candidate.compare(words, usual, tensors={"query": -query}, scale=scale))
+        right, usual = candidate.call({"query": torch.zeros_like(query)}), candidate.call({"query": query})
+
+        def finite() -> Tensor:
+            actual = candidate.call(scale=0.0)
+            return actual if actual.isfinite().all() else right
+
+        yield candidate.compare("a scale of 0 gives", right, finite)
+        scale, words = -candidate.workload.scale, "the opposite query and scale give"
+        outcome = candidate.compare(words, usual, tensors={"query": -query}, scale=scale)
+        yield _accepted(SIGN, outcome, NOT_FINITE)
 
 
-@rule("fewer keys", "scope", "sizes", may_refuse=True)
+@rule("fewer keys", *HIDING, "square", may_refuse=True)
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     """A call with fewer keys (and, if T = S, fewer queries) is right after one with more."""
     workload, seed = candidate.workload, candidate.normal.seed
@@ -439,7 +420,7 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     except ValueError:  # no such mask, or nothing to compare
         return
     candidate.call()
-    case = build(fewer, candidate.implementation, reference.inputs.map(lambda tensor: tensor.clone()))
+    case = candidate.case(reference)
     with case.grad_mode():
         found = candidate.off(case.output(), reference)
     yield found and f"after a call with more keys, {found}"
@@ -467,7 +448,7 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
         outcome = candidate.compare("a bias in float32 gives", candidate.output, form=memory.RAISED)
-        yield Accepted(BIAS, outcome) if isinstance(outcome, str) and outcome else ""
+        yield "" if isinstance(outcome, Exception) else _accepted(BIAS, outcome)
 
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
@@ -482,7 +463,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
         if isinstance(outcome, str) and outcome and any(isinstance(part, Causal) for part in rule.parts):
             both, ones = candidate.call(form=SPLIT), (rule.without_causal, Causal())
             uses_one = any(candidate.compare("", both, rule=each) == "" for each in ones)
-            yield Accepted(CAUSAL, outcome) if uses_one else outcome
+            yield _accepted(CAUSAL, outcome) if uses_one else outcome
         else:
             yield outcome if isinstance(outcome, conduct.ConductError) else ""
 
@@ -499,10 +480,10 @@ def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
         expected = candidate.output.clone()
         expected[:, 1::2] = candidate.call(form=memory.OF_OTHERS)[:, 1::2]
         outcome = candidate.compare(f"a mask that is {memory.OF_HEADS} gives", expected, form=memory.OF_HEADS)
-        yield Accepted(ONE_MASK, outcome) if isinstance(outcome, str) and outcome else outcome
+        yield _accepted(ONE_MASK, outcome)
 
 
-@rule("layouts", "scope", "direction", "half", "operands", may_refuse=True)
+@rule("layouts", *USUAL, "grouped", "one head", may_refuse=True)
 def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     """Operands in other memory layouts give the same answer: transposed, at an offset, with gaps, expanded, shared.
 
@@ -604,31 +585,20 @@ def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
 
 
-@lru_cache(maxsize=64)
-def _compares(workload: Workload) -> str:
-    """The direction, which decides on gradients: none are compared where some query sees no key (see Candidate)."""
-    sizes = workload.batch_size, workload.seq_len, workload.kv_len
-    is_less = workload.direction != "inference" and workload.mask_rule.has_empty_rows(*sizes)
-    return f"{workload.direction}, some rows empty" if is_less else workload.direction
-
-
-def _kind(workload: Workload, axes: Iterable[str]) -> tuple[object, ...]:
-    """A workload's values on these axes."""
-    hides, is_square, direction = workload.mask_rule.hides, workload.seq_len == workload.kv_len, _compares(workload)
-    way = workload.mask if workload.mask in {"none", "causal"} else (hides, workload.mask_rule.changes_scores)
-    known = {
-        "half": workload.dtype in {"bfloat16", "float16"},
-        "square": is_square,
+def _values(workload: Workload) -> dict[str, object]:
+    """A workload's values on the axes of rules."""
+    rule, direction = workload.mask_rule, workload.direction
+    if direction != "inference" and rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
+        direction += ", some rows empty"  # where no gradients are compared (see Candidate)
+    return workload.axes() | {
         "direction": direction,
-        "sizes": (direction, hides, is_square),
-        "hides": hides,
-        "grouped": workload.num_heads != workload.num_kv_heads,
-        "way": way,
-        "numbers": (direction, workload.dtype),
-        # Grouped key heads are repeated before they reach functions.
-        "operands": (way, workload.num_heads == workload.num_kv_heads, workload.num_heads > 1),
+        "half": is_half(workload),
+        "square": workload.seq_len == workload.kv_len,
+        "hides": rule.hides,
+        "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
+        "one head": workload.num_heads == 1,
+        "way": workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores),
     }
-    return tuple(known[axis] if axis in known else getattr(workload, axis) for axis in axes)
 
 
 def _plain(workload: Workload) -> Workload:
@@ -639,20 +609,6 @@ def _plain(workload: Workload) -> Workload:
     with contextlib.suppress(ValueError):
         return msgspec.structs.replace(plain, batch_size=max(2, workload.batch_size))
     return plain
-
-
-def untried(workload: Workload, known: RulesAt) -> list[str]:
-    """The rules to try: those that are broken elsewhere, or that have not held at all values of this workload."""
-    names = []
-    for name, (_, axes, *_) in RULES.items():
-        mine = _kind(workload, axes)
-        others = {key[1:]: result for key, result in known.items() if key[0] == name}
-        same = [key for key, result in others.items() if result is not None and key[0] == mine[0]]
-        is_broken = any(result is not None and not (result.holds or result.is_noted) for result in others.values())
-        is_new = is_broken or not all(any(key[axis] == value for key in same) for axis, value in enumerate(mine))
-        if is_new and mine not in others and _kind(workload, EVERY) not in others:
-            names.append(name)
-    return names
 
 
 def examine(
@@ -667,7 +623,9 @@ def examine(
     plain, reason = [*map(_plain, (short, whole))], None
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
-        if names := untried(workload, known):
+        values = _values(workload)
+        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in RULES.items()}
+        if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
             except Exception as error:  # noqa: BLE001 - it does not support these sizes, or nothing shows there
@@ -676,13 +634,10 @@ def examine(
             for name in names:
                 asked.on_step()
                 result = _result(candidate, name)
-                axes = EVERY if result is None else RULES[name].axes
-                known[name, *_kind(workload, axes)] = result
-        results = (known.get((name, *_kind(workload, each.axes))) for name, each in RULES.items())
+                known[(name, workload) if result is None else keys[name]] = result
+        results = filter(None, map(known.get, keys.values()))
         return tuple(
-            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects)
-            for each in results
-            if each is not None
+            msgspec.structs.replace(each, is_noted=each.is_noted and each.rule not in rejects) for each in results
         )
     if reason is None or isinstance(reason, VacuousError):
         return ()
@@ -699,8 +654,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
             is_tried = True
             if isinstance(outcome, conduct.ConductError):
                 return violated(found=str(outcome))
-            if isinstance(outcome, Accepted):
-                return violated(found=outcome.found, is_noted=True, convention=outcome.convention)
+            if isinstance(outcome, RuleResult):
+                return msgspec.structs.replace(outcome, rule=name)
             if isinstance(outcome, Exception):
                 refusal = refusal or outcome
             elif outcome:
@@ -709,7 +664,7 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
         return None
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
-    if refusal is not None and not lacks_backward(refusal):
+    if refusal is not None:
         is_refused = may_refuse or type(refusal).__name__ == NotImplementedError.__name__
         return violated(found=words(refusal), is_noted=is_noted or is_refused)
-    return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried or refusal else None
+    return RuleResult(rule=name, holds=True, found="", is_noted=is_noted) if is_tried else None

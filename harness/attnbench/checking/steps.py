@@ -75,8 +75,6 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return product(weights, value)
 
 
-WHOLE = "whole"
-"""A change under this name replaces every step from `scores` to `context`: (query, key, value, mask) -> context."""
 DEFAULTS: Changes = {
     "projection": project,
     "heads": heads,
@@ -98,8 +96,6 @@ def attend(
     step = {**DEFAULTS, **(changes or {})}
     query, key, value = step["heads"](query, key, value, mask)
     results = {"query": query, "key": key, "value": value}
-    if WHOLE in step:
-        return results | {"context": step[WHOLE](query, key, value, mask)}
     results["scores"] = step["scores"](query, key, mask)
     results["masked scores"] = step["masked scores"](results["scores"], mask)
     results["weights"] = step["weights"](results["masked scores"], mask)
@@ -129,7 +125,6 @@ class Mistake:
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
-    is_gradient: bool = False  # the output is right
     declare: str = ""  # the line that declares to an adapter what its author may mean
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
@@ -143,17 +138,16 @@ class Mistake:
         return ask
 
 
-def wrong(name: str, detail: str = "", flags: str = "", **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces the named steps (`_` for a space); `flags` is like "is_gradient needs_all_rows".
+def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **changes: Callable[..., Any]) -> Mistake:
+    """A mistake that replaces the named steps (`_` for a space).
 
     Its words are the meaning of its name in `attnbench explain` and the detail, or the detail of a name without one.
     """
     means, declare = next(((each.means, each.declare) for each in explanations() if each.name == name), ("", ""))
     words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
     steps = {step.replace("_", " "): change for step, change in changes.items()}
-    first = min(("heads" if step == WHOLE else step for step in steps), key=[*DEFAULTS].index)
-    named: dict[str, Any] = dict.fromkeys(flags.split(), True)
-    return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, **named)
+    first = min(steps, key=[*DEFAULTS].index)
+    return Mistake(name=name, step=first, words=words, changes=steps, declare=declare, needs_all_rows=needs_all_rows)
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:

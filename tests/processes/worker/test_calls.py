@@ -114,7 +114,7 @@ def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypa
     (bench,) = worker.benches.values()
     timed, steps = bench.calls[cell.arm], itertools.count()
     monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
-    monkeypatch.setattr(answers.witness, "ready", lambda *_: ready.append(1) or [])
+    monkeypatch.setattr(answers.agreement, "ready", lambda *_: ready.append(1) or [])
     monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
     worker.answer("prepare_witness", cell=cell, num_before=2, num_calls=1, seed=0)
     assert calls == [0, 0, 1, 1, 1]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import agreement, oracle, witness
+from attnbench.checking import agreement, oracle
 from attnbench.checking.case import (
     TORCH_DTYPES,
     Case,
@@ -209,7 +209,7 @@ class Worker:
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.witnesses: list[witness.Observed] = []  # calls of a witness sample,
+        self.witnesses: list[agreement.Observed] = []  # calls of a witness sample,
         self.returned: list[object] = []  # and their results
         self.screened: set[tuple[str, str]] = set()  # cells with a judged output
         self.pads: list[bytearray] = []
@@ -462,7 +462,7 @@ class Worker:
         return self.references[1]
 
     def prepare_witness(self, cell: Target, num_before: int, num_calls: int, seed: int) -> None:
-        """Prepare the calls of a witness sample, each on its own inputs drawn from `seed` (checking/witness.py).
+        """Prepare the calls of a witness sample, each on its own inputs drawn from `seed` (checking/agreement.py).
 
         The implementation is first called `num_before` times, if there is time, to detect code that computes honestly
         only for a while.
@@ -480,7 +480,7 @@ class Worker:
                 call()
                 if time.perf_counter() - start > MOST_BEFORE_S:
                     break
-            self.witnesses = witness.ready(case, bench.inputs, num_calls, seed)
+            self.witnesses = agreement.ready(case, bench.inputs, num_calls, seed)
             start = time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:  # as before the samples that it is compared with
                 call()
@@ -518,7 +518,7 @@ class Worker:
             self.heartbeat.beat()
             prefix = f"{number} "
             sent = {name: at for name, at in handed.tensors.items() if name.startswith(prefix)}
-            wrong = witness.judge(
+            wrong = agreement.judge(
                 workload,
                 inputs,
                 {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},

@@ -1,10 +1,16 @@
-"""Wrong forward passes: operands in another order, lost or badly merged tiles, wrong scores and weights, precision."""
+"""The catalogue of known mistakes: the diagnosis names them, the tests plant them, the detection table counts them.
 
+A mistake is the textbook form with some steps replaced (checking/steps.py). A generator yields every mistake of one
+kind that is possible at a workload. To add one without variants, add a line to a table below.
+"""
+
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 import torch
@@ -12,15 +18,30 @@ from torch import Tensor
 
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import QKV
-from attnbench.checking.oracle import RowMask
+from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.steps import Mistake, after, before, hide, product, softmax_with_sinks, with_bias, wrong
 from attnbench.contract import Weights
+from attnbench.workloads import masks
+from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
+Seen = Callable[[RowMask], Tensor]
+"""Visible keys (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)."""
+WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and the keys that are visible
+AT_END = "_bottom_right"
+ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
+CAUSAL: dict[type[Mask], str] = {
+    masks.Causal: "aligned at the start (top-left)",
+    masks.CausalBottomRight: "aligned at the end (bottom-right)",
+}
+DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
+"""Masks that do not occur by mistake."""
+MOVES = (-1, 1, -2, 2, -3, 3)
+MOST_ROWS = 256
+"""Masks that show the same keys to the first queries, up to this number, count as equal."""
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
 """The places of operands among those of the step `heads`."""
 OUTPUT = "output"
-ALL_ROWS = "needs_all_rows"
 BETWEEN_ROWS = {"heads_for_positions", "query_key_swapped", "softmax_over_queries"}
 """Mistakes with one form that need them."""
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -38,6 +59,101 @@ CLAMPS = (10.0, 20.0, 50.0, 80.0)
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
 """In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
+
+
+def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
+    """The keys that are visible under a mask and under all of `others`."""
+    return reduce(and_, map(mask.seen_under, (other, *others)))
+
+
+def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Similar arguments: one or all of them off by one or more, doubled or halved; or their order reversed."""
+    for place, number in enumerate(numbers):
+        for other in sorted({number + move for move in MOVES} | {2 * number, number // 2}):
+            yield (*numbers[:place], other, *numbers[place + 1 :])
+    if len(numbers) > 1:
+        yield from (tuple(number + move for number in numbers) for move in MOVES)
+        yield from (numbers[::-1], (numbers[0],) * len(numbers), (max(numbers),) * len(numbers))
+
+
+def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, Mask]]:
+    """Masks that a part may be confused with, each with the mistake's name."""
+    kinds, name = masks.masks(), type(part).name
+    numbers = tuple(part.table(*sizes).tolist()) if isinstance(part, masks.Padding) else part.arguments
+    known = [("bottom_right_for_top_left", f"{name}{AT_END}", numbers)]
+    if name.endswith(AT_END):
+        known = [("top_left_for_bottom_right", name.removesuffix(AT_END), numbers)]
+    known += (("mask_argument", name, near) for near in arguments_nearby(numbers))
+    readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
+    for n in numbers[:1]:
+        readings += [(n, n), (n - 1, n - 1), (n, 0), (n - 1, 0), (n + 1,), (n // 2, n // 2)]
+    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those written as text
+        if not (kind.changes_scores or issubclass(kind, DRAWN)):
+            known += (("mask_of_other_kind", kind.name, reading) for reading in dict.fromkeys(readings))
+    for confused, other, arguments in known:
+        with contextlib.suppress(KeyError, ValueError):  # there is no such mask
+            mask = kinds[other](*arguments)
+            mask.check(*sizes)
+            yield confused, mask
+
+
+def neighbour_masks(workload: Workload) -> Iterator[WrongMask]:
+    """Each part of the mask ignored, or replaced by its neighbours."""
+    parts = tuple(part for part in workload.mask_rule.parts if part.hides)
+    for part in parts:
+        others = tuple(other for other in parts if other is not part)
+        if others:
+            yield "mask_part_ignored", f"{part}", partial(seen_with, Mask(), others)
+        for name, mask in neighbours(part, (workload.batch_size, workload.seq_len, workload.kv_len)):
+            yield name, f"the mask is {mask}, where {part} was asked for", partial(seen_with, mask, others)
+
+
+def by_head(mask: RowMask) -> Tensor:
+    """The mask of batch row (b * H + h) mod B for head h of batch row b: (B, H, R, S)."""
+    batch_size, num_heads = mask.sizes[0], mask.num_heads
+    place = torch.arange(batch_size * num_heads).view(batch_size, num_heads) % batch_size
+    return mask.seen[place, 0]
+
+
+CHANGED: dict[str, Seen] = {
+    "mask_ignored": lambda mask: torch.ones_like(mask.seen),
+    "mask_inverted": lambda mask: ~mask.seen,
+    "mask_transposed": lambda mask: mask.seen.mT if len(mask.rows) == mask.sizes[1] == mask.sizes[2] else mask.seen,
+    "own_key_hidden": lambda mask: mask.seen & (mask.keys != mask.queries),
+    "first_rows_mask_for_all": lambda mask: mask.seen[:1].expand_as(mask.seen),
+    "mask_of_other_rows": lambda mask: mask.seen.roll(-1, 0),
+    "mask_per_head": by_head,
+}
+"""The whole mask ignored, inverted, or applied to other queries, rows or heads."""
+
+
+def changed_masks(workload: Workload) -> Iterator[WrongMask]:
+    """The whole mask changed, or joined with another one."""
+    rule = workload.mask_rule
+    for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
+        yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
+    for name, seen in CHANGED.items() if rule.hides else ():
+        is_padding = isinstance(rule, masks.Padding) and name == "mask_ignored"
+        yield "padding_ignored" if is_padding else name, "", seen
+
+
+def wrong_masks(workload: Workload) -> Iterator[Mistake]:
+    """Every distinct wrong mask as a mistake of the forward pass.
+
+    A single query aligned at the other end may see all keys, as with an ignored mask: both are named.
+    """
+    rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
+    right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
+    known = {right.seen.expand(shape).numpy().tobytes()}
+    every = sorted((*changed_masks(workload), *neighbour_masks(workload)), key=lambda each: each[0] not in ALIGNED)
+    for name, detail, seen in every:
+        keys = seen(right)
+        numbers = keys.expand(shape).numpy().tobytes()
+        is_alike = name in ALIGNED and workload.seq_len == 1
+        if is_alike or (keys.any() and numbers not in known):
+            known |= set() if is_alike else {numbers}
+            masked = lambda scores, mask, seen=seen: hide(mask.changed(scores), seen(mask))  # noqa: E731
+            yield wrong(name, detail, needs_all_rows=name == "mask_transposed", masked_scores=masked)
 
 
 def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -79,33 +195,24 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
             for words, order in orders(number):
                 if axis != "position" or not words.startswith("grouped"):
                     change = lambda x, at=(slice(None),) * dim + (order,): x[at]  # noqa: E731
-                    flags = ALL_ROWS * (operand == OUTPUT and axis == "position")
+                    is_across = operand == OUTPUT and axis == "position"
                     name = f"{operand.replace(' ', '_')}_{axis.removesuffix(' row')}_order"
-                    yield wrong(name, f"the {axis}s of the {operand} are {words}", flags, **changed(operand, change))
+                    detail = f"the {axis}s of the {operand} are {words}"
+                    yield wrong(name, detail, needs_all_rows=is_across, **changed(operand, change))
     if min(of_query, workload.seq_len) == 1:
         return
-    yield wrong("merged_without_transpose", flags=ALL_ROWS, **changed(OUTPUT, merged))
+    merged = changed(OUTPUT, lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2))
+    yield wrong("merged_without_transpose", needs_all_rows=True, **merged)
     for operand in ("query, key and value", *QKV, OUTPUT):
         detail = f"(B, H, T, K) is made of (B, T, H, K), in the {operand}"
         view = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
-        yield wrong("viewed_not_transposed", detail, ALL_ROWS, **view)
-
-
-def merged(context: Tensor) -> Tensor:
-    """Read (B, H, T, V) as (B, T, H, V) by a view, without a transpose."""
-    return context.reshape(context.transpose(1, 2).shape).transpose(1, 2)
+        yield wrong("viewed_not_transposed", detail, needs_all_rows=True, **view)
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
     """Query head h reads key/value head h % G."""
     times = query.shape[1] // key.shape[1]
     return query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
-
-
-def across_heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """Attention among the heads of one position: (B, H, T, K) read as (B, T, H, K)."""
-    scores = product(query.transpose(1, 2), key.permute(0, 2, 3, 1)) * mask.scale_for(query.shape[-1])  # (B,T,H,H)
-    return product(scores.softmax(dim=-1), value.transpose(1, 2)).transpose(1, 2)
 
 
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -313,21 +420,20 @@ def uncapped(scores: Tensor, mask: RowMask) -> Tensor:
     return hide(reduce(mask.change, (part for part in mask.rule.changes if part.is_additive), scores), mask.seen)
 
 
-def usual(masked: Tensor, _: RowMask) -> Tensor:
-    """The softmax; 0 if a query sees no key."""
-    return masked.softmax(dim=-1).nan_to_num(0.0)
-
-
-def powers_over(masked: Tensor, _: RowMask, dim: int, *, is_normalised: bool = True) -> Tensor:
-    """The softmax over an axis, or its exponentials; hidden keys get no share."""
-    powers = (masked - masked.amax(dim, keepdim=True)).exp().nan_to_num(0.0)
-    return powers / powers.sum(dim, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny) if is_normalised else powers
+def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
+    """The softmax over the keys, or over another axis; 0 where everything is hidden."""
+    return masked.softmax(dim=dim).nan_to_num(0.0)
 
 
 Table = dict[str, dict[str, Any]]
 """Mistakes with one form: the changed steps by name. Their words are those of `attnbench explain`."""
 OF_HEADS: Table = {
-    "heads_for_positions": {"whole": across_heads},
+    "heads_for_positions": {  # attention among the heads of one position
+        "heads": after("heads", lambda operands: tuple(each.transpose(1, 2) for each in operands)),
+        "masked_scores": lambda x, _: x,  # (B,T,H,H)
+        "weights": lambda x, _: x.softmax(dim=-1),
+        "context": after("context", lambda x: x.transpose(1, 2)),
+    },
     "query_key_swapped": {"scores": lambda query, key, mask: steps.scores(key, query, mask)},
 }
 PROJECTED: Table = {
@@ -346,11 +452,11 @@ SQUARE_OUTPUT: Table = {
     },
 }
 SOFTMAXES: Table = {
-    "softmax_over_queries": {"weights": partial(powers_over, dim=-2)},
-    "softmax_over_heads": {"weights": partial(powers_over, dim=1)},
-    "softmax_over_batch": {"weights": partial(powers_over, dim=0)},
+    "softmax_over_queries": {"weights": partial(usual, dim=-2)},
+    "softmax_over_heads": {"weights": partial(usual, dim=1)},
+    "softmax_over_batch": {"weights": partial(usual, dim=0)},
     "no_softmax": {"weights": lambda x, _: x.where(x.isfinite(), 0)},
-    "not_normalised": {"weights": partial(powers_over, dim=-1, is_normalised=False)},
+    "not_normalised": {"weights": lambda x, _: (x - x.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)},
     "one_more_in_the_sum": {"weights": lambda x, _: softmax_with_sinks(x, x.new_zeros(1, 1, 1))},
     "sigmoid_for_softmax": {"weights": lambda x, _: torch.sigmoid(x)},
     "softmax_twice": {"weights": lambda x, mask: usual(hide(usual(x, mask), x > -math.inf), mask)},
@@ -389,7 +495,42 @@ def singles(workload: Workload) -> Iterator[Mistake]:
     ]
     for table, is_possible in tables:
         for name, changes in table.items() if is_possible else ():
-            yield wrong(name, "", ALL_ROWS * (name in BETWEEN_ROWS), **changes)
+            yield wrong(name, needs_all_rows=name in BETWEEN_ROWS, **changes)
 
 
-KINDS = (reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases)
+KINDS = (wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases)
+
+
+def catalogue(workload: Workload) -> Iterator[Mistake]:
+    """Every mistake that is possible at this workload."""
+    for generator in KINDS:
+        yield from generator(workload)
+
+
+def infinite(scores: Tensor, mask: RowMask) -> Tensor:
+    """Add minus infinity, through which NaN reaches all gradients; filling it in would stop it."""
+    return mask.changed(scores) + torch.zeros_like(scores).masked_fill(~mask.seen, -torch.inf)
+
+
+def where_nothing_is_seen(kind: str, fill: Callable[[Tensor], Tensor]) -> Mistake:
+    """Scores that `fill` makes of the usual ones, for queries that see no key."""
+
+    def filled(scores: Tensor, mask: RowMask) -> Tensor:
+        changed = mask.changed(scores)
+        return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), fill(changed))
+
+    return convention(kind, filled)
+
+
+def convention(kind: str, form: Callable[[Tensor, RowMask], Tensor]) -> Mistake:
+    """The textbook form with that convention: its softmax is NaN where every score is minus infinity."""
+    return wrong(f"{kind}_where_nothing_is_seen", "", masked_scores=form, weights=lambda x, _: x.softmax(dim=-1))
+
+
+NAN = convention("nan", infinite)
+FINITE = [
+    ("mean", where_nothing_is_seen("mean", torch.zeros_like)),  # filled in: no gradient
+    ("mean", where_nothing_is_seen("mean", lambda scores: scores - scores.detach())),  # after adding a large number
+    ("all", where_nothing_is_seen("all", lambda scores: scores)),
+]
+"""Conventions for queries that see no key, with numbers, by their names in CONVENTIONS."""
