@@ -5,6 +5,7 @@ import time
 import torch
 
 from attnbench.ranks.group import Asked
+from attnbench.ranks.rank import Rank
 
 
 def sleep(query, key, value, rank):
@@ -30,9 +31,8 @@ def give_late(query, key, value, rank):
 
 
 def asked(function, **details):
-    usual = {"length": 8, "order": "contiguous", "is_causal": False, "scale": 1.0, "keeps_graph": False}
     named = {"module": __name__, "function": function.__name__, "file": __file__}
-    return Asked(**(named | usual | details))
+    return Asked(**named, rank=Rank(length=8, **details), keeps_graph=False)
 
 
 def three():

@@ -90,17 +90,14 @@ def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are shar
         RankSilentError: a rank did not answer in time.
         RuntimeError: a rank raised an error.
     """
+    rank = Rank(length=query.shape[2], order=order, is_causal=is_causal, scale=scale)
     if world_size == 1:
-        alone = Rank(length=query.shape[2], order=order, is_causal=is_causal, scale=scale)
-        return share(query, key, value, alone)
+        return share(query, key, value, rank)
     asked = Asked(
         module=share.__module__,
         function=share.__qualname__,
         file=share.__code__.co_filename,
-        length=query.shape[2],
-        order=order,
-        is_causal=is_causal,
-        scale=scale,
+        rank=rank,
         keeps_graph=torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
     )
     group = group_of(world_size, query.device.type)

@@ -25,6 +25,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnbench.ranks.rank import Rank
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
 TIMEOUT_S = 30.0  # the time limit of a call if the environment sets none
@@ -47,15 +48,12 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The function for the ranks to call, and the split of the tokens (rank.py)."""
+    """The function for the ranks to call, and a rank of the call without its place (rank.py)."""
 
     module: str
     function: str
     file: str
-    length: int
-    order: str
-    is_causal: bool
-    scale: float
+    rank: Rank
     keeps_graph: bool
 
 

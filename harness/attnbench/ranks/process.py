@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -112,14 +113,7 @@ class Member:
 
     def forward(self, request: Request, asked: Asked) -> Report:
         """The forward pass."""
-        rank = Rank(
-            rank=self.rank,
-            world_size=self.world_size,
-            length=asked.length,
-            order=asked.order,
-            is_causal=asked.is_causal,
-            scale=asked.scale,
-        )
+        rank = replace(asked.rank, rank=self.rank, world_size=self.world_size)
         taken = (self.take(each.within(self.memory), rank) for each in request.given)
         query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
         function = self.function(asked)
