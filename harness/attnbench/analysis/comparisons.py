@@ -14,7 +14,7 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, numbers
+from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
@@ -54,13 +54,10 @@ class Comparison(Judgement):
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
     """The effect of each cell that has times and a reference; with two sides, also of all cells together."""
-    logs: Numbers = {}
-    for workload, taken in samples_of(results).items():
-        for arm in taken:
-            other = reference(results, (workload, arm))
-            if arm.role is Role.measured and arm != other and (visits := numbers(taken, arm, other)):
-                logs[workload, arm] = visits
-    return effects(results.plan, logs)
+    samples = samples_of(results)
+    measured = {workload: [arm for arm in taken if arm.role is Role.measured] for workload, taken in samples.items()}
+    pairs = {name: {arm: reference(results, (name, arm)) for arm in arms} for name, arms in measured.items()}
+    return effects(results.plan, run_numbers(samples, pairs))
 
 
 @lru_cache(maxsize=2)

@@ -1,6 +1,6 @@
 """The effects of a session: each arm of a workload against its reference, with verdicts on all of them together."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attnbench.statistics.intervals import Block, Visit, by_process, effect_of, visit_numbers
 from attnbench.statistics.verdict import Effect, Judgement, effect, judge
@@ -25,12 +25,18 @@ def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] =
     return visit_numbers([taken.get(reference.as_control(), ())], [taken.get(reference, ())], discarded)
 
 
-def cell_numbers(plan: Plan, workload: str, taken: Taken, discarded: Collection[Block], arms: Iterable[Arm]) -> Numbers:
-    """The numbers of each arm of a workload that shares a block with its reference."""
-    logs = {}
-    for arm in arms:
-        if not plan.is_reference(arm) and (visits := numbers(taken, arm, plan.reference(arm), discarded)):
-            logs[workload, arm] = visits
+def run_numbers(
+    samples: Mapping[str, Taken],
+    references: Mapping[str, Mapping[Arm, Arm]],
+    discarded: Mapping[str, Collection[Block]] | None = None,
+) -> Numbers:
+    """The numbers of each arm that shares a block with its reference, all by workload."""
+    logs = Numbers()
+    for workload, pairs in references.items():
+        taken, out = samples.get(workload, {}), (discarded or {}).get(workload, ())
+        for arm, reference in pairs.items():
+            if arm != reference and (visits := numbers(taken, arm, reference, out)):
+                logs[workload, arm] = visits
     return logs
 
 

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from attnbench.statistics.intervals import Block, place_of
 from attnbench.storage.fold import ProbeVisit
@@ -85,13 +86,8 @@ class _Probes:
 
 def _is_late(log: float, known: list[float]) -> bool:
     """Whether a probe was much slower than the sorted known ones."""
-    beyond = log - _middle(known)
+    beyond = log - median(known)
     if beyond <= LARGEST_CALM:
         return False
-    apart = sorted(abs(each - (log - beyond)) for each in known)
-    return beyond > SPREADS * _middle(apart)
-
-
-def _middle(ordered: list[float]) -> float:
-    """The median of a sorted sequence."""
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    apart = [abs(each - (log - beyond)) for each in known]
+    return beyond > SPREADS * median(apart)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench import units
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LAYOUT_LOG, Effect, effect, half_widths
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 from attnbench.storage.samples import Samples
@@ -57,10 +58,8 @@ class Estimate:
 
 def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
     """Reduce the values of each group to one number, such as the median; groups in the order of their first value."""
-    groups: dict[Group, list[float]] = {}
-    for group, value in values:
-        groups.setdefault(group, []).append(value)
-    return {group: float(combine(members)) for group, members in groups.items()}
+    groups = units.grouped(values, lambda pair: pair[0])
+    return {group: float(combine([value for _, value in members])) for group, members in groups.items()}
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:

@@ -7,13 +7,13 @@ undecided.
 from collections.abc import Callable, Mapping
 
 from attnbench.devices import Clock, device
-from attnbench.statistics.effects import Taken, cell_numbers, effects, judged
+from attnbench.statistics.effects import Taken, effects, judged, run_numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.statistics.verdict import LOOKS, Judgement
 from attnbench.storage.events import ArmSamples, Plan, VisitFinished
 from attnbench.storage.fold import State
-from attnbench.storage.records import FALSE_SHARE, LATENCY, PROBE, Arm
+from attnbench.storage.records import LATENCY, PROBE, Arm
 from attnbench.timing import blocks
 from attnbench.timing.schedule import DECIDED, SPENT, Live, Step, follow, load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -24,7 +24,7 @@ HERE = "here"  # name of the only workload
 class FunctionComparison:
     """A comparison of each of `calls` with `calls[baseline]`, and the strategy that visits them.
 
-    A difference below `smallest_effect` does not matter. At most `false_share` of the sessions of identical code call
+    A difference below `smallest_effect` does not matter. At most FALSE_SHARE of the sessions of identical code call
     it faster or slower. `gauge_work` is the interference probe's, by default a small matrix product and a copy. `clock`
     and `conditions` are this machine's unless it is simulated.
 
@@ -38,7 +38,6 @@ class FunctionComparison:
         baseline: str,
         *,
         smallest_effect: float = SMALLEST_EFFECT,
-        false_share: float = FALSE_SHARE,
         clock: Clock | None = None,
         num_blocks: int = 4,
         seed: int = 0,
@@ -63,7 +62,6 @@ class FunctionComparison:
             timeout_s=0.0,
             num_blocks=num_blocks,
             smallest_effect=smallest_effect,
-            false_share=false_share,
             seed=seed,
         )
         self.clock = clock or device("cpu").clock
@@ -118,6 +116,7 @@ class FunctionComparison:
 
     def judge(self) -> None:
         """Judge every rival by the samples so far."""
-        numbers = cell_numbers(self.plan, HERE, self.samples, self.discarded, self.plan.specs)
+        pairs = {HERE: dict.fromkeys(self.plan.specs, self.reference)}
+        numbers = run_numbers(self.state.samples, pairs, self.gauge.follow(self.state.probes))
         known = judged(self.plan, effects(self.plan, numbers))
         self.judgements = {arm.implementation: each for (_, arm), each in known.items()}

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from attnbench.devices.waiting import settle
 from attnbench.statistics.choice import standing
-from attnbench.statistics.effects import WHOLE, Numbers, effects, judged, numbers
+from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.verdict import LOOKS, Judgement, half_widths
 from attnbench.storage.events import Plan
@@ -125,7 +125,8 @@ class Race(Passes):
         is open if the first passes compared nothing, or the rest of the budget brings no comparison to a look.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
-        self.judged = judged(self.plan, effects(self.plan, self._numbers(state, pairs)))
+        numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
+        self.judged = judged(self.plan, effects(self.plan, numbers))
         is_all_open = WHOLE in self.judged and self.judged[WHOLE].needs_more
         opened = {}
         for workload, references in pairs.items():
@@ -151,15 +152,6 @@ class Race(Passes):
         if arms and self.plan.sides is None and not any(map(self.plan.is_reference, arms)):
             return dict.fromkeys(arms, arms[0])
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
-
-    def _numbers(self, state: State, pairs: Mapping[str, Mapping[Arm, Arm]]) -> Numbers:
-        logs, discarded = Numbers(), self.gauge.follow(state.probes)
-        for workload, references in pairs.items():
-            taken, out = state.samples.get(workload, {}), discarded.get(workload, ())
-            for arm, other in references.items():
-                if arm != other and (visits := numbers(taken, arm, other, out)):
-                    logs[workload, arm] = visits
-        return logs
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
         """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
