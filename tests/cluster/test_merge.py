@@ -8,9 +8,9 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.analysis.table import samples, table
-from attnbench.cluster.shares import finished, journal_path, merge, split
+from attnbench.cluster.shares import finished, merge, split
 from attnbench.storage.events import DamagedError, Plan, RunStarted, VisitFinished
-from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.journal import HOSTS, JOURNAL, events
 from attnbench.storage.records import FALSE_SHARE, Status
 from tests import journals
 
@@ -21,7 +21,7 @@ POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
 def host_writes(folder: Path, host: str, share: tuple[str, Plan], **options):
     """Write a made-up journal of a host to the driver's place for it."""
     options |= {"num_epochs": 2, "num_visits": 4, "levels": {"matmul": 2e12 if host == "b" else 1e12}}
-    journals.write(journal_path(folder, host, share[0]).parent, share[1].workloads, NAMES, **options)
+    journals.write(folder / HOSTS / host / share[0], share[1].workloads, NAMES, **options)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
     assert set(samples(folder)["host"]) == {"a", "b"}
     # Each host has its share of the ceilings.
     for record in results.records:
-        found = results.host_ceilings[record.host, record.workload.place].matmul
+        found = results.ceilings[record.host, record.workload.place].matmul
         assert found is not None
         assert found.rate == pytest.approx(2e12 if record.host == "b" else 1e12, rel=0.1)
     epochs = [each.epoch for each in events(folder / JOURNAL) if isinstance(each, VisitFinished)]
@@ -122,7 +122,7 @@ def test_a_journal_of_a_host_that_was_changed_is_refused(run):
     folder, started, shares = run
     share = next(iter(shares.items()))
     host_writes(folder, "a", share)
-    path = journal_path(folder, "a", share[0])
+    path = folder / HOSTS / "a" / share[0] / JOURNAL
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":119', b'"elapsed_s":118'))
     with pytest.raises(DamagedError, match="it was changed"):
         merge(folder, started, shares, {})

@@ -116,7 +116,7 @@ def test_a_run_takes_them_once_for_each_place_and_a_resumed_one_not_again(tmp_pa
     assert found.key == results.plan.workloads[0].place
     assert found.matmul.rate == pytest.approx(MATMUL_RATE, rel=0.05)
     assert found.copy(0).rate == pytest.approx(COPY_RATE, rel=0.05)
-    assert results.ceilings == {found.key: found}
+    assert results.ceilings == {("", found.key): found}
     assert event.spent_s < 2.0
     virtual.execute(results.plan, tmp_path / "run", client)
     assert taken_in(tmp_path / "run") == [event]

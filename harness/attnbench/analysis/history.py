@@ -46,9 +46,8 @@ def follow(
     *,
     implementations: Sequence[str] = (),
     workload: str = "*",
-    smallest: float = SMALLEST,
 ) -> tuple[list[Series], list[str]]:
-    """The series of every cell that has the metric, with relative changes of more than `smallest`; and notes.
+    """The series of every cell that has the metric, with relative changes of more than SMALLEST; and notes.
 
     The paths are run folders, journals, or folders of them; of two copies of a run, the longer counts. Without
     `implementations` all are included; `workload` is a pattern for ids. A ratio depends on the baseline of its run, and
@@ -83,7 +82,7 @@ def follow(
     number = len(runs) - len(alike)
     reason = "without the metric or with doubtful times, or with another baseline or other conditions than the newest"
     return [
-        Series(points=tuple(points), changes=tuple(changes([each["value"] for each in points], smallest)))
+        Series(points=tuple(points), changes=tuple(changes([each["value"] for each in points], SMALLEST)))
         for points in series.values()
     ], [f"runs left out: {number} ({reason})"] * bool(number)
 

@@ -47,8 +47,7 @@ class Results:
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
-    ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # for several hosts, those of the first
-    host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name
+    ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name and place
     warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
     doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
     system_load: SystemLoad | None = None  # load from other work during the run
@@ -129,8 +128,7 @@ def judge(folder: Path, state: State) -> Results:
         num_blocks=gauge.num_blocks,
         discarded={name: frozenset(blocks) for name, blocks in discarded.items()},
         reason=finished.reason if finished is not None else "",
-        ceilings={place: ceilings for (_, place), ceilings in reversed(state.ceilings.items())},
-        host_ceilings=state.ceilings,
+        ceilings=state.ceilings,
         warnings=warnings,
         doubts=state.doubts,
         system_load=system_load(state.history, state.timing_workers),

@@ -243,7 +243,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops_per_s = counts.useful_flops(record.workload) / time.point
-    ceilings = results.host_ceilings.get((record.host, record.workload.place))
+    ceilings = results.ceilings.get((record.host, record.workload.place))
     matmul = None if ceilings is None else ceilings.matmul
     return {
         "latency_s": time.point,

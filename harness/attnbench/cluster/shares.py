@@ -72,11 +72,6 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
             merge(folder, started, shares, lost if is_over else None)
 
 
-def journal_path(folder: Path, host: str, share: str) -> Path:
-    """The journal of a share in the run's folder, as the host wrote it: hosts/HOST/SHARE/journal.jsonl."""
-    return folder / HOSTS / host / share / JOURNAL
-
-
 def finished(folder: Path, share: str) -> Measured | None:
     """The first host by name that finished a share, with its events; None if the share is open.
 
@@ -102,7 +97,7 @@ def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
-    path = journal_path(folder, host, share)
+    path = folder / HOSTS / host / share / JOURNAL
     path.parent.mkdir(parents=True, exist_ok=True)
     arrived = put(path.with_name("arrived.jsonl"), journal)
     try:

@@ -11,6 +11,7 @@ import typer
 from attnbench import plugins
 from attnbench.processes.planning import build_plan
 from attnbench.storage.events import Plan
+from attnbench.workloads.models import PHASES
 
 MOST_SEEDS = 2**31
 
@@ -148,7 +149,6 @@ CONDITIONS = {
     "isolation": ("process", "shared"),
 }
 """The words of --conditions, by the parameter of build_plan that they set."""
-PHASES = ("prefill", "decode", "training")
 
 
 def held(name: str) -> list[str]:

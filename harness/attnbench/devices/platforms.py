@@ -16,13 +16,11 @@ NOTHING = "{}: nothing works here, since Python has no {} here. On Windows, run 
 def first_line() -> str:
     """A sentence on what works on this system; "" on Linux, where everything does."""
     system = platform.system()
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        return NOTHING.format(system, " and no ".join(missing))
     return "" if system == WORKS else ELSEWHERE.format(system)
 
 
 def require() -> None:
     """Exit with code 2 and one line of explanation on systems where the commands cannot even be imported."""
-    if any(find_spec(name) is None for name in NEEDED):
-        sys.stderr.write(f"{first_line()}\n")
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.stderr.write(f"{NOTHING.format(platform.system(), ' and no '.join(missing))}\n")
         raise SystemExit(2)

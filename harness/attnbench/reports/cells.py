@@ -128,7 +128,7 @@ def every(results: Results) -> dict[Key, Cell]:
     by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
     cells = {}
     for record in results.records:
-        ceilings = results.host_ceilings.get((record.host, record.workload.place))
+        ceilings = results.ceilings.get((record.host, record.workload.place))
         samples = record.samples(LATENCY)
         cautions = warnings_of(record, median_estimate(samples) if samples else None)
         first = reference(results, record.key)
