@@ -178,7 +178,7 @@ class SimulatedClient(WorkerClient):
             on_turn=lambda _: self.machine.turn(),
             count_faults=lambda: self.machine.num_faults,
             read_load=lambda: self.machine.load(self.clock.now()),
-            read_waits=lambda: None,
+            read_waits=dict,
             flush=flush if is_cold else None,
             on_block=lambda: self.machine.begin_visit(num_slots),
         )

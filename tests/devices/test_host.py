@@ -1,4 +1,4 @@
-"""The host: limits of its container, from planted files of both versions of cgroups; counters; caches; dtypes."""
+"""The host: limits of its container, from planted files of cgroups; counters; caches; dtypes."""
 
 import os
 import subprocess
@@ -11,7 +11,6 @@ import torch
 
 from attnbench.commands import doctor
 from attnbench.devices import containers, cpu, device, environment, read_counters
-from attnbench.devices.containers import MemoryLimit
 
 GIB = 2**30
 FREE = 64 * GIB
@@ -38,48 +37,35 @@ def groups(tmp_path, monkeypatch):
     return plant
 
 
-VERSION_2 = {
+GROUP = {
     "cpu.max": "200000 100000\n",
     "memory.max": f"{4 * GIB}\n",
     "memory.current": f"{3 * GIB}\n",
     "memory.stat": f"anon {GIB}\ninactive_file {2 * GIB}\n",
 }
 NESTED = {
-    **{f"a/{name}": text for name, text in VERSION_2.items()},
+    **{f"a/{name}": text for name, text in GROUP.items()},
     "a/b/cpu.max": "max 100000\n",
     "a/b/memory.max": f"{8 * GIB}\n",
     "a/b/memory.current": "0\n",
 }
 """The smallest limit on the way to the root counts."""
-VERSION_1 = {
-    "cpu,cpuacct/docker/1/cpu.cfs_quota_us": "200000\n",
-    "cpu,cpuacct/docker/1/cpu.cfs_period_us": "100000\n",
-    "memory/docker/1/memory.limit_in_bytes": f"{4 * GIB}\n",
-    "memory/docker/1/memory.usage_in_bytes": f"{3 * GIB}\n",
-    "memory/docker/1/memory.stat": f"inactive_file 7\ntotal_inactive_file {2 * GIB}\n",
-    "memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "memory/memory.usage_in_bytes": f"{60 * GIB}\n",
-}
-MEMBERSHIPS_1 = "4:memory:/docker/1\n2:cpu,cpuacct:/docker/1\n0::/\n"
 
 
 @pytest.mark.parametrize(
-    ("memberships", "files", "names"),
+    ("memberships", "files"),
     [
-        ("0::/\n", VERSION_2, ("cpu.max", "memory.max")),
-        ("0::/a/path/that/the/container/does/not/see\n", VERSION_2, ("cpu.max", "memory.max")),
-        ("0::/a/b\n", NESTED, ("cpu.max", "memory.max")),
-        (MEMBERSHIPS_1, VERSION_1, ("cpu.cfs_quota_us", "memory.limit_in_bytes")),
+        ("0::/\n", GROUP),
+        ("2:cpu:/\n0::/a/path/that/the/container/does/not/see\n", GROUP),
+        ("0::/a/b\n", NESTED),
     ],
 )
-def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_free(groups, memberships, files, names):
+def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_free(groups, memberships, files):
     groups(memberships, **files)
-    assert containers.quota() == (2.0, names[0])
-    assert containers.memory() == MemoryLimit(4 * GIB, 3 * GIB, names[1])
+    assert containers.quota() == 2.0
+    assert containers.memory() == (3 * GIB, 4 * GIB)
     assert environment.usable_cores() == 2
-    assert device("cpu").free_bytes() == 3 * GIB
-    assert containers.total_bytes() == 4 * GIB
-    assert f"2 processors by {names[0]}, 4.00 GiB of memory by {names[1]}, 3.00 GiB of it free" in doctor.limits()
+    assert "2 processors by cpu.max, 4.00 GiB of memory by memory.max, 3.00 GiB of it free" in doctor.limits()
 
 
 @pytest.mark.parametrize(
@@ -87,19 +73,18 @@ def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_fre
     [
         ({}, 64, "no limits"),
         ({"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "5\n"}, 64, "no limits"),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64, "no limits"),
         ({"cpu.max": "50000 100000\n"}, 1, "0.5 processors by cpu.max"),
     ],
 )
 def test_without_limits_the_machine_is_as_it_is_and_a_share_of_a_processor_is_one_thread(groups, files, cores, said):
     groups("2:cpu:/\n0::/\n", **files)
     assert environment.usable_cores() == cores
-    assert device("cpu").free_bytes() == FREE
+    assert containers.memory() == (FREE, FREE)
     assert doctor.limits() == said
 
 
 def test_the_affinity_mask_counts_too(groups, monkeypatch):
-    groups("0::/\n", **VERSION_2)
+    groups("0::/\n", **GROUP)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
     assert environment.usable_cores() == 1
     assert doctor.limits().startswith("1 of 64 processors by the affinity mask")

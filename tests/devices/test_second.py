@@ -88,9 +88,10 @@ from attnbench.devices import device
 
 assert torch.accelerator.current_accelerator().type == "second"
 here, there = device("second:1"), device("second:0")
-before = here.free_bytes(), there.free_bytes()
+before = [torch.second.mem_get_info(each.name)[0] for each in (here, there)]
 held = torch.empty(2**20, dtype=torch.uint8, device="second:1")
-assert (before[0] - here.free_bytes(), before[1] - there.free_bytes()) == (2**20, 0)
+after = [torch.second.mem_get_info(each.name)[0] for each in (here, there)]
+assert [free - left for free, left in zip(before, after)] == [2**20, 0]
 torch.second.set_limit(1, torch.second.memory(1)[0] + 2**16)
 try:
     torch.empty(2**17, dtype=torch.uint8, device="second:1")

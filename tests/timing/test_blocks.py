@@ -54,7 +54,7 @@ def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
 def test_a_sample_keeps_its_faults_the_load_and_whether_its_threads_waited_for_a_good_part_of_it(step_s, flags):
     clock, readings, counted = VirtualClock(), itertools.count(), Counter()
     crowd = lambda waited_s: dict.fromkeys("abcdef", waited_s)  # noqa: E731 - threads that wait at the same time
-    waits = lambda: None if step_s is None else crowd(step_s * next(readings))  # noqa: E731 - short
+    waits = lambda: {} if step_s is None else crowd(step_s * next(readings))  # noqa: E731 - short
     reported = blocks.Conditions(count_faults=lambda: 5 * counted["a"], read_load=lambda: 1.5, read_waits=waits)
     taken = visit([counting(clock, counted, "a", 1e-3), *calls_of(clock, b=1e-3)], clock, at(), reported)
     assert {sample.flags for own in taken.values() for sample in own} == {flags}

@@ -53,7 +53,7 @@ def examine() -> list[Finding]:
         "processor": f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores",
         "accelerator": here.accelerator or "none",
         "versions": ", ".join(f"{name} {value}" for name, value in here.versions.items()),
-        "free memory": f"{show(device('cpu').free_bytes(), 'bytes')} of {show(here.memory_bytes, 'bytes')}",
+        "free memory": f"{show(containers.memory()[0], 'bytes')} of {show(here.memory_bytes, 'bytes')}",
         "fingerprint": here.fingerprint,
         "frequency governor": governor or "not visible here",
         "load": f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}",
@@ -83,13 +83,14 @@ def examine() -> list[Finding]:
 
 def limits() -> str:
     """Limits of the container and the affinity mask, with the files that set them."""
-    quota, memory = containers.quota(), containers.memory()
+    import psutil
+
+    quota, (free, whole) = containers.quota(), containers.memory()
     allowed, number = containers.affinity(), os.cpu_count() or 1
     texts = [f"{allowed} of {number} processors by the affinity mask"] if allowed < number else []
-    texts += [f"{quota[0]:g} processors by {quota[1]}"] if quota else []
-    if memory is not None:
-        limit, free = (show(size, "bytes") for size in (memory.limit_bytes, memory.free_bytes))
-        texts.append(f"{limit} of memory by {memory.file}, {free} of it free")
+    texts += [f"{quota:g} processors by cpu.max"] if quota else []
+    if whole < psutil.virtual_memory().total:
+        texts.append(f"{show(whole, 'bytes')} of memory by memory.max, {show(free, 'bytes')} of it free")
     return ", ".join(texts) or "no limits"
 
 

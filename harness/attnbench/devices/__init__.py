@@ -178,9 +178,6 @@ class Device(Protocol):
     def loads(self, dtype: str) -> list[Load]:
         """Matrix products and copies that show its ceilings for a dtype; smallest first for each kind and dtype."""
 
-    def free_bytes(self) -> int:
-        """Bytes of memory that are still available."""
-
     def outside_bytes(self) -> int:
         """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
@@ -241,5 +238,5 @@ def read_counters() -> Counters:
         idle_s=spent.idle + getattr(spent, "iowait", 0.0),
         stolen_s=getattr(spent, "steal", 0.0),
         own_s=own_s,
-        free_bytes=containers.available_bytes(),
+        free_bytes=containers.memory()[0],
     )

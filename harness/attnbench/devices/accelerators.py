@@ -133,17 +133,7 @@ class Accelerator(Device):
 
         return products_and_copies(empty, [dtype], self.sides, self.smallest_copy, self.largest_copy)
 
-    def free_bytes(self) -> int:
-        """Bytes of device memory available to any process, after torch has freed its cache."""
-        self.module.empty_cache()
-        free, _ = self._free_and_whole()
-        return free
-
     def is_crowded(self) -> bool:
         """Whether this process's tensors hold more than a quarter of the device's memory."""
         whole = self.module.get_device_properties(self.name).total_memory
         return bool(self.module.memory_allocated(self.name) > CROWDED_SHARE * whole)
-
-    def _free_and_whole(self) -> tuple[int, int]:
-        free, whole = self.module.mem_get_info(self.name)
-        return free, whole

@@ -119,13 +119,9 @@ class Cpu(Device):
         largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # of each of its two buffers
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
 
-    def free_bytes(self) -> int:
-        """Bytes of memory that the system still has available."""
-        return containers.available_bytes()
-
     def is_crowded(self) -> bool:
         """Whether the process holds more than a quarter of the memory of the machine or its container."""
-        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.total_bytes())
+        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.memory()[1])
 
 
 DEVICE = Cpu
@@ -149,7 +145,7 @@ def limit_memory() -> None:
 
     The limit counts from the memory that this process has mapped; set it again after others may have taken memory.
     """
-    held, free = psutil.Process().memory_info(), containers.available_bytes()
+    held, (free, _) = psutil.Process().memory_info(), containers.memory()
     limit = getattr(held, "data", held.rss)  # Linux compares the limit with this number
     limit += free - min(max(RESERVE_BYTES, free // 10), free // 2)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -213,9 +213,9 @@ class Cuda(Accelerator):
     def outside_bytes(self) -> int:
         """Bytes held by the context, kernel code, libraries and other processes."""
         self.synchronize()
-        free, whole = self._free_and_whole()
+        free, whole = self.module.mem_get_info(self.name)
         reserved: int = self.module.memory_reserved(self.name)
-        return whole - free - reserved
+        return int(whole - free - reserved)
 
 
 DEVICE = Cuda

@@ -68,11 +68,7 @@ class Mps(Accelerator):
 
     def is_crowded(self) -> bool:
         """Whether this process's tensors hold more than a quarter of the memory that Metal recommends."""
-        return self.counts()["tensors"] > CROWDED_SHARE * self._free_and_whole()[1]
-
-    def _free_and_whole(self) -> tuple[int, int]:
-        whole: int = self.module.recommended_max_memory()
-        return max(0, whole - self.counts()["heaps"]), whole
+        return bool(self.module.current_allocated_memory() > CROWDED_SHARE * self.module.recommended_max_memory())
 
 
 DEVICE = Mps

@@ -5,7 +5,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-OWN = Path("/proc/self/schedstat")
 SETTLED_SHARE = 0.2  # a process that uses a smaller share of a processor counts as asleep
 
 
@@ -13,8 +12,8 @@ Waits = dict[str, float]
 """Seconds for which each thread was runnable but waited for a processor, by the thread's id."""
 
 
-def waits(process: int) -> Waits:
-    """How long each thread of a process has waited; nothing if there is no such process, or no count.
+def waits(process: int | str = "self") -> Waits:
+    """How long each thread of a process has waited, by default of this one; nothing if it is gone, or without a count.
 
     Source: the second number of schedstat, https://docs.kernel.org/scheduler/sched-stats.html.
     """
@@ -29,11 +28,6 @@ def waits(process: int) -> Waits:
 def longest_wait_s(before: Waits, after: Waits) -> float:
     """The longest wait of a thread between two readings: threads of one call wait at the same time, not in turn."""
     return max((waited_s - before.get(thread, 0.0) for thread, waited_s in after.items()), default=0.0)
-
-
-def own_waits() -> Waits | None:
-    """The waits of this process; None if the system does not count them."""
-    return waits(os.getpid()) if OWN.exists() else None
 
 
 def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:

@@ -295,7 +295,7 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
     kind, dtype = _class_of(config), TORCH_DTYPES[spec.dtype]
     text = _text(config)
     everything = int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(text, name, None), int)))
-    free = FREE_SHARE * containers.available_bytes()
+    free = FREE_SHARE * containers.memory()[0]
     number = min(spec.num_layers or everything, everything)
     while True:
         reduced = _reduced(config, number)

@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 
 from attnbench.devices import Clock
-from attnbench.devices.waiting import Waits, longest_wait_s, own_waits
+from attnbench.devices.waiting import Waits, longest_wait_s, waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
 Place = tuple[int, int]  # block and slot
@@ -103,20 +103,20 @@ class Conditions:
 
     `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block`
     before the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of
-    the process, runnable processes, seconds for which each thread of the process has waited for a processor (None:
+    the process, runnable processes, seconds for which each thread of the process has waited for a processor (empty:
     unknown), frequency at which the device computes (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
     count_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     read_load: Callable[[], float] = (lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0
-    read_waits: Callable[[], Waits | None] = own_waits
+    read_waits: Callable[[], Waits] = waits
     flush: Callable[[], object] | None = None
     on_block: Callable[[], object] = lambda: None
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=lambda: None)  # no machine
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)  # no machine
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
@@ -214,10 +214,10 @@ def visit(
             present = [timed for timed in calls if block < shares[timed.arm]]
             for slot, timed in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(timed.arm)
-                waits = conditions.read_waits()  # first: it takes long, and sleeping threads start late
+                before = conditions.read_waits()  # first: it takes long, and sleeping threads start late
                 if settings.num_touches and timed.arm != PROBE:
                     timed.spend(clock, settings.num_touches)
-                taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, waits)
+                taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, before)
                 samples[timed.arm].append(taken)
             conditions.on_block()
     finally:
@@ -262,13 +262,13 @@ def heat(
 
 
 def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
-    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, waits: Waits | None
+    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, before: Waits
 ) -> Sample:
     load, start_s, faults = conditions.read_load(), clock.now(), conditions.count_faults()
     reading = clock.read(timed.call, number, conditions.flush)
     num_faults, waited = conditions.count_faults() - faults, Flag(0)
-    if waits is not None:
-        waited_s = longest_wait_s(waits, conditions.read_waits() or {})
+    if before:
+        waited_s = longest_wait_s(before, conditions.read_waits())
         waited = Flag.waits_read | (Flag.waited if waited_s > WAITED * reading.elapsed_s else Flag(0))
     timed.called_s += reading.elapsed_s
     return Sample(

@@ -40,7 +40,6 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
-from attnbench.devices.waiting import own_waits
 from attnbench.invariance.laws import Subject, tried
 from attnbench.invariance.records import Certificate
 from attnbench.metrics import Metric
@@ -595,7 +594,7 @@ class Worker:
 
         conditions = blocks.Conditions(
             on_turn=on_turn,
-            read_waits=own_waits if here.is_host else lambda: None,
+            read_waits=waiting.waits if here.is_host else dict,
             flush=here.flush if visit.cache == "cold" else None,
             on_block=on_block,
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,

@@ -17,7 +17,7 @@ from attnbench.checking.case import NoBackwardError, build, draw_normal, place, 
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.declared import words
-from attnbench.devices import CaptureError, device
+from attnbench.devices import CaptureError, containers
 from attnbench.processes.messages import Failed, FailedError
 from attnbench.ranks import RankLostError, RankSilentError
 from attnbench.storage.records import Status
@@ -121,7 +121,7 @@ def require_within_limit(
         FailedError: a call is predicted to take too long, or the inputs need more memory than there is.
     """
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
-    here_bytes, needed = device("cpu").free_bytes(), DRAWING_BYTES * input_numbers(workload, *tokens)
+    (here_bytes, _), needed = containers.memory(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
         message = f"its inputs take {show(needed, 'bytes')} as they are drawn, and {show(here_bytes, 'bytes')} are free"
         raise out_of_reach(Status.out_of_memory, message)
