@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # imported by some of them
     from attnbench.storage.records import Counters, DeviceState
 
 T = TypeVar("T")
-CROWDED_SHARE = 0.25  # share of a device's memory: a process that holds more should free its caches
 
 
 class CaptureError(Exception):
@@ -181,9 +180,6 @@ class Device(Protocol):
     def outside_bytes(self) -> int:
         """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
         return 0
-
-    def is_crowded(self) -> bool:
-        """Whether this process holds so large a share of the memory that it should free its caches."""
 
 
 @cache

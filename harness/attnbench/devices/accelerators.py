@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnbench.devices import CROWDED_SHARE, Device
+from attnbench.devices import Device
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.queued import QueuedClock
 from attnbench.devices.recording import Footprint, Recording, record
@@ -132,8 +132,3 @@ class Accelerator(Device):
             return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
 
         return products_and_copies(empty, [dtype], self.sides, self.smallest_copy, self.largest_copy)
-
-    def is_crowded(self) -> bool:
-        """Whether this process's tensors hold more than a quarter of the device's memory."""
-        whole = self.module.get_device_properties(self.name).total_memory
-        return bool(self.module.memory_allocated(self.name) > CROWDED_SHARE * whole)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from attnbench.devices import CROWDED_SHARE, Clock, Device, containers
+from attnbench.devices import Clock, Device, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
 
@@ -118,10 +118,6 @@ class Cpu(Device):
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
         largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # of each of its two buffers
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
-
-    def is_crowded(self) -> bool:
-        """Whether the process holds more than a quarter of the memory of the machine or its container."""
-        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * containers.memory()[1])
 
 
 DEVICE = Cpu

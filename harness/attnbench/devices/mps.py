@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from attnbench.devices import CROWDED_SHARE, Facts, processor
+from attnbench.devices import Facts, processor
 from attnbench.devices.accelerators import Accelerator
 from attnbench.devices.recording import Footprint
 
@@ -65,10 +65,6 @@ class Mps(Accelerator):
     def cache_bytes(self) -> int:
         """At least the system cache of all chips up to 2025; Metal does not report it."""
         return 64 * 2**20
-
-    def is_crowded(self) -> bool:
-        """Whether this process's tensors hold more than a quarter of the memory that Metal recommends."""
-        return bool(self.module.current_allocated_memory() > CROWDED_SHARE * self.module.recommended_max_memory())
 
 
 DEVICE = Mps

@@ -111,7 +111,7 @@ def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypa
     """Otherwise its calls would look slower than the ones they are compared with."""
     worker, cell, calls, ready = Worker(Heartbeat()), cell_of("sdpa", SMALL, "sdpa"), [], []
     worker.answer("sample_blocks", visit=visit(SMALL, "sdpa"))
-    (bench,) = worker.benches.values()
+    bench = worker.kept
     timed, steps = bench.calls[cell.arm], itertools.count()
     monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
     monkeypatch.setattr(answers.agreement, "ready", lambda *_: ready.append(1) or [])

@@ -9,7 +9,7 @@ import random
 import time
 import traceback
 import warnings
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -202,7 +202,7 @@ class Worker:
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.settle = cache(_settle)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
-        self.benches: OrderedDict[str, Bench] = OrderedDict()
+        self.kept: Bench | None = None  # the latest
         self.references: tuple[tuple[object, ...], References] | None = None  # with their question
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
@@ -247,7 +247,7 @@ class Worker:
             if function == "judge_output" or (visit is not None and visit.settles):
                 waiting.settle()
         if isinstance(reply, Failed) and visit is not None:
-            self.benches.pop(workload.id, None)
+            self.kept = None
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
         # a full process may keep the memory that the next request needs
@@ -533,14 +533,12 @@ class Worker:
         return None
 
     def bench(self, workload: Workload) -> Bench:
-        """The workload's bench; evicts the least recently used ones."""
+        """The workload's bench, kept until that of another one is needed: a process times each workload once."""
         self.references = None
-        if workload.id not in self.benches:
-            while self.benches and device(workload.device).is_crowded():
-                self.benches.popitem(last=False)
-            self.benches[workload.id] = Bench(workload)
-        self.benches.move_to_end(workload.id)
-        return self.benches[workload.id]
+        if self.kept is None or self.kept.workload != workload:
+            self.kept = None  # free its memory
+            self.kept = Bench(workload)
+        return self.kept
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
         """Read a metric apart from timing."""
