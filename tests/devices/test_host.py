@@ -1,4 +1,4 @@
-"""The host: limits of its container, from planted files of cgroups; counters; caches; dtypes."""
+"""The host: limits of its container, from planted files of both versions of cgroups; counters; caches; dtypes."""
 
 import os
 import subprocess
@@ -50,6 +50,16 @@ NESTED = {
     "a/b/memory.current": "0\n",
 }
 """The smallest limit on the way to the root counts."""
+VERSION_1 = {
+    "cpu,cpuacct/docker/1/cpu.cfs_quota_us": "200000\n",
+    "cpu,cpuacct/docker/1/cpu.cfs_period_us": "100000\n",
+    "memory/docker/1/memory.limit_in_bytes": f"{4 * GIB}\n",
+    "memory/docker/1/memory.usage_in_bytes": f"{3 * GIB}\n",
+    "memory/docker/1/memory.stat": f"inactive_file 7\ntotal_inactive_file {2 * GIB}\n",
+    "memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "memory/memory.usage_in_bytes": f"{60 * GIB}\n",
+    "memory/memory.stat": "total_inactive_file 0\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +68,7 @@ NESTED = {
         ("0::/\n", GROUP),
         ("2:cpu:/\n0::/a/path/that/the/container/does/not/see\n", GROUP),
         ("0::/a/b\n", NESTED),
+        ("4:memory:/docker/1\n2:cpu,cpuacct:/docker/1\n0::/\n", VERSION_1),
     ],
 )
 def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_free(groups, memberships, files):
@@ -65,7 +76,7 @@ def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_fre
     assert containers.quota() == 2.0
     assert containers.memory() == (3 * GIB, 4 * GIB)
     assert environment.usable_cores() == 2
-    assert "2 processors by cpu.max, 4.00 GiB of memory by memory.max, 3.00 GiB of it free" in doctor.limits()
+    assert "2 processors by the cgroup, 4.00 GiB of memory by the cgroup, 3.00 GiB of it free" in doctor.limits()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,8 @@ def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_fre
     [
         ({}, 64, "no limits"),
         ({"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "5\n"}, 64, "no limits"),
-        ({"cpu.max": "50000 100000\n"}, 1, "0.5 processors by cpu.max"),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64, "no limits"),
+        ({"cpu.max": "50000 100000\n"}, 1, "0.5 processors by the cgroup"),
     ],
 )
 def test_without_limits_the_machine_is_as_it_is_and_a_share_of_a_processor_is_one_thread(groups, files, cores, said):

@@ -82,15 +82,15 @@ def examine() -> list[Finding]:
 
 
 def limits() -> str:
-    """Limits of the container and the affinity mask, with the files that set them."""
+    """Limits of the container, which are those of its cgroups, and of the affinity mask."""
     import psutil
 
     quota, (free, whole) = containers.quota(), containers.memory()
     allowed, number = containers.affinity(), os.cpu_count() or 1
     texts = [f"{allowed} of {number} processors by the affinity mask"] if allowed < number else []
-    texts += [f"{quota:g} processors by cpu.max"] if quota else []
+    texts += [f"{quota:g} processors by the cgroup"] if quota else []
     if whole < psutil.virtual_memory().total:
-        texts.append(f"{show(whole, 'bytes')} of memory by memory.max, {show(free, 'bytes')} of it free")
+        texts.append(f"{show(whole, 'bytes')} of memory by the cgroup, {show(free, 'bytes')} of it free")
     return ", ".join(texts) or "no limits"
 
 

@@ -1,19 +1,27 @@
-"""Limits of a container on processors and memory: cgroups, version 2, and the affinity mask.
+"""Limits of a container on processors and memory: cgroups, versions 1 and 2, and the affinity mask.
 
-A limit holds for a group and all groups below it, so that the smallest one on the way to the root counts. Source:
-https://docs.kernel.org/admin-guide/cgroup-v2.html.
+A limit holds for a group and all groups below it, so that the smallest one on the way to the root counts. Sources:
+https://docs.kernel.org/admin-guide/cgroup-v2.html and https://docs.kernel.org/admin-guide/cgroup-v1/.
 """
 
 import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIPS = Path("/proc/self/cgroup")
+QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+"""Files with a quota and its period, of version 2 and of version 1."""
+MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files with the limit and the memory in use, and the entry of memory.stat with pages that can be dropped at once."""
 
 
 def affinity() -> int:
@@ -30,10 +38,11 @@ def processors() -> int:
 def quota() -> float | None:
     """The smallest quota in processors; None without one."""
     quotas = []
-    for folder in _folders():
+    for folder, names in product(_folders("cpu"), QUOTAS):
         with suppress(OSError, ValueError):
-            share, period = map(int, (folder / "cpu.max").read_text().split())  # "max" is no number
-            quotas.append(share / period)
+            share, period = (int(word) for name in names for word in (folder / name).read_text().split())
+            if share > 0:  # without a quota, "max" is no number, and version 1 has -1
+                quotas.append(share / period)
     return min(quotas, default=None)
 
 
@@ -41,23 +50,27 @@ def memory() -> tuple[int, int]:
     """Bytes of memory that are still free, and bytes in all: of the machine, or of the smallest group."""
     machine = psutil.virtual_memory()
     free, whole = [int(machine.available)], [int(machine.total)]
-    for folder in _folders():
+    for folder, (limit, used, dropped) in product(_folders("memory"), MEMORY):
         with suppress(OSError, ValueError):
-            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            limit_bytes, used_bytes = (int((folder / name).read_text()) for name in (limit, used))
             statistics = (folder / "memory.stat").read_text().split()
-            dropped = int(statistics[statistics.index("inactive_file") + 1])  # pages that the system can drop at once
-            free.append(max(0, limit - max(0, used - dropped)))
-            whole.append(limit)
+            if dropped in statistics:
+                used_bytes -= int(statistics[statistics.index(dropped) + 1])
+            free.append(max(0, limit_bytes - max(0, used_bytes)))
+            whole.append(limit_bytes)  # version 1 has a huge number for no limit
     return min(free), min(whole)
 
 
-def _folders() -> Iterator[Path]:
-    """Folders of this process's groups, up to the root.
+def _folders(controller: str) -> Iterator[Path]:
+    """Folders of this process's groups, up to the root, for a controller of version 1 and for version 2.
 
     A container may see its own group as the root, under a path that it does not see.
     """
     for membership in MEMBERSHIPS.read_text().splitlines() if MEMBERSHIPS.exists() else []:
-        number, _, path = membership.split(":", 2)
-        if number == "0":  # others are of version 1
-            inner = Path(path.lstrip("/"))
-            yield from (GROUPS / folder for folder in (inner, *inner.parents))
+        _, controllers, path = membership.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = GROUPS / controllers if controllers else GROUPS
+        root = root if root.exists() else GROUPS / controller
+        inner = Path(path.lstrip("/"))
+        yield from (root / folder for folder in (inner, *inner.parents))
