@@ -8,12 +8,28 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from attnbench.commands import EXIT_CODES, RETIRED, ExitCode
 from attnbench.commands.frame import framed
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
 from attnbench.units import plain
+
+
+class Plain(TyperCommand):
+    """A command that shows no types of arguments, and --help among the options of the output."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
+        """All parameters, --help included."""
+        parameters = super().get_params(ctx)
+        for each in parameters:
+            if isinstance(each, TyperArgument):
+                vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
+            elif each.name == "help":
+                each.metavar, vars(each)["rich_help_panel"] = "", "Output"
+        return parameters
+
 
 app = typer.Typer(
     name="attnbench",
@@ -30,7 +46,7 @@ PANELS = ("Measure and check", "Read stored runs", "Look inside", "Look up")
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     _function, _examples = framed(_command)
     _epilog = "\n\n".join(["Examples:", *_examples] if _examples else [])
-    app.command(_name, rich_help_panel=PANELS[_command.order // 100], epilog=_epilog)(_function)
+    app.command(_name, cls=Plain, rich_help_panel=PANELS[_command.order // 100], epilog=_epilog)(_function)
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it
