@@ -538,9 +538,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    run before `stages`. Workers are forked from
-    `template`, if set. `client`, `clock` and `read_counters` default to a worker process and the machine;
-    studies/simulated replaces them.
+    run before `stages`. Workers are forked from `template`, if set. `client`, `clock` and `read_counters` default to a
+    worker process and the machine; studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
