@@ -244,6 +244,17 @@ def test_float32_inside_is_a_convention_and_breaks_no_rule_of_another_dtype():
         assert not compare(references(workload(dtype=dtype)), implementation, known).broken_rules
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_errors_as_large_as_those_of_half_precision_are_asked_about(dtype):
+    def narrow(query, key, value):
+        inputs = (each.to(getattr(torch, dtype)) for each in (query, key, value))
+        return torch.nn.functional.scaled_dot_product_attention(*inputs).to(query.dtype)
+
+    found = judged(narrow, workload(dtype="float32"))
+    assert found.diagnosis.startswith("No known mistake explains it.")
+    assert f"Its errors are within those of {dtype}: is something computed in it?" in found.diagnosis
+
+
 def filled_with_nan(query, key, value, *, mask=None):
     scores = scores_of(query, key)
     return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1) @ value

@@ -73,7 +73,10 @@ def test_dense_form_count_and_tiles_are_what_the_words_say(name):
     for sizes in fitting:
         expected = dense(name, sizes)
         assert (mask.dense(*sizes) == expected).all()
-        assert (mask.num_seen(*sizes) == expected.sum(axis=-1)).all()
+        firsts, lasts, numbers = mask.seen_keys(*sizes)
+        assert (numbers == expected.sum(axis=-1)).all()
+        assert (firsts == expected.argmax(axis=-1)).all()
+        assert (lasts == sizes[2] - 1 - expected[..., ::-1].argmax(axis=-1)).all()
         assert mask.num_visible(*sizes) == expected.sum()
         assert mask.has_empty_rows(*sizes) == (~expected.any(axis=-1)).any()
         rows = np.array([0, sizes[1] - 1])
@@ -88,9 +91,9 @@ def test_dense_form_count_and_tiles_are_what_the_words_say(name):
 
 def test_a_count_in_blocks_is_that_of_the_whole(monkeypatch):
     mask = parse_mask("boolean(30)")
-    whole = mask.num_seen(2, 9, 5)
+    whole = mask.seen_keys(2, 9, 5)
     monkeypatch.setattr("attnbench.workloads.masks.COUNTED_AT_ONCE", 20)
-    assert (mask.num_seen(2, 9, 5) == whole).all()
+    assert np.array_equal(mask.seen_keys(2, 9, 5), whole)
 
 
 def test_a_long_count_needs_no_dense_form():

@@ -34,7 +34,7 @@ from attnbench.contract import Implementation
 from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult, RuleResult, TensorError
 from attnbench.workloads.workload import Workload
 
-GRAPH_USED_UP = "backward through the graph a second time"
+GRAPH_USED_UP = "backward through the graph a second time"  # torch's message
 NUM_ROWS = 8  # query rows for the oracle, besides those that are furthest from an honest evaluation
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
@@ -46,19 +46,17 @@ Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | Non
 """A call, and a function that names its result afterwards (Case.observed_call)."""
 
 
-def check(references: References, implementation: Implementation) -> Agreement:
-    """Compare an implementation with all references, and diagnose it if it is wrong; its exceptions propagate."""
-    agreement = compare(references, implementation)
+def check(
+    references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
+) -> Agreement:
+    """Compare an implementation with all references, as `compare` does, and diagnose it if it is wrong."""
+    agreement = compare(references, implementation, known, rejects)
     is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
     return explain(references, implementation, agreement) if is_wrong else agreement
 
 
 def compare(
-    references: References,
-    implementation: Implementation,
-    known: RulesAt | None = None,
-    *,
-    rejects: Collection[str] = (),
+    references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
 ) -> Agreement:
     """Compare an implementation with the references of all probes and try the rules; its exceptions propagate.
 

@@ -4,7 +4,6 @@ Inputs and weights are drawn in float64 on the CPU from the workload's seed, so 
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -360,30 +359,23 @@ class Case:
             bound.refresh()
 
     @cached_property
-    def _first(self) -> tuple[float, int]:
-        """Seconds of the first call, and the memory outside torch's allocator before it."""
+    def first(self) -> int:
+        """Make a first call, which compiles and keeps masks; the bytes outside torch's allocator before it."""
         before = self.device.outside_bytes()
         with self.grad_mode():
-            call = self.call()
-            start = time.perf_counter()
-            call()
-        return time.perf_counter() - start, before
-
-    @property
-    def first_s(self) -> float:
-        """Seconds of a first call, which compiles and creates kept tensors such as the dense mask."""
-        return self._first[0]
+            self.call()()
+        return before
 
     @cached_property
     def outside_bytes(self) -> int:
         """Device memory outside torch's allocator that two calls have taken and still hold, including kernel code."""
-        before, _ = self._first[1], self.recording
+        before, _ = self.first, self.recording
         return max(0, self.device.outside_bytes() - before)
 
     @cached_property
     def recording(self) -> Recording:
         """One call after a first one, recorded at first use for every later question: operators and memory."""
-        _ = self.first_s  # tensors of the first call, such as the dense mask, are not counted
+        _ = self.first  # its kept tensors are not counted
         with self.grad_mode():
             return self.device.record(self.call())
 

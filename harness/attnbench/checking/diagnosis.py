@@ -19,11 +19,13 @@ from torch import Tensor
 from attnbench.checking import oracle, steps
 from attnbench.checking.case import build
 from attnbench.checking.mistakes import catalogue
+from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import (
     Reference,
     References,
     ask,
     distance,
+    is_half,
     largest,
     output_error,
     reference_for_probe,
@@ -115,29 +117,23 @@ class Evidence:
         """Whether a tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
 
-    def distance(
-        self, mistake: Mistake, names: list[str], region: Tensor | None = None, *, is_quick: bool = False
-    ) -> float:
-        """The largest distance of the candidate from the mistake's answers, in tolerances, which differ by row.
+    def distance(self, mistake: Mistake, region: Tensor | None = None, *, is_quick: bool = False) -> float:
+        """The largest distance of the candidate's output from the mistake's, in tolerances, which differ by row.
 
-        The answers are exact or, if that is nearer, computed in the candidate's dtype, which also widens the tolerance.
-        `names` are the output alone, with only the rows of `region` (B, H, R), or gradients. `is_quick` takes exact
-        answers only, and gives infinity if the right answers are nearly as near: the mistake changes nothing here.
+        The mistake's answers are exact or, if that is nearer, computed in the candidate's dtype, which also widens the
+        tolerance. With `region` (B, H, R) only those rows are compared. `is_quick` takes exact answers only, and gives
+        infinity if the right answers are nearly as near: the mistake changes nothing here.
         """
         self.reference.on_step()
-        is_output, place, worst, error = names == ["output"], ... if region is None else region, 0.0, 0.0
-        answers = partial(self.reference.answers_of, mistake, has_gradients=not is_output)
-        answers = partial(answers, rows=self.rows if is_output else self.reference.rows)
+        answers = partial(self.reference.answers_of, mistake, rows=self.rows, has_gradients=False)
         exact_ones = answers(self.dtype)
         own_ones = exact_ones if is_quick else answers(self.own_dtype)
-        for name in names:
-            every = (self.observed, self.expected, exact_ones, own_ones)
-            observed, expected, exact, own = ((each[name] / self.limits[name])[place] for each in every)
-            one = torch.finfo(self.own_dtype).eps / 2 * roundings(self.reference.workload, name, 0.0)
-            limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
-            worst = max(worst, min(_apart(observed, exact), _apart(observed, own)) / limit)
-            error = max(error, _apart(observed, expected))
-        return worst if worst <= CLOSER * error or not is_quick else math.inf
+        every, place = (self.observed, self.expected, exact_ones, own_ones), ... if region is None else region
+        observed, expected, exact, own = ((each["output"] / self.limits["output"])[place] for each in every)
+        one = torch.finfo(self.own_dtype).eps / 2 * roundings(self.reference.workload, "output", 0.0)
+        limit = 2 * _apart(own, exact) + one * float(exact.nan_to_num().abs().max()) + 1
+        away = min(_apart(observed, exact), _apart(observed, own)) / limit
+        return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
 
 def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
@@ -212,7 +208,9 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
     """Test conventions, float32 inside, and constant factors on outputs or gradients."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
-        return _narrow(evidence) or _factor(evidence) or _by_feature(evidence)
+        if evidence[0].reference.workload.dtype == "float64" and _narrower(evidence, "float32"):
+            return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
+        return _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
         words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
         kind = next(iter(conventions)).removesuffix("_gradient")
@@ -224,18 +222,19 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
     return Finding(words, (STALE_MISTAKE,), "output")
 
 
-def _narrow(evidence: list[Evidence]) -> Finding | None:
-    """Test whether float64 cells are right by the tolerance of float32."""
-    if evidence[0].reference.workload.dtype != "float64":
-        return None
-    for each in evidence:
-        workload = msgspec.structs.replace(each.reference.workload, dtype="float32")
-        drawn = each.reference.drawn
-        narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
-        for name in each.names:
-            if not largest(each.observed[name], each.expected[name]) <= narrow.tolerance(name):
-                return None
-    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
+def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
+    """The first of these dtypes, narrower than the inputs', by whose tolerance all answers are right; "" for none."""
+    for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
+        is_right = True
+        for each in evidence if is_right else ():
+            workload, drawn = msgspec.structs.replace(each.reference.workload, dtype=dtype), each.reference.drawn
+            with contextlib.suppress(VacuousError):  # an honest answer overflows there
+                narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
+                apart = {name: largest(each.observed[name], each.expected[name]) for name in each.names}
+                is_right &= all(apart[name] <= narrow.tolerance(name) for name in {*apart} & {*narrow.expected})
+        if is_right:
+            return dtype
+    return ""
 
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
@@ -380,20 +379,15 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
     With `region` (B, H, R), only those rows of the output are compared.
     """
     has_all_rows = all(len(each.rows) == each.reference.workload.seq_len for each in evidence)
-    parts = [(each, ["output"]) for each in evidence]
-    for each in evidence if region is None else ():
-        gradients = [name for name in each.names if name != "output"]
-        if gradients and not each.convention:
-            parts.append((each, gradients))
     first = next(each for each in evidence if each.is_wrong("output"))
     possible = [each for each in mistakes if has_all_rows or not each.needs_all_rows]
-    near = {each: first.distance(each, ["output"], region, is_quick=True) for each in possible}
+    near = {each: first.distance(each, region, is_quick=True) for each in possible}
     far: dict[Mistake, float] = {}
     for mistake in sorted(near, key=near.__getitem__)[:SHORTLIST]:
         far[mistake] = 0.0 if near[mistake] < math.inf else math.inf
-        for each, compared in parts:
+        for each in evidence:
             if far[mistake] <= MATCH:
-                far[mistake] = max(far[mistake], each.distance(mistake, compared, region))
+                far[mistake] = max(far[mistake], each.distance(mistake, region))
     best = min(far.values(), default=math.inf)
     limit = min(MATCH, max(1.0, 2 * best))
     return sorted((each for each in far if far[each] <= limit), key=far.__getitem__)
@@ -423,6 +417,9 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
             words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
             return Finding(words, tuple(sorted(RANDOM)), "weights")
         result = replace(result, words=f"Something random is active: on equal inputs {random}. {result.words}")
+    elif not result.names and (kind := _narrower(evidence, "float16", "bfloat16")):
+        hint = f"Its errors are within those of {kind}: is something computed in it?"
+        result = replace(result, words=f"{result.words} {hint}")
     if stale is not None:
         words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {result.words}"
         return Finding(words, (STALE_MISTAKE,), result.step)
@@ -527,8 +524,7 @@ def describe(agreement: Agreement) -> str:
     others = sorted({tensor.tensor for _, tensor in wrong} - {worst.tensor})
     also = f"; also wrong: {', '.join(others)}" if others else ""
     finders = dict.fromkeys(name for name, _ in wrong)
-    blind = [each.probe for each in agreement.probes if each.probe not in finders]
-    by = f"; found by: {', '.join(finders)}" + (f", not by {', '.join(blind)}" if blind else "")
+    by = f"; found by: {', '.join(finders)}"
     limits = f"error {size}, tolerance {worst.allowed:.3g}"
     if worst.error is not None and worst.error <= worst.allowed:  # its RMS error is beyond the limit
         rows = f"rows {worst.rows[0]} to {worst.rows[1] - 1}"

@@ -507,30 +507,19 @@ def catalogue(workload: Workload) -> Iterator[Mistake]:
         yield from generator(workload)
 
 
-def infinite(scores: Tensor, mask: RowMask) -> Tensor:
-    """Add minus infinity, through which NaN reaches all gradients; filling it in would stop it."""
-    return mask.changed(scores) + torch.zeros_like(scores).masked_fill(~mask.seen, -torch.inf)
-
-
 def where_nothing_is_seen(kind: str, fill: Callable[[Tensor], Tensor]) -> Mistake:
-    """Scores that `fill` makes of the usual ones, for queries that see no key."""
+    """The textbook form, with scores that `fill` makes of the usual ones for queries that see no key."""
 
     def filled(scores: Tensor, mask: RowMask) -> Tensor:
         changed = mask.changed(scores)
         return hide(changed, mask.seen).where(mask.seen.any(dim=-1, keepdim=True), fill(changed))
 
-    return convention(kind, filled)
+    return wrong(f"{kind}_where_nothing_is_seen", masked_scores=filled, weights=lambda x, _: x.softmax(dim=-1))
 
 
-def convention(kind: str, form: Callable[[Tensor, RowMask], Tensor]) -> Mistake:
-    """The textbook form with that convention: its softmax is NaN where every score is minus infinity."""
-    return wrong(f"{kind}_where_nothing_is_seen", "", masked_scores=form, weights=lambda x, _: x.softmax(dim=-1))
-
-
-NAN = convention("nan", infinite)
-FINITE = [
-    ("mean", where_nothing_is_seen("mean", torch.zeros_like)),  # filled in: no gradient
-    ("mean", where_nothing_is_seen("mean", lambda scores: scores - scores.detach())),  # after adding a large number
-    ("all", where_nothing_is_seen("all", lambda scores: scores)),
-]
+NAN = where_nothing_is_seen("nan", lambda scores: scores - math.inf)  # through which NaN reaches all gradients
+FINITE = {
+    "mean": where_nothing_is_seen("mean", torch.zeros_like),
+    "all": where_nothing_is_seen("all", lambda scores: scores),
+}
 """Conventions for queries that see no key, with numbers, by their names in CONVENTIONS."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from attnbench.checking import oracle
 from attnbench.checking.case import Inputs, draw_normal, generator
 from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
@@ -78,7 +77,8 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
-    firsts, lasts = (each[0] for each in seen_edges(workload))  # in batch row 0
+    sizes = workload.batch_size, query_len, key_len
+    firsts, lasts, _ = (torch.from_numpy(each[0]) for each in workload.mask_rule.seen_keys(*sizes))  # in batch row 0
     random = torch.randint(key_len, (query_len,), generator=draws)
     choices = torch.stack(
         [
@@ -97,23 +97,6 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     )
     turn = torch.randint(len(choices), (query_len,), generator=draws)
     return choices.clamp(0, key_len - 1).gather(0, turn[None])[0]
-
-
-def seen_edges(workload: Workload) -> tuple[Tensor, Tensor]:
-    """The first and last visible key of each query, both (B, T); 0 and S - 1 for a query that sees none."""
-    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
-    row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
-    span = rule.span(row, query, rule.table(*sizes), workload.kv_len - workload.seq_len)
-    if span is None:
-        blocks = [oracle.row_mask(workload, rows).seen[:, 0] for rows in torch.from_numpy(query).split(1024)]
-        firsts = torch.cat([seen.int().argmax(dim=-1) for seen in blocks], dim=1)
-        lasts = torch.cat([seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1) for seen in blocks], dim=1)
-        return firsts, lasts
-    end = workload.kv_len - 1
-    first, last = (default if each is None else each for each, default in zip(span, (0, end), strict=True))
-    first, last = np.broadcast_arrays(np.maximum(first, 0), np.minimum(last, end), np.zeros(sizes[:2], dtype=int))[:2]
-    sees_some = first <= last
-    return torch.from_numpy(np.where(sees_some, first, 0)), torch.from_numpy(np.where(sees_some, last, end))
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:
@@ -188,7 +171,7 @@ def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED)
     row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
     is_seen = rule.sees(row, place, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
     # A query that does not see its own target points at the last key that it sees.
-    visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
+    visible = torch.from_numpy(np.where(is_seen, needles, rule.seen_keys(*sizes)[1]))
     targets = visible[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (share * of_one)

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softshrink
 
 from attnbench.checking import conduct, oracle
 from attnbench.checking.case import (
@@ -38,7 +37,6 @@ from attnbench.devices import device
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
-BRIEF = ("normal",)  # probes of a brief check
 SCREENED = "needles"
 """The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
@@ -65,7 +63,7 @@ SUMMED = "gradient of value"
 NEARER = 0.25
 """An answer follows a form if its distance to it is at most this share of its distance to 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
-"""The limit for the effect of queries that see no key: in yardstick errors of the dtype, and in roundings."""
+"""The limit for answers to queries that see no key: in yardstick errors of the dtype, and in roundings."""
 
 
 class FormError(ValueError):
@@ -284,7 +282,7 @@ class References:
         is_brief: bool = False,
         is_apart: bool = False,
     ) -> None:
-        """Compute the references of every probe, or only of BRIEF without rules.
+        """Compute the references of every probe, or with `is_brief` only of the normal one.
 
         Probes that show nothing at this workload are left out. If candidates are in another process (`is_apart`), their
         inputs need not be on the workload's device, and small workloads are judged on the host. `on_step` is called
@@ -298,7 +296,7 @@ class References:
         self.seed, self.on_step, self.is_brief = seed, on_step, is_brief
         self.by_probe, reason = dict[str, Reference](), ""
         plain = msgspec.structs.replace(workload, dropout=0.0)
-        for probe in BRIEF if is_brief else PROBES:
+        for probe in ("normal",) if is_brief else PROBES:
             on_step()
             try:
                 self.by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
@@ -525,7 +523,8 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
 
     The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead
     of minus infinity gives the mean of all values or, if it preserves the differences between scores, attention without
-    a mask, as cuDNN's. None is wrong by itself, so their effect on gradients is replaced, too.
+    a mask, as cuDNN's. None is wrong by itself. NaN in gradients is replaced, too, where the textbook form has it; with
+    a finite answer no gradients are compared here, since such queries have a part in them.
 
     The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
     changed. `only` is the convention on another probe, since it is the same on all.
@@ -536,16 +535,15 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
     expected = reference.expected
     observed = {name: tensor.double().cpu() for name, tensor in seen.compared.items() if name in expected}
     right, actual = expected["output"][empty], observed["output"][empty]
-    answers_of = partial(reference.answers_of, has_gradients=len(observed) > 1)
 
     def replaced(settled: dict[str, Tensor], kind: str) -> tuple[Observation, str]:
         output = seen.output.clone()
         output[every.to(output.device)] = right[0].to(output)
-        return replace(seen, output=output, compared=seen.compared | settled), kind
+        return replace(seen, output=output, compared=settled), kind
 
     is_nan = actual.isnan()
     if only in {None, "nan", "nan_gradient"} and (not is_nan.any() or is_nan.all()):
-        form = answers_of(NAN)
+        form = reference.answers_of(NAN, has_gradients=len(observed) > 1)
         settled = {
             name: tensor.where(~(tensor.isnan() & form[name].isnan()), expected[name])
             for name, tensor in observed.items()
@@ -553,28 +551,20 @@ def settle(seen: Observation, reference: Reference, only: str | None = None) -> 
         if any(tensor.isnan().any() and not settled[name].isnan().any() for name, tensor in observed.items()):
             constant = {name: each.nan_to_num(0.0) for name, each in seen.compared.items() if name not in observed}
             return replaced(settled | constant, "nan" if is_nan.all() else "nan_gradient")
-    candidates: list[tuple[float, int, str, dict[str, Tensor]]] = []
-    dtype = TORCH_DTYPES[reference.workload.dtype]
-    for kind, finite in FINITE:
-        if only not in {None, kind}:
-            continue
-        form, rounded = answers_of(finite), answers_of(finite, dtype)
-        slack = {  # the rounding error of the form's effect on the right answer
-            name: EMPTY_YARDSTICKS * largest(rounded[name], form[name])
-            + EMPTY_ROUNDINGS * torch.finfo(dtype).eps * largest(form[name], expected[name])
-            for name in observed
-        }
-        settled = {
-            name: expected[name] + softshrink(tensor - form[name], slack[name]) for name, tensor in observed.items()
-        }
-        from_form, from_right = largest(actual, form["output"][empty]), largest(actual, right)
-        if from_form <= reference.tolerance("output") + slack["output"] and from_form < NEARER * from_right:
-            worst = max(largest(each, expected[name]) / reference.tolerance(name) for name, each in settled.items())
-            candidates.append((worst, len(candidates), kind, settled))
-    if not candidates:
+    kinds, dtype = dict[float, str](), TORCH_DTYPES[reference.workload.dtype]
+    for kind, finite in FINITE.items():
+        exact, rounded = (
+            reference.answers_of(finite, each, has_gradients=False)["output"] for each in (torch.float64, dtype)
+        )
+        slack = EMPTY_YARDSTICKS * largest(rounded, exact)  # the rounding error of the form's answer
+        slack += EMPTY_ROUNDINGS * torch.finfo(dtype).eps * largest(exact, expected["output"])
+        apart = largest(actual, exact[empty])
+        is_near = apart <= reference.tolerance("output") + slack and apart < NEARER * largest(actual, right)
+        if is_near and only in {None, kind}:
+            kinds[apart] = kind
+    if not kinds:
         return seen, ""
-    *_, kind, settled = min(candidates)
-    return replaced(settled, kind)
+    return replaced({"output": observed["output"].where(~empty[..., None], expected["output"])}, kinds[min(kinds)])
 
 
 def _empty_rows(seen: Observation, reference: Reference) -> Tensor | None:

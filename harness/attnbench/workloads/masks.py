@@ -28,6 +28,7 @@ Table = Any
 """The lookup table of a rule: integers as a numpy array or torch tensor, one number, None, or a tuple of these."""
 Span = tuple[Array | None, Array | None]
 """The first and last visible key of a query; None means no limit on that side."""
+Numbers = npt.NDArray[np.int64]
 
 
 class Mask:
@@ -150,26 +151,30 @@ class Mask:
         """The changed score (a torch tensor) of a mask that is not additive, elementwise."""
         return score
 
-    def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The exact number of keys that each query sees (B, T)."""
-        sizes = (batch_size, query_len, key_len)
+    def seen_keys(self, batch_size: int, query_len: int, key_len: int) -> tuple[Numbers, Numbers, Numbers]:
+        """The first and last key that each query sees and their exact number, each (B, T); 0, S - 1 and 0 for none."""
+        sizes, end = (batch_size, query_len, key_len), key_len - 1
         rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
         span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
         if span is not None:
-            first, last = (default if end is None else end for end, default in zip(span, (0, key_len - 1), strict=True))
-            number = np.minimum(last, key_len - 1) - np.maximum(first, 0) + 1
-            return np.broadcast_to(np.maximum(number, 0), (batch_size, query_len)).astype(np.int64)
-        block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
-        parts = (queries[start : start + block] for start in range(0, query_len, block))
-        return np.concatenate([self.dense(*sizes, rows=part).sum(axis=-1, dtype=np.int64) for part in parts], axis=1)
+            first, last = (default if each is None else each for each, default in zip(span, (0, end), strict=True))
+            first, last, _ = np.broadcast_arrays(np.maximum(first, 0), np.minimum(last, end), rows + queries)
+            number = np.maximum(last - first + 1, 0)
+        else:
+            block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
+            blocks = [self.dense(*sizes, rows=queries[at : at + block]) for at in range(0, query_len, block)]
+            first = np.concatenate([seen.argmax(axis=-1) for seen in blocks], axis=1)
+            last = end - np.concatenate([seen[..., ::-1].argmax(axis=-1) for seen in blocks], axis=1)
+            number = np.concatenate([seen.sum(axis=-1, dtype=np.int64) for seen in blocks], axis=1)
+        return np.where(number > 0, first, 0), np.where(number > 0, last, end), number
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
         """The exact number of visible (batch, query, key) triples of one head."""
-        return int(self.num_seen(batch_size, query_len, key_len).sum())
+        return int(self.seen_keys(batch_size, query_len, key_len)[-1].sum())
 
     def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
         """Whether some query sees no key."""
-        return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
+        return bool((self.seen_keys(batch_size, query_len, key_len)[-1] == 0).any())
 
     def at_other_length(self) -> "Mask":
         """This kind of mask for any length: workloads are first tried at a shorter length."""

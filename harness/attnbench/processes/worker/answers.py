@@ -32,7 +32,7 @@ from attnbench.checking.case import (
     place,
     reason_against,
 )
-from attnbench.checking.diagnosis import describe, explain
+from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, References, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
 from attnbench.checking.tolerance import Tolerance
@@ -429,14 +429,12 @@ class Worker:
             candidate = stand_in(Remote(self.consult, cell), prepared)
             answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
             torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
-            agreed = agreement.compare(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects=rejects)
+            agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
             if candidate.is_approximate and agreed.probes:
                 return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
             errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
             if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
                 return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
-            if agreed.grade is Grade.wrong:
-                agreed = explain(answers, candidate, agreed)
         finally:
             torch.set_num_threads(num_threads)
         return CellChecked(

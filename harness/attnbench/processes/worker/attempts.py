@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from attnbench.checking.agreement import GRAPH_USED_UP
 from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
@@ -34,8 +35,6 @@ MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
 FAR_BELOW = 4.0
 LONGEST_MESSAGE = 600
-FREED_GRAPH = "backward through the graph a second time"
-"""Part of torch's message if a call uses a graph that an earlier call has freed."""
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 """Folders whose frames in a traceback are not the user's."""
@@ -81,7 +80,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
         if isinstance(error, kind):
             return status, str(error)
     message = words(error)[:LONGEST_MESSAGE]
-    if FREED_GRAPH in message:
+    if GRAPH_USED_UP in message:
         message += "; if the module keeps a cache of its own, write adapt(..., has_cache=True)"
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else ()

@@ -28,7 +28,7 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
     """
     with case.grad_mode():
         on_step()
-        _ = case.first_s  # the first call may compile
+        _ = case.first
         on_step()
         calls, kernel_s = case.recording.operators(), busy_s(case.recording.kernels())
         forward = calls
