@@ -98,7 +98,7 @@ def test_an_honest_answer_at_every_row_is_that_of_the_oracle(scope, monkeypatch)
     monkeypatch.setattr(oracle, "PART_PAIRS", 70 * 40)
     whole = oracle.answer(workload, drawn, rows, oracle.textbook, lambda: steps.append(1))
     torch.testing.assert_close(whole, right, rtol=0, atol=1e-13)
-    assert len(steps) == 9  # blocks of 10 rows
+    assert len(steps) == 4 * 3
 
 
 def test_the_rows_that_the_oracle_answers_are_others_for_another_seed():

@@ -45,7 +45,7 @@ def test_an_answer_in_parts_is_the_whole_one_forward_and_backward(form, mask, si
     assert len(steps) == 1
     monkeypatch.setattr(oracle, "PART_PAIRS", 1)
     torch.testing.assert_close(found(), whole, rtol=0, atol=1e-13)
-    assert len(steps) == 1 + 2 * 3  # each forward, and again on the way back
+    assert len(steps) == 1 + 2 * 2 * 6 * 3  # each forward, and again on the way back
 
 
 @pytest.mark.parametrize("has_float64", [True, False])

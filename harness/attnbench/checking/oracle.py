@@ -27,7 +27,7 @@ NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
 PART_PAIRS = 2**25
-"""With more scores (B * H * R * S), blocks of rows are processed one by one, to limit memory."""
+"""With more scores (B * H * R * S), batch rows, heads and blocks of rows are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -72,6 +72,8 @@ class RowMask:
 
     def part(self, row: int, head: int) -> "RowMask":
         """The mask of one batch row and head; it looks up visible keys in the whole one."""
+        if self.whole is not None:
+            return self
         return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
 
     def scale_for(self, head_dim: int) -> float:
@@ -211,8 +213,7 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tens
 
 
 def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
-    readers = query.shape[1] // tensor.shape[1]
-    return tensor.repeat_interleave(readers, dim=1) if readers > 1 else tensor
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
 
 
 def _masked_scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
@@ -276,29 +277,34 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V), computed at long lengths by one block of rows at a time.
+    """A form's result (B, H, R, V), computed at long lengths by one batch row, head and block of rows at a time.
 
     `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
-    scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix rows are not split.
+    scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
+    batch_size, num_heads, num_rows, _ = query.shape
+    if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
+        on_step()
+        return form(query, key, value, mask)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, part: RowMask) -> Tensor:
         on_step()
-        return form(query, key, value, part)
+        return form(query[:, None], key[:, None], value[:, None], part)
 
-    batch_size, num_heads, num_rows, _ = query.shape
-    size = max(1, PART_PAIRS // (batch_size * num_heads * key.shape[2]))
-    if num_rows <= size or form not in {attend, *YARDSTICKS}:
-        return attended(query, key, value, mask)
-    results = []
-    for start in range(0, num_rows, size):
-        rows = slice(start, start + size)
-        part = query[:, :, rows], key, value, replace(mask, rows=mask.rows[rows])
-        if torch.is_grad_enabled():
-            results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
-        else:
-            results.append(attended(*part))
-    return torch.cat(results, dim=2)
+    readers = num_heads // key.shape[1]
+    blocks: list[Tensor] = []
+    for start in range(0, num_rows, max(1, PART_PAIRS // key.shape[2])):
+        rows, results = slice(start, start + max(1, PART_PAIRS // key.shape[2])), list[Tensor]()
+        own = replace(mask, rows=mask.rows[rows])
+        for row, head in itertools.product(range(batch_size), range(num_heads)):
+            at, group = slice(row, row + 1), head // readers
+            part = query[at, head, rows], key[at, group], value[at, group], own.part(row, head)
+            if torch.is_grad_enabled():
+                results.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                results.append(attended(*part))
+        blocks.append(torch.cat(results).view(batch_size, num_heads, -1, value.shape[-1]))
+    return torch.cat(blocks, dim=2)
 
 
 def output(attended: Tensor, weights: Weights) -> Tensor:

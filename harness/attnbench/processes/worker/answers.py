@@ -114,14 +114,10 @@ class Bench:
         self.replays: dict[Arm, Callable[[], object] | None] = {}  # each arm's call as a graph, if it is one
         self._reference: Reference | None = None
 
-    def case(self, implementation: Implementation) -> Case:
-        """A new case on the bench's inputs."""
-        return build(self.workload, implementation, self.inputs, self.mask)
-
     def cased(self, arm: Arm, implementation: Implementation) -> Case:
         """The arm's case, built at first use."""
         if arm not in self.cases:
-            self.cases[arm] = self.case(implementation)
+            self.cases[arm] = build(self.workload, implementation, self.inputs, self.mask)
         return self.cases[arm]
 
     def timed(self, arm: Arm, implementation: Implementation, launch: str = "eager") -> blocks.TimedCall:
@@ -138,14 +134,14 @@ class Bench:
             self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
         return self.calls[arm]
 
-    def reference(self, on_step: Callable[[], object]) -> Reference:
+    def reference(self, on_step: Callable[[], object] = lambda: None) -> Reference:
         """The right answer on other values than the timed ones, computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
             self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
         return self._reference
 
-    def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
+    def verify(self, arm: Arm) -> str:
         """Check a timed arm on other values in the same tensors; return its error in words, or "".
 
         Raises:
@@ -155,7 +151,7 @@ class Bench:
         if replay is not None:
             with case.grad_mode():
                 require_replay(case, replay)
-        return agreement.verify(case, self.reference(on_step))
+        return agreement.verify(case, self.reference())
 
 
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
@@ -554,8 +550,8 @@ class Worker:
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec
         if self.observed is None or self.observed[0] != key:
-            self.observed = None  # free its memory
-            self.observed = key, self.bench(cell.workload).case(self.implementation(cell.spec))
+            self.observed, bench = None, self.bench(cell.workload)  # frees memory
+            self.observed = key, build(bench.workload, self.implementation(cell.spec), bench.inputs, bench.mask)
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
