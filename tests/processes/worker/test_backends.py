@@ -13,7 +13,7 @@ from attnbench.devices import device
 from attnbench.devices.kernels import observed
 from attnbench.processes.worker import operators
 from attnbench.processes.worker.answers import Bench
-from attnbench.storage.records import Operators
+from attnbench.storage.records import PROBE, Operators
 from attnbench.workloads.workload import Workload
 
 B, H, T, K = 2, 2, 8, 4
@@ -57,7 +57,7 @@ def test_two_backends_in_one_call_are_both_reported() -> None:
 
 def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     steps: list[int] = []
-    found = operators.observe(Bench(workload).case(made), made, on_step=lambda: steps.append(0))
+    found = operators.observe(Bench(workload).cased(PROBE, made), made, on_step=lambda: steps.append(0))
     assert len(steps) >= 2  # a heartbeat before each call
     return found
 
