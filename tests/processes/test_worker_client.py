@@ -116,6 +116,13 @@ line = b'{{"failed": {{"status": "{}", "message": "forged"}}}}\\n'
 for n in range(3, 64):
   with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
 """
+RINGS = """
+class Rung(BaseException): pass
+def ring(*_): raise Rung("by a timer")
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+time.sleep(600)
+"""
 DEEDS = {
     "exits": ("os._exit(3)", "exited with code 3"),
     "is killed": ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
@@ -131,8 +138,9 @@ DEEDS = {
     ),
     "forges a check that it passed": (FORGES.format("ok"), "wrote no valid answer"),
     "hangs": ("time.sleep(600)", "no end in sight"),
+    "sets a timer": (RINGS, "Rung: by a timer"),
 }
-IMPORTS = "import os, time\nfrom contextlib import suppress\nfrom stat import S_ISSOCK\n"
+IMPORTS = "import os, signal, time\nfrom contextlib import suppress\nfrom stat import S_ISSOCK\n"
 
 
 def template_of(client):

@@ -78,8 +78,6 @@ AXES = ("batch rows", "heads", "tokens")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 Answer = dict[str, Tensor]
-
-
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
 """Results for one implementation, by a rule's name and its axes; None by the workload, where a rule does not apply."""

@@ -173,6 +173,7 @@ def answer(line: int, heartbeat: int) -> None:
             reply = worker.answer(request.function, **decoded(request))
             answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # one of the implementation would interrupt the print
         traceback.print_exc()
         raise
 
