@@ -161,11 +161,11 @@ class Mask:
             first, last, _ = np.broadcast_arrays(np.maximum(first, 0), np.minimum(last, end), rows + queries)
             number = np.maximum(last - first + 1, 0)
         else:
-            block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
-            blocks = [self.dense(*sizes, rows=queries[at : at + block]) for at in range(0, query_len, block)]
-            first = np.concatenate([seen.argmax(axis=-1) for seen in blocks], axis=1)
-            last = end - np.concatenate([seen[..., ::-1].argmax(axis=-1) for seen in blocks], axis=1)
-            number = np.concatenate([seen.sum(axis=-1, dtype=np.int64) for seen in blocks], axis=1)
+            block, parts = max(1, COUNTED_AT_ONCE // (batch_size * key_len)), []
+            for at in range(0, query_len, block):  # one after the other, to limit memory
+                seen = self.dense(*sizes, rows=queries[at : at + block])
+                parts.append((seen.argmax(-1), end - seen[..., ::-1].argmax(-1), seen.sum(-1, dtype=np.int64)))
+            first, last, number = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
         return np.where(number > 0, first, 0), np.where(number > 0, last, end), number
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
