@@ -173,7 +173,7 @@ def orders(number: int) -> Iterator[tuple[str, list[int]]]:
         "those of the first alone": [0] * number,
     }
     for rows in (rows for rows in range(2, number) if number % rows == 0):
-        words = f"grouped as ({number // rows}, {rows}) and read as ({rows}, {number // rows})"
+        words = f"grouped as ({number // rows}, {rows}) and read column by column"
         known[words] = torch.arange(number).view(-1, rows).T.flatten().tolist()
     seen = [things]
     for words, order in known.items():
