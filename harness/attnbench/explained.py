@@ -73,7 +73,7 @@ def explained(name: str) -> list[Explanation]:
         return found[:1]
     near = get_close_matches(name, sorted({each.name for each in explanations()}), n=3)
     guess = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ValueError(f"no screen has the word {name}{guess}; all words: attnbench explain")
+    raise ValueError(f"no screen has the word {name}{guess}; for all words, see: attnbench explain")
 
 
 def _plain(name: str) -> str:

@@ -25,6 +25,7 @@ VALUES = (
     *("nothing", "nothing.toml", "broken.toml", "endless.toml", "/dev/null", "rev:nowhere", "$(touch here)", "😀", "-"),
     *("batch_size=2147483648", "head_dim=2147483648", "num_kv_heads=3", "layout=broadcast", "bias=some"),
 )
+SKIPPED = 125  # by `git bisect run`: this state cannot be judged
 HINTS = (
     *(
         "one of",
@@ -117,9 +118,10 @@ def told(folder: Path, arguments: list[str]) -> Trial:
     printed = output.read_text(encoding="utf-8", errors="replace")
     what = plain(" ".join(arguments), 100)
     died = unclear = ""
+    due = {SKIPPED} if "--bisect" in arguments else set[int]()
     if code == -signal.SIGALRM:
         died = "it hung"
-    elif code not in {0, 1, 2, 3, 4, ACCEPTED} or "Traceback" in printed:
+    elif code not in {0, 1, 2, 3, 4, ACCEPTED} | due or "Traceback" in printed:
         died = f"exit code {code}: {note(printed)}"
     elif code in {2, 4}:
         said = [line for line in printed.splitlines() if line.startswith(("error: ", "invalid session: "))]

@@ -69,6 +69,21 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
     assert all(record.status is Status.ok for record in results.records if record.workload.seq_len != 8)
 
 
+class Saboteur(SimulatedClient):
+    """Wherever the code with a process of its own takes part, the template of all processes is killed."""
+
+    def sample_blocks(self, visit):
+        if any(spec == "slow" for _, spec in visit.arms):
+            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+        return super().sample_blocks(visit)
+
+
+def test_if_the_harness_fails_next_to_foreign_code_that_goes_first(tmp_path):
+    results = ran(tmp_path, Saboteur, names=("baseline", "fast", "slow"), alone=("slow",))
+    status = {(record.implementation, record.status) for record in results.records}
+    assert status == {("baseline", Status.ok), ("fast", Status.ok), ("slow", Status.crashed)}
+
+
 class Crowded(SimulatedClient):
     """Every request fails for lack of memory in all but a fresh process."""
 

@@ -105,7 +105,7 @@ def test_every_sweep_that_comes_along_is_valid(name):
         ("grid = [", "is not readable"),
         ("grid = []\n", "has no workloads"),
         ("[[grid]]\nseq_length = 3\n", "did you mean seq_len?"),
-        ("speed = 3\n[[grid]]\nseq_len = 3\n", "unknown field `speed`; axes belong into a [[grid]] table"),
+        ("speed = 3\n[[grid]]\nseq_len = 3\n", "unknown field `speed`; put axes into a [[grid]] table"),
         ('[[grid]]\nseq_len = "many"\n', "seq_len is a whole number"),
         ("[[grid]]\nseq_len = []\n", "has no workloads"),
         ('[[grid]]\ncover = "triples"\nseq_len = [1, 2]\nhead_dim = [8, 16]\n', "triples"),

@@ -449,12 +449,12 @@ class Timing:
             if reply.arm != PROBE:
                 self.session.record_failure(self.session.cell(workload, reply.arm.as_measured()), reply)
                 continue
-            # The harness itself failed: no arm is responsible, none can be measured, and the workload ends for all.
+            # The harness itself failed: code in a process of its own goes first, or else the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
-            for arm in self.state.live(workload.id, self.session.specs):
+            every = self.state.live(workload.id, self.session.specs)
+            for arm in [arm for arm in every if self.plan.is_alone(arm)] or every:
                 failed = msgspec.structs.replace(reply, message=message)
                 self.session.record_failure(self.session.cell(workload, arm), failed)
-            return
 
 
 class Search:

@@ -70,7 +70,7 @@ def load(name_or_file: str) -> Sweep:
         known = f"name a .toml file, or choose among {', '.join(names())}"
         raise ValueError(f"cannot read the sweep {path}: {error.strerror}; {known}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        keys = f"axes belong into a [[grid]] table, and its other keys are {', '.join(Sweep.__struct_fields__)}"
+        keys = f"put axes into a [[grid]] table; other keys are {', '.join(Sweep.__struct_fields__)}"
         raise ValueError(f"the sweep {path} is not readable: {error}; {keys}") from None
 
 
