@@ -87,7 +87,7 @@ def steps(size: Size) -> list[Step]:
     ]
     batch, num_heads, groups = heads.split(",")
     axes = ["scope=attention", f"batch_size={batch}", f"num_heads={num_heads}", f"num_kv_heads={groups}", "mask=causal"]
-    axes += [f"device={where}", "head_dim=64", "direction=forward_backward"]
+    axes += [f"device={where}", "dtype=bfloat16", "head_dim=64", "direction=forward_backward"]
     shape = [word for axis in axes for word in ("--set", axis)]
     traces = [
         step(f"trace-{name}", "run", "profile", "-i", name, *shape, "--set", "seq_len=256", limit_s=120)

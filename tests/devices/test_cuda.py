@@ -60,7 +60,7 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
 def run(folder: Path, *more: str, seq_len: int = 64, direction: str = "inference", **asked) -> dict[str, Record]:
     workload = Workload(seq_len=seq_len, num_heads=2, device="cuda", dtype="bfloat16", direction=direction)
     metrics = ("latency", "peak_memory", "outside_memory")
-    plan = journals.planned((workload,), ("fused", "sdpa", *more), metrics=metrics, call_limit_s=1.0, **asked)
+    plan = journals.planned((workload,), ("fused", "sdpa_flash", *more), metrics=metrics, call_limit_s=1.0, **asked)
     execution.execute(plan, folder, lambda _: None)
     return {record.implementation: record for record in read(folder).records}
 
@@ -86,7 +86,7 @@ def test_a_run_on_graphs_goes_its_whole_way_and_what_waits_costs_its_own_cell(di
     found = run(tmp_path / "run", f"{tmp_path}/waits.py:f", direction=direction, launch="graph")
     assert {name: record.status for name, record in found.items()} == {
         "fused": Status.ok,
-        "sdpa": Status.ok,
+        "sdpa_flash": Status.ok,
         "f": Status.unsupported,
     }, [each.message for each in found.values()]
     assert "cannot be recorded as a CUDA graph" in found["f"].message
