@@ -50,6 +50,12 @@ def packed(tensors: list[Tensor], axis: int) -> list[Tensor]:
     return [part.transpose(1, 2) for part in buffer.unbind(axis)]
 
 
+def _first_keys(mask: Tensor, score: float) -> Tensor:
+    """A bias (..., S) with this score at the first keys; any other mask as it is."""
+    is_first = torch.arange(mask.shape[-1], device=mask.device) < FIRST_KEYS
+    return mask.masked_fill(is_first, score) if mask.is_floating_point() else mask
+
+
 LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "transposed": transposed,
     "at an offset": offset,
@@ -61,6 +67,8 @@ OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
 """Half precision has no digits left at that constant."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
+MINUS_INFINITE, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
+"""More keys than the first tile of any kernel has; float16 has the number."""
 SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -74,8 +82,11 @@ MASK_FORMS = SAME_MASK | {
         torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
     ).expand(sizes),
     RAISED: lambda mask, _: mask.float() + CONSTANT if mask.is_floating_point() else mask,
+    MINUS_INFINITE: lambda mask, _: _first_keys(mask, -math.inf),
+    FAR_BELOW: lambda mask, _: _first_keys(mask, -3e4),
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
 """Other forms in which a function may get its mask or bias at sizes (B, H, T, S): the same mask in memory; other masks,
-in which each key takes its neighbour's rule, or all queries the first one's row; and forms that some code refuses."""
+in which each key takes its neighbour's rule, the first keys are hidden, or all queries take the first one's row; and
+forms that some code refuses."""

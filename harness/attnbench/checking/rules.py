@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import conduct, memory, oracle
-from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal
+from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal, place
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,
@@ -42,6 +42,8 @@ from attnbench.storage.records import (
     CAUSAL,
     EMPTY_ROWS,
     HIDDEN_NAN,
+    LOST_NAN,
+    MINUS_INFINITY,
     ONE_MASK,
     PRODUCTS,
     RANGE,
@@ -449,6 +451,26 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
         yield "" if isinstance(outcome, Exception) else _accepted(BIAS, outcome)
 
 
+@rule("minus infinity in a bias", "scope", "direction", "mask", may_refuse=True)
+def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
+    """A bias of -inf hides keys like one far below every score, also where these are the first tiles of a long row."""
+    workload = candidate.workload
+    if workload.scope == "attention" and workload.mask_rule.changes_scores and not workload.mask_rule.hides:
+        with contextlib.suppress(ValueError):  # the mask has no such length
+            long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
+            drawn = place(draw_normal(long, candidate.normal.seed), long)
+
+            def hidden_by(form: str) -> Tensor:
+                case = build(long, candidate.implementation, drawn)
+                vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
+                with torch.no_grad():
+                    return case.output()
+
+            low, infinite = hidden_by(memory.FAR_BELOW), partial(hidden_by, memory.MINUS_INFINITE)
+            words = f"a bias of -inf at the first {memory.FIRST_KEYS} keys gives"
+            yield _accepted(MINUS_INFINITY, candidate.compare(words, low, infinite))
+
+
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
     """A function that takes both combines them, or refuses them: some code takes `mask` alone.
@@ -563,7 +585,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
     if "value" in candidate.sources:
         answer = candidate.call({"value": torch.full_like(candidate.tokens["value"], math.nan)})
         is_lost = ~answer.isnan().all(dim=-1) & _along_queries(candidate.seen.any(dim=-1), answer)[..., 0]
-        yield "NaN in all values gives numbers (SDPA gives NaN)" if is_lost.any() else ""
+        yield _accepted(LOST_NAN, "NaN in all values gives numbers" if is_lost.any() else "")
 
 
 @rule(REPEATABLE, *HIDING, is_noted=True)

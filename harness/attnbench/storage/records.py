@@ -139,6 +139,7 @@ EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
 FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
 SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
+MINUS_INFINITY, LOST_NAN = "minus_infinity", "lost_nan"
 CONVENTIONS = {
     "nan": "a query that sees no key gets NaN (SDPA gives 0)",
     "nan_gradient": "a query that sees no key makes gradients NaN (SDPA gives 0)",
@@ -149,6 +150,8 @@ CONVENTIONS = {
     PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
     SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
+    MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN or another answer (SDPA hides the keys)",
+    LOST_NAN: "NaN in the values does not reach the output (SDPA's does)",
     CAUSAL: "next to a mask is_causal is ignored, or the mask is (SDPA refuses both)",
     ONE_MASK: "of a mask that differs between heads, some heads read another one's (SDPA reads each)",
 }
