@@ -68,12 +68,17 @@ def test_an_error_that_follows_the_answer_is_wrong_however_small():
     assert found.grade is Grade.wrong
 
 
-def test_noise_in_a_few_rows_alone_is_wrong():
-    error = noise(9, 0.5)
+def test_noise_in_a_few_rows_alone_is_wrong_unless_it_is_hardly_more_than_elsewhere():
+    """Honest softmax sums in half precision were called wrong in 5 % of their draws, by 1.05 to 2.1 times the limit."""
+    error, little = noise(9, 0.5), noise(9, 0.5)
     error[64:80] *= 20
+    little[64:80] *= 10
     found = judged(error)
     assert 1 < found.ratio < IMPRECISE_FACTOR
     assert found.grade is Grade.wrong
+    assert judged(little).grade is Grade.imprecise
+    little[192:208] *= 10
+    assert judged(little).grade is Grade.wrong
 
 
 def test_what_is_not_finite_is_wrong():

@@ -12,7 +12,9 @@ tensor's largest. `python -m studies.margins` shows the margins of honest code.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
 precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
-and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer.
+and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer. An error of at
+most FEW_FACTOR times its limit in a FEW_SHARE of the segments is imprecise, too: softmax sums over 2,048 keys in half
+precision, off by some percent for one query, show it in one of twenty draws.
 """
 
 import math
@@ -34,6 +36,7 @@ ROUNDINGS_PER_LIMIT = 1.5
 RMS_YARDSTICKS_PER_LIMIT = 1.8
 RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 8.0
+FEW_FACTOR, FEW_SHARE = 3.0, 1 / 16
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
 LOST_SHARE = 0.1
@@ -194,9 +197,12 @@ class Tolerance:
         factor = max(float(peaks.max()), float(ratios.max()))
         if not 1 < factor <= IMPRECISE_FACTOR:
             return False
+        is_beyond = (peaks > 1) | (ratios > 1)
+        if factor <= FEW_FACTOR and int(is_beyond.sum()) <= FEW_SHARE * self.count:
+            return True
         if float(ratios.median()) < LEAST_SPREAD * float(ratios.max()):
             return False
-        beyond = ((peaks > 1) | (ratios > 1))[self.segment]
+        beyond = is_beyond[self.segment]
         error, answer = (each.movedim(self.axis, 0)[beyond].flatten() for each in (apart, self.expected))
         return abs(float(torch.nn.functional.cosine_similarity(error, answer, dim=0))) <= MOST_CORRELATION
 
