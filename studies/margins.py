@@ -21,7 +21,7 @@ import torch
 import typer
 
 from attnbench import plugins
-from attnbench.checking.case import reason_against
+from attnbench.case import reason_against
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import UncheckableError, ask, errors, reference_for_probe
 from attnbench.contract import Implementation

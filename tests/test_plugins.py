@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from attnbench import plugins
+from attnbench.case import reason_against
 from attnbench.checking.agreement import References, check
-from attnbench.checking.case import reason_against
 from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
 from tests.repositories import PLAIN

@@ -43,7 +43,7 @@ USUAL = "steady"
 LOOP = """
 import json, sys, time
 import torch
-from attnbench.checking.case import bind, build, draw_normal, place
+from attnbench.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.workloads.sweep import make
 

@@ -7,8 +7,8 @@ import msgspec
 import torch
 
 from attnbench import plugins
+from attnbench.case import reason_against
 from attnbench.checking import agreement
-from attnbench.checking.case import reason_against
 from attnbench.checking.reference import Reference, References, ask
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation

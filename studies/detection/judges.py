@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnbench.case import Inputs, draw_normal, generator
 from attnbench.checking import oracle
-from attnbench.checking.case import Inputs, draw_normal, generator
 from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 

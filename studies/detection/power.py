@@ -7,7 +7,7 @@ from functools import cache
 import msgspec
 import torch
 
-from attnbench.checking.case import Inputs
+from attnbench.case import Inputs
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest

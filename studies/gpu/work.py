@@ -174,7 +174,7 @@ def _here(where: str) -> Any:  # noqa: ANN401 - a Device, whose module may not b
 
 def _case(where: str, name: str, direction: str, mask: str, width: int, length: int, heads: str) -> Any:  # noqa: ANN401, PLR0913, PLR0917
     """Build a case in half precision, or on the host in float32."""
-    from attnbench.checking.case import build, draw_normal, place, reason_against
+    from attnbench.case import build, draw_normal, place, reason_against
     from attnbench.contract.loading import implementation
     from attnbench.workloads.sweep import make
 

@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
+from attnbench.case import draw_normal, generator
 from attnbench.checking import oracle
 from attnbench.checking.agreement import check
-from attnbench.checking.case import draw_normal, generator
 from attnbench.checking.probes import PROBES, needle_targets
 from attnbench.checking.reference import SCREENED, References, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation

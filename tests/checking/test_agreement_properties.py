@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attnbench.case import bind, generator, reason_against
 from attnbench.checking import oracle
 from attnbench.checking.agreement import check
-from attnbench.checking.case import bind, generator, reason_against
 from attnbench.checking.memory import LAYOUTS
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError
 from attnbench.checking.reference import References, reference_for_probe

@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 
+from attnbench.case import bind
 from attnbench.checking import conduct
 from attnbench.checking.agreement import References, check
-from attnbench.checking.case import bind
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
 from tests.checking.textbook import Textbook

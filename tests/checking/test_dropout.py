@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attnbench.case import reason_against
 from attnbench.checking import dropout
 from attnbench.checking.agreement import References, check
-from attnbench.checking.case import reason_against
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.messages import Failed
 from attnbench.processes.worker.answers import Bench

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.case import Inputs, draw_normal, draw_weights
 from attnbench.checking import oracle
-from attnbench.checking.case import Inputs, draw_normal, draw_weights
 from attnbench.checking.probes import PROBES
 from attnbench.checking.reference import References, ask, errors, reference_for_probe
 from attnbench.contract import Implementation

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from attnbench.case import draw_normal
 from attnbench.checking import case, oracle
-from attnbench.checking.case import draw_normal
 from attnbench.workloads.workload import Workload
 from tests import reference
 

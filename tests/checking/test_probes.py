@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from attnbench.case import bind
 from attnbench.checking import agreement
-from attnbench.checking.case import bind
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import References, ask, errors, reference_for_probe
 from attnbench.contract import Implementation

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from attnbench.case import QKV, build, draw_normal, place
 from attnbench.checking import agreement
-from attnbench.checking.case import QKV, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 from tests.pairwise import pairwise

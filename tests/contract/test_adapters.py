@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from attnbench.case import bind, draw_weights, reason_against
 from attnbench.checking.agreement import check
-from attnbench.checking.case import bind, draw_weights, reason_against
 from attnbench.contract import loading
 from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload

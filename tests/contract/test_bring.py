@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench.case import draw_weights, reason_against
 from attnbench.checking.agreement import check
-from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import Implementation, adapters, loading
 from attnbench.processes.planning import suited
 from attnbench.storage.records import Agreement

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attnbench import plugins
+from attnbench.case import build, draw_normal, place, reason_against
 from attnbench.checking.agreement import check
-from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract.adapters import adapt
 from attnbench.contract.functions import keywords
 from attnbench.contract.loading import compiled, from_value, implementation

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnbench.checking.case import build, draw_normal, place
+from attnbench.case import build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.contract.adapters import adapt
 from attnbench.contract.loading import from_value

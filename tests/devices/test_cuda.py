@@ -7,8 +7,8 @@ import torch
 
 from attnbench import plugins
 from attnbench.analysis.results import read
+from attnbench.case import reason_against
 from attnbench.checking.agreement import References, check
-from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import execution

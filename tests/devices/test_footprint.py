@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnbench.checking.case import Case, bind, build, draw_normal, place
+from attnbench.case import Case, bind, build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.devices import cpu, device
 from attnbench.devices.accelerators import Accelerator

@@ -10,8 +10,8 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from attnbench.case import Inputs, bind, draw_weights, laid_out, reason_against
 from attnbench.checking.agreement import check
-from attnbench.checking.case import Inputs, bind, draw_weights, laid_out, reason_against
 from attnbench.contract import Attention, Implementation, Workload
 from attnbench.implementations import chunked
 from attnbench.workloads.masks import parse_mask

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from attnbench import plugins
-from attnbench.checking.case import build, draw_normal, place
+from attnbench.case import build, draw_normal, place
 from attnbench.contract import NotOneGraphError, compile_whole, device
 from attnbench.contract.loading import implementation
 from attnbench.processes.worker import attempts

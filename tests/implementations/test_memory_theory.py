@@ -7,7 +7,7 @@ B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, 
 import pytest
 import torch
 
-from attnbench.checking.case import bind, build, draw_normal, place
+from attnbench.case import bind, build, draw_normal, place
 from attnbench.devices.recording import Footprint
 from attnbench.workloads.workload import Workload
 from tests.checks import bundled

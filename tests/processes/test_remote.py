@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attnbench.case import build, draw_normal, place
 from attnbench.checking import dropout
 from attnbench.checking.agreement import check
-from attnbench.checking.case import build, draw_normal, place
 from attnbench.checking.reference import FormError, References
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
+from attnbench.case import build, draw_normal, place, reason_against
 from attnbench.checking.agreement import check
-from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
 from attnbench.plugins import DISTRIBUTING
 from attnbench.ranks.group import RankGroup, group_of

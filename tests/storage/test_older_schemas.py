@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.checking.case import reason_against
+from attnbench.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.reports import titles
 from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.checking.case import build, draw_normal, output_shape, place, reason_against
+from attnbench.case import build, draw_normal, output_shape, place, reason_against
 from attnbench.contract.loading import implementation
 from attnbench.workloads import counts
 from attnbench.workloads.masks import masks

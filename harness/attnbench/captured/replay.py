@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import QKV, Inputs, draw_weights
+from attnbench.case import QKV, Inputs, draw_weights
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.reference import Reference, errors
 from attnbench.contract.declared import kind

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import QKV, build
+from attnbench.case import QKV, build
 from attnbench.checking.oracle import row_mask
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract.functions import ByFunction

@@ -16,8 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnbench.case import build
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import build
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
+from attnbench.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, generator, place
 from attnbench.checking.reference import Reference, UncheckableError, errors, gradients
 from attnbench.checking.steps import after, wrong
 from attnbench.contract import Implementation

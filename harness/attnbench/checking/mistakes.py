@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.case import QKV
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import QKV
 from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.steps import Mistake, after, before, hide, product, softmax_with_sinks, with_bias, wrong
 from attnbench.contract import Weights

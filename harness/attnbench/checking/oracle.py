@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.checking.case import Inputs
+from attnbench.case import Inputs
 from attnbench.contract import Weights
 from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask

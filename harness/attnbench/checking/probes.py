@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from attnbench.checking.case import Inputs, draw_normal, generator
+from attnbench.case import Inputs, draw_normal, generator
 from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
 

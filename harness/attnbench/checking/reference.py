@@ -13,8 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking import conduct, oracle
-from attnbench.checking.case import (
+from attnbench.case import (
     QKV,
     TORCH_DTYPES,
     Case,
@@ -28,6 +27,7 @@ from attnbench.checking.case import (
     place,
     pull_back,
 )
+from attnbench.checking import conduct, oracle
 from attnbench.checking.mistakes import FINITE, NAN
 from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.steps import Mistake

@@ -18,8 +18,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnbench.case import TORCH_DTYPES, Case, build, draw_normal, place
 from attnbench.checking import conduct, memory, oracle
-from attnbench.checking.case import TORCH_DTYPES, Case, build, draw_normal, place
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import Inputs
+from attnbench.case import Inputs
 from attnbench.checking.oracle import RowMask, output, project, row_mask
 from attnbench.checking.oracle import heads as heads_of
 from attnbench.contract import repeat_heads

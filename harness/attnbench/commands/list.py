@@ -121,7 +121,7 @@ def entries(what: str) -> list[dict[str, str]]:
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
     """Support of each implementation, by name or path/to/file.py:Name: supported features, reasons, and source."""
-    from attnbench.checking.case import reason_against
+    from attnbench.case import reason_against
     from attnbench.contract.loading import implementation
 
     rows: list[dict[str, str]] = []

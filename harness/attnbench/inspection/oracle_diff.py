@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
+from attnbench.case import Inputs, bind, build, draw_operands, draw_weights, generator, place, reason_against
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import Inputs, bind, build, draw_operands, draw_weights, generator, place, reason_against
 from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading

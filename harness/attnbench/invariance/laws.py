@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, draw_weights, reason_against
+from attnbench.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, draw_weights, reason_against
 from attnbench.contract import Implementation
 from attnbench.devices import device
 from attnbench.invariance.records import LawTried

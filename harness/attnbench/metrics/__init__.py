@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # metrics can be listed without torch
     from collections.abc import Callable
 
-    from attnbench.checking.case import Case
+    from attnbench.case import Case
     from attnbench.workloads.workload import Workload
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # metrics can be listed without torch
 
     from torch import Tensor
 
-    from attnbench.checking.case import Case
+    from attnbench.case import Case
     from attnbench.contract.outside import Bound
     from attnbench.workloads.workload import Workload
 

@@ -12,7 +12,7 @@ from attnbench.devices import device
 from attnbench.metrics import Metric
 
 if TYPE_CHECKING:
-    from attnbench.checking.case import Case
+    from attnbench.case import Case
     from attnbench.ranks.group import Report
     from attnbench.workloads.workload import Workload
 

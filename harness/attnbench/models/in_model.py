@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnbench.case import TORCH_DTYPES
 from attnbench.checking import oracle
-from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import BoundMask, Weights

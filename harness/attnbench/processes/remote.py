@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from attnbench.case import GIVEN, Case, pull_back, set_dropout
 from attnbench.checking import conduct
-from attnbench.checking.case import GIVEN, Case, pull_back, set_dropout
 from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from attnbench.checking.case import Case
+from attnbench.case import Case
 from attnbench.tracing import folders
 
 NUM_WARM_STEPS = 2  # under the profiler, which is slow at first; one call without it precedes them

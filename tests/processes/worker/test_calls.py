@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnbench.checking.case import bind, build, draw_normal, place
+from attnbench.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, cpu, device
 from attnbench.processes.messages import Failed, FailedError, Heartbeat, SampleBlocks

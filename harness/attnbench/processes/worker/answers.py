@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import agreement, oracle
-from attnbench.checking.case import (
+from attnbench.case import (
     TORCH_DTYPES,
     Case,
     Inputs,
@@ -32,6 +31,7 @@ from attnbench.checking.case import (
     place,
     reason_against,
 )
+from attnbench.checking import agreement, oracle
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, References, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from attnbench.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.agreement import GRAPH_USED_UP
-from attnbench.checking.case import NoBackwardError, build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.contract.declared import words

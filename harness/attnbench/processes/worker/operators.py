@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
-from attnbench.checking.case import Case, build, draw_normal, place
+from attnbench.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.devices.kernels import observed
 from attnbench.devices.recording import busy_s
