@@ -456,19 +456,16 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
     """A bias of -inf hides keys like one far below every score, also where these are the first tiles of a long row."""
     workload = candidate.workload
     if workload.scope == "attention" and workload.mask_rule.changes_scores and not workload.mask_rule.hides:
-        with contextlib.suppress(ValueError):  # the mask has no such length
-            long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
-            drawn = place(draw_normal(long, candidate.normal.seed), long)
+        long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
+        case = build(long, candidate.implementation, place(draw_normal(long, candidate.normal.seed), long))
 
-            def hidden_by(form: str) -> Tensor:
-                case = build(long, candidate.implementation, drawn)
-                vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
-                with torch.no_grad():
-                    return case.output()
+        def hidden_by(form: str) -> Tensor:
+            vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
+            return case.output().detach()
 
-            low, infinite = hidden_by(memory.FAR_BELOW), partial(hidden_by, memory.MINUS_INFINITE)
-            words = f"a bias of -inf at the first {memory.FIRST_KEYS} keys gives"
-            yield _accepted(MINUS_INFINITY, candidate.compare(words, low, infinite))
+        low, words = hidden_by(memory.FAR_BELOW), f"a bias of -inf at the first {memory.FIRST_KEYS} keys gives"
+        outcome = candidate.compare(words, low, lambda: hidden_by(memory.MINUS_INFINITE))
+        yield _accepted(MINUS_INFINITY, outcome)
 
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
