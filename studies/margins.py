@@ -45,7 +45,7 @@ CONTEXTS = (None, None, 40, 2048)
 PROBES = ("normal", "equal", "large", "shifted")
 """One of these is tried along with needles, which come nearest to a limit."""
 SKIPPED = ("context_parallel",)
-"""The first needs a GPU for each rank, the second calls one of the others."""
+"""It needs a GPU for each rank."""
 
 
 class Margin(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ from studies.frame import Piece, Row
 ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
+BEFORE = "before.json"
+"""Verdicts on the latest set by the code before the rules that it led to, in the folder of the page, by function."""
 BATCH = 20
 """Files of one command: they share its oracle."""
 
@@ -52,7 +54,8 @@ def blind(
             with Path(name, each, "index.tsv").open(encoding="utf-8", newline="") as lines:
                 settings |= {row["name"]: row.get("setting", "") for row in csv.DictReader(lines, delimiter="\t")}
     frame.save(to / "blind.json", json.dumps(verdicts, indent=1) + "\n")
-    frame.save(to / "blind.md", page(verdicts, settings))
+    before = json.loads((to / BEFORE).read_bytes()) if (to / BEFORE).exists() else {}
+    frame.save(to / "blind.md", page(verdicts, settings, before))
 
 
 def checked(files: Sequence[Path], number: int) -> list[Row]:
@@ -68,15 +71,13 @@ def checked(files: Sequence[Path], number: int) -> list[Row]:
     return [
         {
             "name": name,
-            "verdict": f"{each['verdict']}, except: {each['conventions'][0]}"
-            if each["conventions"]
-            else each["verdict"],
+            "verdict": each["verdict"] + f", except: {'; '.join(each['conventions'])}" * bool(each["conventions"]),
         }
         for name, each in judged.items()
     ]
 
 
-def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str]) -> str:
+def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: dict[str, str]) -> str:
     """Build the page: verdict counts of each kind, then each wrong function that was not called wrong."""
     parts = ["# Functions by authors who had not seen the probes", "Written by `python -m studies.detection.blind`."]
     for kind, found in verdicts.items():
@@ -86,15 +87,23 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str]) -> str:
         )
         parts.append(f"## {len(found)} {KINDS[kind]}")
         parts.append(markdown_table([{"verdict": text, "functions": str(num)} for text, num in counts.most_common()]))
-        bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
-        name = "Called wrong" if kind == "honest" else "Called right silently"
-        limit = upper_limit(bad, len(found), 0.95)
-        parts.append(f"{name}: {bad} of {len(found)}, {bad / len(found):.1%}, at most {limit:.1%}.")
+        parts.append(share(kind, found))
+        if kind == "mutants" and (latest := {name: text for name, text in found.items() if name in before}):
+            parts.append(
+                f"The latest set: {share(kind, latest)} Before the rules that it led to: {share(kind, before)}"
+            )
         missed = {name: verdict for name, verdict in found.items() if not verdict.startswith("WRONG")}
         if kind == "mutants" and missed:
             rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed.items()]
             parts += ["Not called wrong:", markdown_table(rows)]
     return "\n\n".join([*parts, ""])
+
+
+def share(kind: str, found: dict[str, str]) -> str:
+    """The share of bad verdicts: "wrong" on right functions, or "right", without an exception, on wrong ones."""
+    bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
+    name = "Called wrong" if kind == "honest" else "Called right silently"
+    return f"{name}: {bad} of {len(found)}, {bad / len(found):.1%}, at most {upper_limit(bad, len(found), 0.95):.1%}."
 
 
 if __name__ == "__main__":
