@@ -27,7 +27,7 @@ from attnbench.analysis.table import table as cells_of
 from attnbench.commands import running
 from attnbench.commands.fastest import bytes_of
 from attnbench.commands.options import SelectionOptions, held
-from attnbench.plugins import name_of, plugs, unknown
+from attnbench.plugins import name_of, plugs, require_known
 from attnbench.processes import execution
 from attnbench.processes.planning import plan_to_choose, rejected
 from attnbench.reports import Picture, answers, recommended, screen, story, titles
@@ -134,8 +134,7 @@ class Outcome:
         """
         reports = plugs("attnbench.reports", "REPORT")
         draw = {name.removesuffix("_plot"): each.draw for name, each in reports.items() if each.draw is not None}
-        if kind not in draw:
-            raise ValueError(unknown("plot", kind, draw))
+        require_known("plot", [kind], draw)
         picture: Picture | None = draw[kind](self.results)
         return picture
 

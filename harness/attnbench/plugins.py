@@ -11,11 +11,14 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterable
+from functools import cache
 from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from attnbench.units import meant
 
@@ -84,6 +87,15 @@ def installed() -> "dict[str, EntryPoint]":
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """The tables in catalogue.toml, `facts` and `looks`, each by the implementation's name."""
+    from importlib.resources import files  # here, because --help does not need it
+
+    text = files(PACKAGE).joinpath("catalogue.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, dict[str, Any]])
 
 
 def implementation_names() -> list[str]:
@@ -289,6 +301,17 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     """Error message for an unknown name, with a suggestion and all known names."""
     names = list(known)
     return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
+
+
+def require_known(kind: str, given: Iterable[str], known: Collection[str], more: str = "") -> None:
+    """Check that all names are known.
+
+    Raises:
+        ValueError: one is not; see `unknown`.
+    """
+    for name in given:
+        if name not in known:
+            raise ValueError(unknown(kind, name, known, more))
 
 
 def digest(spec: str) -> str:

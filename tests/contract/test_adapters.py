@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from attnbench.case import bind, draw_weights, reason_against
 from attnbench.checking.agreement import check
-from attnbench.contract import loading
 from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from examples import adapters as theirs
@@ -380,15 +379,6 @@ def test_a_pack_may_give_none_for_a_bias_and_may_need_one():
     assert judge(made, POINT).agrees
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'clone'"):
         judge(made, without_out)
-
-
-def test_a_value_in_a_file_takes_part(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from torch import nn\nfrom attnbench.contract.adapters import adapt, packed\n"
-        "mine = adapt(lambda sizes: nn.Identity(), packed('qkv', out='proj'))\n"
-    )
-    assert loading.implementation(f"{file}:mine").source == f"{file}:mine"
 
 
 def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():

@@ -343,10 +343,13 @@ def test_what_a_file_holds_is_read_without_running_it(tmp_path):
         plugins.held(file)
 
 
-def test_a_list_says_what_a_function_is_given(tmp_path):
+def test_a_list_says_what_a_function_in_a_file_is_given_and_names_a_module(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def mine(query, key, value, *, mask=None, scale=None): ...\n")
+    function = "def mine(query, key, value, *, mask=None, scale=None): ...\n"
+    module = "from attnbench.contract.adapters import adapt, packed\nmodule = adapt(None, packed('qkv', out='proj'))\n"
+    file.write_text(function + module)
     assert implementation(f"{file}:mine").source == f"{file}:mine, given query, key, value, mask, scale"
+    assert implementation(f"{file}:module").source == f"{file}:module"
 
 
 def test_a_file_may_be_named_like_the_package_that_it_imports(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from attnbench.processes.messages import Failed, Prepared
 from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
+from tests.checking.test_dropout import OtherGradient
 from tests.checks import cell_of
 
 POINT = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", direction="forward_backward")
@@ -213,19 +214,9 @@ class DropsAgain(nn.Module):
 
     dropout = 0.0
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, weights, share):
-            ctx.share = share
-            return F.dropout(weights, share)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return F.dropout(grad, ctx.share), None
-
     def attend(self, query, key, value, mask):
         scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf)
-        return self.Function.apply(scores.softmax(-1), self.dropout) @ value
+        return OtherGradient.apply(scores.softmax(-1), self.dropout) @ value
 
 
 @pytest.mark.one_in(2)

@@ -112,7 +112,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 FORGES = """
-line = b'{{"failed": {{"status": "{}", "message": "forged"}}}}\\n'
+line = b'{}\\n'
 for n in range(3, 64):
   with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, line)
 """
@@ -132,11 +132,11 @@ DEEDS = {
         "exited with code 5",
     ),
     "closes all files": ("os.closerange(0, 256)", "exited with code 1"),
-    "forges an answer": (
-        "for n in range(3, 64):\n  with suppress(OSError): S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'{}\\n')",
+    "forges an answer": (FORGES.format("{}"), "wrote no valid answer"),
+    "forges a check that it passed": (
+        FORGES.format('{"failed": {"status": "ok", "message": "forged"}}'),
         "wrote no valid answer",
     ),
-    "forges a check that it passed": (FORGES.format("ok"), "wrote no valid answer"),
     "hangs": ("time.sleep(600)", "no end in sight"),
     "sets a timer": (RINGS, "Rung: by a timer"),
 }

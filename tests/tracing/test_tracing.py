@@ -21,27 +21,19 @@ from attnbench.storage.records import PROBE, Status
 from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
 from tests import journals
+from tests.repositories import PLAIN
 
 LIARS = Path(__file__).parents[1] / "liars.py"
 SIZES = {"seq_len": 32, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
 TRAINING = Workload(**SIZES, scope="module", direction="forward_backward")
-THEIRS = '''"""Somebody's attention."""
-
-
-def theirs(query, key, value, *, mask=None):
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ value
-'''
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, forked_workers):
     """Trace some that behave, one of them in a folder with a blank in its name, and some that do not."""
     home = tmp_path_factory.mktemp("home of jane doe")
-    (home / "mine.py").write_text(THEIRS)
-    chosen = (f"{home}/mine.py:theirs", f"{LIARS}:wrong", f"{LIARS}:crashing", "fused")
+    (home / "mine.py").write_text(PLAIN)
+    chosen = (f"{home}/mine.py:mine", f"{LIARS}:wrong", f"{LIARS}:crashing", "fused")
     points = (Workload(**SIZES, direction="inference"), TRAINING)
     plan = journals.planned(points, chosen, metrics=(), digests={spec: plugins.digest(spec) for spec in chosen})
     execution.execute(plan, home / "traces", lambda _: None, stages=("check", "trace"))
@@ -68,7 +60,7 @@ def test_what_disagrees_or_crashes_gets_no_trace_and_costs_nobody_else_theirs(tr
         assert found.files[workload.id, "fused"].exists()
     assert ended["inference", "wrong"] is Status.disagrees
     assert ended["inference", "crashing"] is Status.crashed
-    assert {name for _, name in found.files} == {"fused", "theirs"}
+    assert {name for _, name in found.files} == {"fused", "mine"}
     assert sorted(found.files.values()) == folders.trace_files(found.results.folder)
     assert all(record.measurements == () for record in found.results.records)  # a trace shares no pass with a timing
 
@@ -82,8 +74,8 @@ def test_no_trace_names_the_host_the_user_or_an_absolute_path(traced):
             assert str(secret) not in text
         assert not re.search('[";]/', text)
         assert f'"{os.uname().nodename}"' not in text
-    mine = gzip.decompress(found.files[found.results.plan.workloads[0].id, "theirs"].read_bytes()).decode()
-    assert "mine.py(4): theirs" in mine
+    mine = gzip.decompress(found.files[found.results.plan.workloads[0].id, "mine"].read_bytes()).decode()
+    assert "mine.py(4): mine" in mine
 
 
 def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_path):

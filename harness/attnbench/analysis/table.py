@@ -140,7 +140,7 @@ def rows(cells: "pd.DataFrame") -> list[Row]:
 def metric_columns(results: Results) -> list[MetricColumn]:
     """Columns of the metrics that some cell of the run has, times excluded."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
-    measured = {one.metric: one for record in results.records for one in _metrics(record)}
+    measured = {one.metric: one for record in results.records for one in metrics_of(record)}
     columns = []
     for name, one in measured.items():
         if name not in known or known[name].is_column:
@@ -228,7 +228,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "diagnosis": (None if agreement is None else agreement.diagnosis) or None,
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
-            **{_column(one): median(Samples.of(one.samples).value) for one in _metrics(record)},
+            **{_column(one): median(Samples.of(one.samples).value) for one in metrics_of(record)},
         }
 
 
@@ -274,7 +274,7 @@ def _verdict(compared: Comparison | None) -> Row:
     }
 
 
-def _metrics(record: Record) -> Iterator[Measurement]:
+def metrics_of(record: Record) -> Iterator[Measurement]:
     """All measurements of a cell except its times, which have columns of their own."""
     return (one for one in record.measurements if one.metric not in {LATENCY, CONTROL_LATENCY} and one.samples)
 

@@ -134,8 +134,7 @@ class TimingOptions(SelectionOptions):
         fields = {word: field for field, words in CONDITIONS.items() for word in words}
         chosen: dict[str, str] = {}
         for word in filter(None, map(str.strip, self.conditions.split(","))):
-            if word not in fields:
-                raise ValueError(plugins.unknown("condition", word, fields))
+            plugins.require_known("condition", [word], fields)
             if (other := chosen.setdefault(fields[word], word)) != word:
                 raise ValueError(f"--conditions {other} and {word} exclude one another: give one of them")
         return super().fields(**(chosen | more))

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.cluster.shares import merged
 from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
-from attnbench.plugins import name_of, plugs, unknown
+from attnbench.plugins import name_of, plugs, require_known
 from attnbench.reports import stock, story
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
 from attnbench.storage.files import put, writing_to
@@ -125,22 +126,16 @@ def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
 def _write_one(stored: Results, kind: str, to: Path | None) -> None:
     """Write one report to a file, or a text to the terminal and a picture into the run."""
     known = plugs("attnbench.reports", "REPORT")
-    if kind not in known:
-        raise ValueError(unknown("format", kind, known))
-    chosen = known[kind]
-    text = None if chosen.text is None else chosen.text(stored)
-    if to is None and text is not None:
+    require_known("format", [kind], known)
+    chosen, folder = known[kind], stored.folder
+    if to is None and chosen.text is not None:
+        text = chosen.text(stored)
         present(lambda: {"format": kind, "text": text}, lambda: typer.echo(text, nl=False))
         return
-    with writing_to((to or stored.folder / kind).parent):
-        if to is None:
-            paths = chosen.write(stored, stored.folder)
-        elif text is not None:
-            paths = [put(to, text)]
-        else:
-            picture = chosen.draw(stored)
-            paths = [] if picture is None else [picture.save(to)]
-    files = [str(path) for path in paths]
+    if to is not None:
+        chosen, folder = replace(chosen, file=to.name), to.parent
+    with writing_to(folder):
+        files = [str(path) for path in chosen.write(stored, folder)]
     present(lambda: {"format": kind, "files": files}, lambda: typer.echo("\n".join(files or ["nothing to draw"])))
 
 

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from attnbench.captured import replay
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference
 from attnbench.plugins import name_of
-from attnbench.storage.events import SCHEMA, Plan, RunStarted
+from attnbench.storage.events import SCHEMA, Plan, RunStarted, now
 from attnbench.storage.records import Agreement, Grade, Record, Status, TensorError
 
 
@@ -74,8 +73,7 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
     """
     saved = replay.load(file)
     right = replay.reference(saved)
-    time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    started = RunStarted(schema=SCHEMA, run=folder.name, time=time, commit="", plan=plan)
+    started = RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit="", plan=plan)
     records = []
     for spec in plan.implementations:
         answers = folder / f"{name_of(spec)}.pt"

@@ -170,10 +170,8 @@ def to_resume(
     if more := sorted(selected.typed - {"names", "--implementation", "--resume", "--results", *output, *again}):
         raise ValueError(f"--resume continues a run as planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
-    plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
-    for metric in plan.metrics:
-        if metric not in known:
-            raise ValueError(plugins.unknown("metric", metric, known))
+    plan = read(folder).plan
+    plugins.require_known("metric", plan.metrics, plugins.plugs("attnbench.metrics", "METRIC"))
     if plan.command != command:
         raise ValueError(f"{resume} was begun by attnbench {plan.command}: continue with {plan.resume_command(resume)}")
     if plan.sides is None:

@@ -35,7 +35,7 @@ from attnbench.contract.layouts import (
     stacked,
     transposed,
 )
-from attnbench.plugins import unknown
+from attnbench.plugins import require_known
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
@@ -78,9 +78,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, or several masks have no
             `call`.
     """
-    for fact in facts:
-        if fact not in Declared.__dataclass_fields__:
-            raise ValueError(unknown("argument of adapt", fact, Declared.__dataclass_fields__))
+    require_known("argument of adapt", facts, Declared.__dataclass_fields__)
     if isinstance(layout, Layout):
         module = ModuleAdapter(make=what, layout=layout, declared=Declared(**facts))
         return Implementation(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from attnbench.plugins import unknown
+from attnbench.plugins import require_known, unknown
 from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
 from attnbench.workloads.workload import Workload
@@ -63,9 +63,7 @@ class Declared:
                     raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
         object.__setattr__(self, "masks", self.masks and tuple(map(_written, self.masks)))
         try:
-            for axis in self.sizes:
-                if axis not in Workload.__struct_fields__:
-                    raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
+            require_known("axis", self.sizes, Workload.__struct_fields__)
             Workload().with_axes(self.built_in)  # raises if there is no such workload
         except TypeError as error:
             raise ValueError(f"adapt is given a fact of another type: {error}") from None

@@ -13,11 +13,9 @@ kernel, as the operators that ran show: the plain form without a mask becomes SD
 import importlib
 import inspect
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
@@ -82,13 +80,6 @@ def _is_function(value: type) -> bool:
 
 
 @cache
-def catalogue() -> dict[str, dict[str, Any]]:
-    """The facts in catalogue.toml, by the implementation's name."""
-    text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["facts"]  # type: ignore[no-any-return]
-
-
-@cache
 def named(name: str) -> Implementation:
     """The implementation in the file of that name."""
     return from_module(importlib.import_module(f"{plugins.PACKAGE}.{name}"), name)
@@ -96,7 +87,7 @@ def named(name: str) -> Implementation:
 
 def from_module(module: ModuleType, name: str) -> Implementation:
     """The implementation that a module holds; `name` is its row in the catalogue."""
-    row, holds = catalogue().get(name, {}), vars(module)
+    row, holds = plugins.catalogue()["facts"].get(name, {}), vars(module)
     is_dense = row.get("flops") == "dense"  # a sink is an extra key
     if "IMPLEMENTATION" in holds:
         value: Implementation = module.IMPLEMENTATION

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from attnbench.plugins import unknown
+from attnbench.plugins import require_known
 
 if TYPE_CHECKING:  # imported by some of them
     from collections.abc import Callable
@@ -205,8 +205,7 @@ def device(text: str) -> Device:
         ValueError: there is no such device, and the message lists the known ones; or it has no numbers.
     """
     name = text.partition(":")[0]
-    if name not in names():
-        raise ValueError(unknown("device", name, names()))
+    require_known("device", [name], names())
     kind = importlib.import_module(f"{__name__}.{name}").DEVICE
     if kind.is_single and text != name:
         raise ValueError(f"device={text} is not allowed: there is one {name}; give no number")

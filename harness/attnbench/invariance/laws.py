@@ -25,6 +25,7 @@ from attnbench.workloads.workload import Workload
 BATCHES = (2, 3, 8)
 PADDED_BY = (1, 17, 64, 300)
 FEWEST = 2
+FIRST = slice(0, 1)  # the first sequence alone
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,16 @@ class Subject:
         with case.grad_mode():
             return case.output()
 
+    def whole(self, rows: slice = FIRST, **axes: object) -> Tensor:
+        """The output for all queries of some sequences in one causal call with these axes (B, H, S, V)."""
+        length = self.shape.kv_len
+        asked = self.at(**({"seq_len": length, "kv_len": length, "mask": "causal"} | axes))
+        return self.answer(asked, rows=rows, queries=slice(0, length))
+
     @cached_property
     def alone(self) -> list[Tensor]:
         """The answer for every law to compare with: each sequence alone, all queries at once (H, S, V)."""
-        length = self.shape.kv_len
-        asked = self.at(seq_len=length, kv_len=length, mask="causal")
-        return [
-            self.answer(asked, rows=slice(row, row + 1), queries=slice(0, length))[0] for row in range(max(BATCHES))
-        ]
+        return [self.whole(slice(row, row + 1))[0] for row in range(max(BATCHES))]
 
 
 class UntriedError(Exception):
@@ -89,11 +92,8 @@ Comparison = tuple[str, Tensor, Tensor]
 
 def repeated(subject: Subject) -> Iterator[Comparison]:
     """Repeat one call."""
-    length = subject.shape.kv_len
-    asked = subject.at(seq_len=length, kv_len=length, mask="causal")
     for number in (2, 3):
-        made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
-        yield f"call {number}", made, subject.alone[0][None]
+        yield f"call {number}", subject.whole(), subject.alone[0][None]
 
 
 def batched(subject: Subject) -> Iterator[Comparison]:
@@ -101,8 +101,7 @@ def batched(subject: Subject) -> Iterator[Comparison]:
     length = subject.shape.kv_len
     for batch in BATCHES:
         right = torch.stack(subject.alone[:batch])
-        whole = subject.at(batch_size=batch, seq_len=length, kv_len=length, mask="causal")
-        yield f"batch {batch}, prefill", subject.answer(whole, rows=slice(0, batch), queries=slice(0, length)), right
+        yield f"batch {batch}, prefill", subject.whole(slice(0, batch), batch_size=batch), right
     one = subject.at(seq_len=1, kv_len=length, mask="none")
     last = slice(length - 1, length)
     alone = [subject.answer(one, rows=slice(row, row + 1), queries=last) for row in range(max(BATCHES))]
@@ -114,10 +113,8 @@ def batched(subject: Subject) -> Iterator[Comparison]:
 
 def padded(subject: Subject) -> Iterator[Comparison]:
     """More keys in the call, hidden from every query."""
-    length = subject.shape.kv_len
     for more in PADDED_BY:
-        asked = subject.at(seq_len=length, kv_len=length + more, mask="causal")
-        made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
+        made = subject.whole(kv_len=subject.shape.kv_len + more)
         yield f"{more} hidden keys after the last", made, subject.alone[0][None]
 
 
@@ -140,20 +137,19 @@ def in_chunks(subject: Subject) -> Iterator[Comparison]:
     for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
         mask = "causal_bottom_right" if number > 1 else "none"
         asked = subject.at(seq_len=number, kv_len=length, mask=mask)
-        made = subject.answer(asked, rows=slice(0, 1), queries=slice(length - number, length))
+        made = subject.answer(asked, rows=FIRST, queries=slice(length - number, length))
         words = f"the last {number} queries" if number > 1 else "decode: the last query"
         yield f"{words} alone", made, subject.alone[0][None, :, length - number :]
 
 
 def fewer_heads(subject: Subject) -> Iterator[Comparison]:
     """Half of the heads in the call, as in a model split over two devices."""
-    length, groups = subject.shape.kv_len, subject.shape.num_kv_heads
+    groups = subject.shape.num_kv_heads
     if groups < FEWEST:
         raise UntriedError("there is one key/value head only")
     some = groups // 2
     heads = some * (subject.shape.num_heads // groups)
-    asked = subject.at(seq_len=length, kv_len=length, mask="causal", num_heads=heads, num_kv_heads=some, embed_dim=0)
-    made = subject.answer(asked, rows=slice(0, 1), queries=slice(0, length))
+    made = subject.whole(num_heads=heads, num_kv_heads=some, embed_dim=0)
     yield f"{heads} of {subject.shape.num_heads} heads", made, subject.alone[0][None, :heads]
 
 

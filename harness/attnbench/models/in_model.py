@@ -293,7 +293,7 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
     from attnbench.devices import containers
 
     kind, dtype = _class_of(config), TORCH_DTYPES[spec.dtype]
-    text = _text(config)
+    text = config.get_text_config()  # itself, unless a part of it describes the layers of text
     everything = int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(text, name, None), int)))
     free = FREE_SHARE * containers.memory()[0]
     number = min(spec.num_layers or everything, everything)
@@ -345,15 +345,10 @@ def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
 LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer")
 
 
-def _text(config: Any) -> Any:  # noqa: ANN401 - a configuration of the package
-    """The part of a configuration that describes layers of text; the configuration itself without such a part."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration of the package
     """The configuration with only the first `number` layers."""
     reduced = copy.deepcopy(config)
-    for each in (reduced, _text(reduced)):
+    for each in (reduced, reduced.get_text_config()):
         for name in LAYER_FIELDS:
             if isinstance(value := getattr(each, name, None), int) and value > number:
                 setattr(each, name, number)
@@ -390,7 +385,8 @@ def _batches(
     if main == "pixel_values":
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return {"whole": ({main: torch.randn(batch_size, config.num_channels, size, size, generator=draws)}, {})}
-    has_encoder, most = getattr(config, "is_encoder_decoder", False), getattr(_text(config), "vocab_size", 100)
+    has_encoder = getattr(config, "is_encoder_decoder", False)
+    most = getattr(config.get_text_config(), "vocab_size", 100)
     lengths = {"input_ids": length} | ({"decoder_input_ids": length // 2} if has_encoder else {})
     given = {
         name: torch.randint(3, max(4, most), (batch_size, count), generator=draws) for name, count in lengths.items()

@@ -112,7 +112,7 @@ class Session:
         self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start = self._stage_start = self.clock()
-        self._shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
+        self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
     def elapsed_s(self) -> float:
@@ -123,10 +123,6 @@ class Session:
     def live_cells(self) -> list[tuple[Workload, Arm]]:
         """Cells that have passed their check, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
-
-    def record(self, event: events.Event) -> None:
-        """Write an event to the journal, which applies it to the state."""
-        self.journal.append(event)
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -147,7 +143,7 @@ class Session:
             if first is not None and here is not None and first.fingerprint != here.fingerprint:
                 there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
                 raise ValueError(f"the run began in another environment ({there}): start a new run")
-        self.record(started)
+        self.journal.append(started)
 
     def require_worker(self) -> None:
         """Start a worker unless one is running."""
@@ -184,24 +180,20 @@ class Session:
 
     def record_failure(self, cell: Target, failed: Failed) -> None:
         """End a cell after its check had passed."""
-        self.record(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
+        self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher.
 
         The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
         """
-        if self._shown.stage != stage:
+        if self.shown.stage != stage:
             self._stage_start = self.clock()
         pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
         counts = {str(status): number for status, number in self.state.counts.items() if number}
-        self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
-        self.watch(self._shown)
-
-    def show_wrong(self, workload: Workload, arm: Arm, message: str) -> None:
-        """Call the watcher: an answer is wrong."""
-        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", wrong=message))
+        self.shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
+        self.watch(self.shown)
 
 
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
@@ -238,9 +230,7 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
-def check_cell(
-    session: Session, workload: Workload, arm: Arm, *, call_limit_s: float | None = None, **options: object
-) -> None:
+def check_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> None:
     """Check one cell, and record its status; for `options` see Worker.check.
 
     An implementation that cannot be loaded is tried only once for all its cells.
@@ -248,17 +238,16 @@ def check_cell(
     reply: events.CellChecked | Failed = UNLOADABLE
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
-        call_s = plan.call_limit_s if call_limit_s is None else call_limit_s
-        fields = {"limit_s": call_s, "seed": plan.seed, "rejects": plan.rejects, **options}
+        fields = {"limit_s": plan.call_limit_s, "seed": plan.seed, "rejects": plan.rejects, **options}
         reply = session.ask("check", events.CellChecked, cell=cell, **fields)
     if isinstance(reply, Failed):
         session.unloadable |= {cell.spec} if reply.is_unloadable else set()
         reply = events.CellChecked(
             **cell.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
         )
-    session.record(reply)
+    session.journal.append(reply)
     if reply.status is Status.disagrees:
-        session.show_wrong(workload, arm, reply.message)
+        session.watch(replace(session.shown, cell=f"{arm} on {workload.id}", wrong=reply.message))
 
 
 Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" for the operators
@@ -277,7 +266,7 @@ def read_cells(session: Session, readings: Readings, *, is_optional: bool = Fals
             else:
                 reply = session.ask("profile", events.CellProfiled, cell=cell)
             if not isinstance(reply, Failed):
-                session.record(reply)
+                session.journal.append(reply)
             elif not is_optional:
                 session.record_failure(cell, reply)
 
@@ -345,7 +334,7 @@ def measure_ceilings(session: Session) -> None:
         if isinstance(reply, Failed):
             none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
             reply = events.CeilingsMeasured(ceilings=none)
-        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
+        session.journal.append(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
 
 
 class Timing:
@@ -444,7 +433,7 @@ class Timing:
             reply = self.session.ask("sample_blocks", events.VisitFinished, visit=request)
             if isinstance(reply, events.VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
-                self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
+                self.session.journal.append(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
             if reply.arm != PROBE:
                 self.session.record_failure(self.session.cell(workload, reply.arm.as_measured()), reply)
@@ -520,7 +509,7 @@ class Search:
                 limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
                 share = 1.0 - left_s / max(self.plan.budget_s, 1e-9)
                 self.session.show_progress("search", f"{arm} on {workload}", share, 1.0)
-                check_cell(self.session, self._workloads[workload], arm, call_limit_s=limit_s)
+                check_cell(self.session, self._workloads[workload], arm, limit_s=limit_s)
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
@@ -545,8 +534,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
             would be timed.
     """
-    if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
-        refuse_interpreted(plan)
+    is_timed = "time" in (plan.stages or stages) and LATENCY in plan.metrics
+    if is_timed and (plan.is_interpreted or INTERPRETED.items() <= os.environ.items()):
+        raise ValueError(
+            "the times of Triton's interpreter say nothing of a kernel: check it with attnbench check --interpret, "
+            "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
+        )
     client = client or client_for(plan, folder, template)
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
         if isinstance(worker, Runners):
@@ -559,7 +552,7 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
         session.start_worker()
         reason = _run_stages(session, plan.stages or stages, stops_when_wrong=stops_when_wrong)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
-        session.record(finished)
+        journal.append(finished)
 
 
 def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: bool) -> str:
@@ -581,19 +574,6 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
         if name in names and is_timed:
             reason = Timing(session, name).run(strategy)
     return reason
-
-
-def refuse_interpreted(plan: Plan) -> None:
-    """Refuse to time Triton's interpreter.
-
-    Raises:
-        ValueError: the plan or the environment enables the interpreter.
-    """
-    if plan.is_interpreted or INTERPRETED.items() <= os.environ.items():
-        raise ValueError(
-            "the times of Triton's interpreter say nothing of a kernel: check it with attnbench check --interpret, "
-            "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
-        )
 
 
 @contextmanager

@@ -112,10 +112,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
             workloads = suited(workloads, axes)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
     metrics = tuple(chosen.metrics if metrics is None else metrics)
-    known = plugins.plugs("attnbench.metrics", "METRIC")
-    for metric in metrics:
-        if metric not in known:
-            raise ValueError(plugins.unknown("metric", metric, known))
+    plugins.require_known("metric", metrics, plugins.plugs("attnbench.metrics", "METRIC"))
     of_sweep: dict[str, Any] = {
         "budget_s": chosen.budget_s if metrics or not chosen.metrics else 0.0,  # a check needs none for times
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
@@ -217,8 +214,7 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
         raise ValueError(
             f"{only} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
         )
-    if axis not in SEARCH_RANGES:
-        raise ValueError(plugins.unknown("axis", axis, SEARCH_RANGES))
+    plugins.require_known("axis", [axis], SEARCH_RANGES)
     least, most = SEARCH_RANGES[axis]
     values = ladder(low or least, high or most, 8 if axis == "head_dim" else 1)
     ladders: list[Ladder] = []

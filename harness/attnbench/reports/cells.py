@@ -11,11 +11,11 @@ from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
-from attnbench.analysis.table import MetricColumn, metric_columns
+from attnbench.analysis.table import MetricColumn, metric_columns, metrics_of
 from attnbench.analysis.warned import Warned
 from attnbench.reports import titles
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Key, Record, Status, Verdict
+from attnbench.storage.records import LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, SCALES, grouped, multiple, percent, plain, show, span
 from attnbench.workloads import counts
@@ -103,8 +103,7 @@ class Cell:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The median of every metric except times, by name."""
-        measured = (one for one in self.record.measurements if one.metric not in {LATENCY, CONTROL_LATENCY})
-        return {one.metric: median(Samples.of(one.samples).value) for one in measured if one.samples}
+        return {one.metric: median(Samples.of(one.samples).value) for one in metrics_of(self.record)}
 
     @property
     def peak_bytes(self) -> float | None:

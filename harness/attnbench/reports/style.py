@@ -8,10 +8,8 @@ Tol, Colour schemes, https://personal.sron.nl/~pault/.
 import hashlib
 import math
 import textwrap
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,10 +44,9 @@ _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 @cache
 def built_in() -> dict[str, Look]:
     """The looks of the project's own implementations, from their catalogue."""
-    text = files(plugins.PACKAGE).joinpath("catalogue.toml").read_text(encoding="utf-8")
     return {
         name: {"color": look["colour"], "marker": look["marker"], "linewidth": look["width"]}
-        for name, look in tomllib.loads(text)["looks"].items()
+        for name, look in plugins.catalogue()["looks"].items()
     }
 
 

@@ -32,6 +32,7 @@ class State:
     finished: events.RunFinished | None = None  # None: killed, or still running
     history: list[events.WorkerStarted | events.RunFinished] = field(default_factory=list)
     worker: events.WorkerStarted | None = None  # the latest
+    host: str = ""  # the host that measures; "" for this machine
     began: events.WorkerStarted | None = None  # the first worker
     num_workers: int = 0
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
@@ -95,7 +96,8 @@ class State:
                 arms = frozenset(event.plan.specs)
                 self.known = arms | {arm.as_control() for arm in arms} | {PROBE}
             case events.WorkerStarted():
-                self.worker, self.began, self.finished = event, self.began or event, None
+                self.worker, self.host = event, event.host
+                self.began, self.finished = self.began or event, None
                 self.num_workers += 1
                 self.history.append(event)
             case events.RunFinished():
@@ -160,11 +162,6 @@ class State:
                     self.evidence[visit.workload, taken.arm] = [*factors, factor], was_busy or visit.is_busy
             arms.setdefault(taken.arm, Samples()).extend(taken.samples)
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
-
-    @property
-    def host(self) -> str:
-        """The host that measures; "" for this machine."""
-        return "" if self.worker is None else self.worker.host
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """Arms that have passed their check on that workload."""

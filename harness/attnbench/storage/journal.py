@@ -90,19 +90,16 @@ class Journal:
         is_there = os.fstat(self._file.fileno()).st_nlink if self._copy is None else self.path.parent.is_dir()
         if not is_there:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
-        self._file.write(self._next_line(event))
+        self._num_lines += 1
+        line = signed(event, self._num_lines)
+        if self._copy is not None:
+            self._copy += line
+        self._file.write(line)
         self._file.flush()
         if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
             os.fsync(self._file.fileno())
             self._synced_s = time.monotonic()
         self.state.apply(event)
-
-    def _next_line(self, event: Event) -> bytes:
-        self._num_lines += 1
-        line = signed(event, self._num_lines)
-        if self._copy is not None:
-            self._copy += line
-        return line
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +108,7 @@ class Journal:
         with self._file, suppress(OSError) if kind is not None else nullcontext():  # the first exception explains all
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
-                self._next_line(JournalRestored(time=now()))
-                put(self.path, bytes(self._copy))
+                put(self.path, bytes(self._copy) + signed(JournalRestored(time=now()), self._num_lines + 1))
 
 
 def signed(event: Event, number: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnbench.plugins import unknown
+from attnbench.plugins import require_known
 from attnbench.workloads.sweep import AXES, make
 from attnbench.workloads.workload import Workload
 
@@ -75,8 +75,7 @@ def preset(name: str) -> Model:
     Raises:
         ValueError: there is none.
     """
-    if name not in names():
-        raise ValueError(unknown("model", name, names(), "; or give the path of a config.json"))
+    require_known("model", [name], names(), "; or give the path of a config.json")
     given = msgspec.toml.decode((FOLDER / f"{name}.toml").read_bytes())
     layers = [
         {rule: value for rule, value in table.items() if rule in RULES}

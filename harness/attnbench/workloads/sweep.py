@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnbench.plugins import unknown
+from attnbench.plugins import require_known
 from attnbench.workloads.covering import cover
 from attnbench.workloads.workload import CHOICES, RETIRED, Workload
 
@@ -61,8 +61,7 @@ def load(name_or_file: str) -> Sweep:
     """
     path = Path(name_or_file)
     if path.suffix != ".toml":
-        if name_or_file not in names():
-            raise ValueError(unknown("sweep", name_or_file, names(), "; or give a path to a .toml file"))
+        require_known("sweep", [name_or_file], names(), "; or give a path to a .toml file")
         path = FOLDER / f"{name_or_file}.toml"
     try:
         return msgspec.toml.decode(path.read_bytes(), type=Sweep)
@@ -85,7 +84,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
         axis, equals, values = setting.partition("=")
         if not equals or not values.strip():
             raise ValueError(f"--set {setting} is not readable: write it as --set axis=value,value")
-        _check_axes([axis.strip()])
+        require_known("axis", [axis.strip()], AXES)
         parsed[axis.strip()] = [value.strip() for value in re.split(r",(?![^(]*\))", values)]
     return parsed
 
@@ -225,16 +224,11 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
     """Each axis of a grid with its distinct values."""
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
-    _check_axes(axis for axis, each in values.items() if not each or not all(isinstance(value, dict) for value in each))
+    single = [axis for axis, each in values.items() if not each or not all(isinstance(value, dict) for value in each)]
+    require_known("axis", single, AXES)
     if "device" in values:
         values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
     return {axis: list({str(value): value for value in given}.values()) for axis, given in values.items()}
-
-
-def _check_axes(axes: Iterable[str]) -> None:
-    for axis in axes:
-        if axis not in AXES:
-            raise ValueError(unknown("axis", axis, AXES))
 
 
 def make(axes: Mapping[str, Any]) -> Workload:
@@ -244,7 +238,7 @@ def make(axes: Mapping[str, Any]) -> Workload:
         ValueError: an unknown axis, or a value of the wrong type or outside the allowed ones.
     """
     given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
-    _check_axes(given)
+    require_known("axis", given, AXES)
     converted = {}
     for axis, value in given.items():
         try:
