@@ -28,34 +28,29 @@ from studies.frame import Piece, Row
 ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
-BEFORE = "before.json"
-"""Verdicts on the latest set by the code before the rules that it led to, in the folder of the page, by function."""
+BEFORE = Path(__file__).with_name("before.json")
+"""Verdicts on the latest set by the code before the rules that it led to, by function."""
 BATCH = 20
 """Files of one command: they share its oracle."""
 
 
 def blind(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the page goes.")],
-    kind: Annotated[str, typer.Option(help="mutants, honest or all.")] = "all",
-    most: Annotated[int, typer.Option(min=1, help="Files of each kind.")] = 1000,
     since: Annotated[int, typer.Option(help="The number of the first file: 501 for the latest set.")] = 0,
 ) -> None:
     """Check every file, and write a page with the verdicts."""
-    verdicts: dict[str, dict[str, str]] = {}
-    settings: dict[str, str] = {}
+    verdicts, settings = dict[str, dict[str, str]](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="attnbench-blind-") as name:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(name, filter="data")
-        for each in KINDS if kind == "all" else [kind]:
-            every = sorted(Path(name, each).glob("[mh][0-9]*.py"))
-            files = [file for file in every if int(file.stem[1:4]) >= since][:most]
+        for each in KINDS:
+            files = [file for file in sorted(Path(name, each).glob("[mh][0-9]*.py")) if int(file.stem[1:4]) >= since]
             frame.complete([Piece(name=each, make=partial(checked, files), size=-(-len(files) // BATCH))], to)
             verdicts[each] = {row["name"]: row["verdict"] for row in frame.rows(to, each)}
             with Path(name, each, "index.tsv").open(encoding="utf-8", newline="") as lines:
                 settings |= {row["name"]: row.get("setting", "") for row in csv.DictReader(lines, delimiter="\t")}
     frame.save(to / "blind.json", json.dumps(verdicts, indent=1) + "\n")
-    before = json.loads((to / BEFORE).read_bytes()) if (to / BEFORE).exists() else {}
-    frame.save(to / "blind.md", page(verdicts, settings, before))
+    frame.save(to / "blind.md", page(verdicts, settings, json.loads(BEFORE.read_bytes())))
 
 
 def checked(files: Sequence[Path], number: int) -> list[Row]:
@@ -92,9 +87,9 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
             parts.append(
                 f"The latest set: {share(kind, latest)} Before the rules that it led to: {share(kind, before)}"
             )
-        missed = {name: verdict for name, verdict in found.items() if not verdict.startswith("WRONG")}
-        if kind == "mutants" and missed:
-            rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed.items()]
+        if kind == "mutants":
+            missed = [(name, text) for name, text in found.items() if not text.startswith("WRONG")]
+            rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed]
             parts += ["Not called wrong:", markdown_table(rows)]
     return "\n\n".join([*parts, ""])
 
