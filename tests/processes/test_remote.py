@@ -114,14 +114,22 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     assert check(References(point, 0), standing_in_for(made, point)).agrees
 
 
-def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong():
+def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong_and_one_that_fails_there_is_noted():
+    def weights(query, key, mask):
+        return (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
+
     def doubled(query, key, value, mask):
-        weights = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
-        return weights @ value * (1 + torch.is_inference_mode_enabled())
+        return weights(query, key, mask) @ value * (1 + torch.is_inference_mode_enabled())
+
+    def refused(query, key, value, mask):
+        assert not torch.is_inference_mode_enabled()
+        return weights(query, key, mask) @ value
 
     found = check(References(POINT, 0), doing(doubled))
     assert [each.rule for each in found.broken_rules] == ["without gradients"]
     assert "inference_mode" in found.broken_rules[0].found
+    found = check(References(POINT, 0), doing(refused))
+    assert (found.agrees, found.notes[0].rule) == (True, "without gradients")
 
 
 def test_what_is_changed_in_place_is_seen_to_change():

@@ -88,7 +88,8 @@ RulesAt = dict[tuple[object, ...], RuleResult | None]
 class Rule(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
-    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
+    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout or the
+    inference mode, is noted.
     """
 
     trials: Callable[["Candidate"], Iterator[Outcome]]
@@ -230,7 +231,7 @@ def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
     yield candidate.off(candidate.output, candidate.normal)
 
 
-@rule("without gradients", *USUAL)
+@rule("without gradients", *USUAL, may_refuse=True)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
     """Calls without gradients are right, and so is the next one on nearly equal inputs."""
     yield ""
