@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnbench import case
 from attnbench.case import copied, draw_normal, fill, place
-from attnbench.checking import agreement, case
+from attnbench.checking import agreement
 from attnbench.checking.reference import ask, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.contract.functions import from_function

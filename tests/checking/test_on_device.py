@@ -80,7 +80,10 @@ def test_right_answers_are_computed_on_the_device_where_it_has_float64(has_float
         reference_for_probe(point, "normal", 0)
     exact = "meta" if has_float64 else "cpu"
     by_yardsticks = "meta" if has_float64 or precision == "high" else "cpu"  # TF32 exists only on the device
-    assert set(asked) == {(oracle.attend, exact), *((form, by_yardsticks) for form in oracle.YARDSTICKS)}
+    assert set(asked) == {
+        (oracle.attend, exact),
+        *((form, by_yardsticks) for form in (*oracle.YARDSTICKS, *oracle.OF_MOVED)),
+    }
 
 
 def test_a_reference_that_was_released_gives_the_same_again():

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from attnbench import case
 from attnbench.case import draw_normal
-from attnbench.checking import case, oracle
+from attnbench.checking import oracle
 from attnbench.workloads.workload import Workload
 from tests import reference
 
@@ -12,7 +13,7 @@ MASKS = ["causal", "padding_to_nothing", "boolean(40)", "additive", "causal+alib
 MASKS += ["softcap(1)+alibi_bottom_right", "alibi+softcap(2)", "padding+additive+softcap(1)+alibi"]
 
 
-@pytest.mark.parametrize("form", oracle.YARDSTICKS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [*oracle.YARDSTICKS, oracle.OF_MOVED[0]], ids=["textbook", "recomputed", "detached"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_yardstick_is_the_oracle_forward_and_backward(mask, form):
     point = Workload(batch_size=2, seq_len=5, kv_len=7, num_heads=6, num_kv_heads=3, head_dim=4, mask=mask)

@@ -168,16 +168,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
 
 
-def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+def textbook(
+    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, keeps_gradient_of_maximum: bool = True
+) -> Tensor:
     """The plain textbook form, all heads at once, each step rounded to the dtype of its inputs: a yardstick.
 
-    The gradient of the maximum is kept. It is 0 except for roundings, which go to the best key of each query.
+    The gradient of the maximum is 0 except for roundings: with it they go to the best key of each query.
     """
     scores = _masked_scores(query, _all_heads(key, query), mask)
     if mask.sinks is not None:
         scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
-    powers = (scores - largest).exp()
+    powers = (scores - (largest if keeps_gradient_of_maximum else largest.detach())).exp()
     total = powers.sum(dim=-1, keepdim=True)
     return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
 
@@ -237,6 +239,8 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
+OF_MOVED: tuple[Form, ...] = (partial(textbook, keeps_gradient_of_maximum=False), recomputed)
+"""Those for inputs moved by a rounding."""
 
 
 def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
@@ -283,7 +287,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
-    if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
+    if form not in {attend, *YARDSTICKS, *OF_MOVED} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
         on_step()
         return form(query, key, value, mask)
 

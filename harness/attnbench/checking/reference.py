@@ -150,7 +150,7 @@ class Reference:
         unmoved = exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype))
         num_moved = MOVED_IF_FEW if workload.num_scores <= FEW else 1
         for inputs in (unmoved, *(exact.map(moved) for _ in range(num_moved))):
-            for form in oracle.YARDSTICKS:
+            for form in oracle.YARDSTICKS if inputs is unmoved else oracle.OF_MOVED:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
