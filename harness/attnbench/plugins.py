@@ -18,8 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from attnbench.units import meant
 
 if TYPE_CHECKING:  # its import takes as long as the rest of --help
@@ -92,7 +90,9 @@ def installed() -> "dict[str, EntryPoint]":
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """The tables in catalogue.toml, `facts` and `looks`, each by the implementation's name."""
-    from importlib.resources import files  # here, because --help does not need it
+    from importlib.resources import files  # here, because --help needs neither
+
+    import msgspec
 
     text = files(PACKAGE).joinpath("catalogue.toml").read_bytes()
     return msgspec.toml.decode(text, type=dict[str, dict[str, Any]])

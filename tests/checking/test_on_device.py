@@ -19,7 +19,8 @@ from tests import elsewhere
 from tests.checking.textbook import Textbook
 from tests.elsewhere import Counted, Elsewhere
 
-FORMS = (oracle.attend, *oracle.YARDSTICKS)
+FORMS = {"oracle": oracle.attend, "textbook": oracle.textbook, "recomputed": oracle.recomputed}
+FORMS["detached"] = oracle.OF_MOVED[0]
 SIZES = {"batch_size": 2, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "seq_len": 16384}
 TRAINED = {"device": elsewhere.NAME, "direction": "forward_backward"}
 LONG = Workload(**SIZES, **TRAINED, dtype="bfloat16", mask="causal")
@@ -27,7 +28,7 @@ FLOPS_PER_S, SLOW_FLOPS_PER_S, MOST_S, MOST_BYTES = 60e12, 10e9, 60.0, 8 * 2**30
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize(
     ("mask", "sinks"),
     [("none", "none"), ("causal+alibi", "none"), ("additive+softcap(2)", "none"), ("relative_buckets", "learned")],

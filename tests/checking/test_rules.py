@@ -41,6 +41,19 @@ class ReadsFromTheStart(Textbook):
         return super().attend(query, key, value.as_strided(value.shape, value.stride(), 0), mask)
 
 
+class NeedsGradients(Textbook):
+    def attend(self, query, key, value, mask):
+        assert torch.is_grad_enabled()
+        return super().attend(query, key, value, mask)
+
+
+class SeedsWithoutGradients(Textbook):
+    def attend(self, query, key, value, mask):
+        if not torch.is_grad_enabled():
+            torch.manual_seed(0)
+        return super().attend(query, key, value, mask)
+
+
 class HidesNaN(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value, mask).nan_to_num()
@@ -257,6 +270,8 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (by(**NONE_FOR_ALL), {}, "gradients apart"),
         (by(made=adds_to_the_twin), {}, "layouts"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
+        (NeedsGradients, {}, "without gradients"),
+        (SeedsWithoutGradients, {}, "without gradients"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
         (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),
         (mask_in_memory_order, {"mask": "boolean(40)"}, "masks in memory"),

@@ -67,8 +67,8 @@ OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
 """Half precision has no digits left at that constant."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
-MINUS_INFINITE, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
-"""More keys than the first tile of any kernel has; float16 has the number."""
+AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
+"""More keys than the first tile of any kernel has; -30000 is within the range of float16."""
 SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -82,7 +82,7 @@ MASK_FORMS = SAME_MASK | {
         torch.arange(sizes[1], device=mask.device)[:, None, None] % 2 == 1, mask.roll(1, -1), mask
     ).expand(sizes),
     RAISED: lambda mask, _: mask.float() + CONSTANT if mask.is_floating_point() else mask,
-    MINUS_INFINITE: lambda mask, _: _first_keys(mask, -math.inf),
+    AT_INFINITY: lambda mask, _: _first_keys(mask, -math.inf),
     FAR_BELOW: lambda mask, _: _first_keys(mask, -3e4),
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),

@@ -88,8 +88,7 @@ RulesAt = dict[tuple[object, ...], RuleResult | None]
 class Rule(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
-    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout or the
-    inference mode, is noted.
+    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
     """
 
     trials: Callable[["Candidate"], Iterator[Outcome]]
@@ -231,19 +230,28 @@ def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
     yield candidate.off(candidate.output, candidate.normal)
 
 
-@rule("without gradients", *USUAL, may_refuse=True)
+@rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
-    """Calls without gradients are right, and so is the next one on nearly equal inputs."""
+    """Calls without gradients are right, and so is the next one on nearly equal inputs.
+
+    Only isolated code is called in torch.inference_mode, where some code cannot make the graph that it needs.
+    """
     yield ""
     if candidate.off(candidate.output, candidate.normal):
         return
-    for is_inference in (False, True):  # only isolated code is called in torch.inference_mode
+    for is_inference in (False, True):
         outputs: list[Tensor] = []
         for reference in (candidate.normal, candidate.right(NEAR)):
             case = candidate.case(reference)
             vars(case.mask).update(is_inference=is_inference)
-            with torch.no_grad():
-                outputs.append(case.output())
+            try:
+                with torch.no_grad():
+                    outputs.append(case.output())
+            except Exception as error:
+                if not is_inference or isinstance(error, conduct.ConductError):
+                    raise
+                yield RuleResult(rule="", holds=False, found=f"in torch.inference_mode {words(error)}", is_noted=True)
+                return
             vars(case.mask).update(is_inference=False)
             if found := candidate.off(outputs[-1], reference):
                 is_kept = len(outputs) > 1 and torch.equal(*outputs)
@@ -454,19 +462,23 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("minus infinity in a bias", "scope", "direction", "mask", may_refuse=True)
 def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
-    """A bias of -inf hides keys like one far below every score, also where these are the first tiles of a long row."""
-    workload = candidate.workload
-    if workload.scope == "attention" and workload.mask_rule.changes_scores and not workload.mask_rule.hides:
-        long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
-        case = build(long, candidate.implementation, place(draw_normal(long, candidate.normal.seed), long))
+    """A bias of -inf hides the first keys of a long row as a number far below every score does."""
+    workload, rule = candidate.workload, candidate.workload.mask_rule
+    if workload.scope == "module" or rule.hides or not rule.changes_scores:
+        return
+    long = msgspec.structs.replace(workload, kv_len=2 * memory.FIRST_KEYS)
+    if candidate.implementation.unsupported(long):
+        return
+    case = build(long, candidate.implementation, place(draw_normal(long, candidate.normal.seed), long))
 
-        def hidden_by(form: str) -> Tensor:
-            vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
-            return case.output().detach()
+    def hidden_by(form: str) -> Tensor:
+        vars(case.mask).update(form=form, change=memory.MASK_FORMS[form])
+        return case.output().detach().clone()
 
+    with contextlib.suppress(Exception):  # code that takes no such length
         low, words = hidden_by(memory.FAR_BELOW), f"a bias of -inf at the first {memory.FIRST_KEYS} keys gives"
-        outcome = candidate.compare(words, low, lambda: hidden_by(memory.MINUS_INFINITE))
-        yield _accepted(MINUS_INFINITY, outcome)
+        outcome = candidate.compare(words, low, lambda: hidden_by(memory.AT_INFINITY))
+        yield _accepted(MINUS_INFINITY, outcome, NOT_FINITE)
 
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
@@ -680,6 +692,8 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
                 return violated(found=outcome, is_noted=is_noted)
     except VacuousError:
         return None
+    except conduct.ConductError as error:
+        return violated(found=str(error))
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error
     if refusal is not None:

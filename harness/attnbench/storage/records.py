@@ -150,7 +150,7 @@ CONVENTIONS = {
     PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
     SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
-    MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN or another answer (SDPA hides the keys)",
+    MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN (SDPA hides the keys)",
     LOST_NAN: "NaN in the values does not reach the output (SDPA's does)",
     CAUSAL: "next to a mask is_causal is ignored, or the mask is (SDPA refuses both)",
     ONE_MASK: "of a mask that differs between heads, some heads read another one's (SDPA reads each)",
