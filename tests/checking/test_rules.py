@@ -47,13 +47,6 @@ class NeedsGradients(Textbook):
         return super().attend(query, key, value, mask)
 
 
-class SeedsWithoutGradients(Textbook):
-    def attend(self, query, key, value, mask):
-        if not torch.is_grad_enabled():
-            torch.manual_seed(0)
-        return super().attend(query, key, value, mask)
-
-
 class HidesNaN(Textbook):
     def attend(self, query, key, value, mask):
         return super().attend(query, key, value, mask).nan_to_num()
@@ -92,7 +85,7 @@ class InTheQuerysOrder(Textbook):
 class ReadsTheWholeCache(Textbook):
     def attend(self, query, key, value, mask):
         rows = key.stride(1) // key.shape[3]
-        if rows > key.shape[2] and mask.is_none and key.stride(2) == key.shape[3]:
+        if rows > key.shape[2] and key.stride(2) == key.shape[3]:
             key, value = (
                 each.as_strided((*each.shape[:2], rows, each.shape[3]), each.stride()) for each in (key, value)
             )
@@ -271,7 +264,6 @@ def test_pytorchs_own_kernels_break_only_what_is_noted(name, mask):
         (by(made=adds_to_the_twin), {}, "layouts"),
         (NeedsTheQuerysGradient, {}, "gradients apart"),
         (NeedsGradients, {}, "without gradients"),
-        (SeedsWithoutGradients, {}, "without gradients"),
         (ThroughFloat16, {"mask": "none", "dtype": "bfloat16"}, "sizes"),
         (SpaceOfTheLongest, {"mask": "none", "direction": "inference", "kv_len": 30}, "fewer keys"),
         (mask_in_memory_order, {"mask": "boolean(40)"}, "masks in memory"),

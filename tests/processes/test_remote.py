@@ -114,12 +114,17 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     assert check(References(point, 0), standing_in_for(made, point)).agrees
 
 
-def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong_and_one_that_fails_there_is_noted():
+def test_a_module_that_is_wrong_or_sets_a_seed_in_inference_mode_is_wrong_and_one_that_fails_there_is_noted():
     def weights(query, key, mask):
         return (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
 
     def doubled(query, key, value, mask):
         return weights(query, key, mask) @ value * (1 + torch.is_inference_mode_enabled())
+
+    def seeds(query, key, value, mask):
+        if torch.is_inference_mode_enabled():
+            torch.manual_seed(0)
+        return weights(query, key, mask) @ value
 
     def refused(query, key, value, mask):
         assert not torch.is_inference_mode_enabled()
@@ -128,6 +133,7 @@ def test_a_module_that_is_wrong_in_inference_mode_alone_is_wrong_and_one_that_fa
     found = check(References(POINT, 0), doing(doubled))
     assert [each.rule for each in found.broken_rules] == ["without gradients"]
     assert "inference_mode" in found.broken_rules[0].found
+    assert "seed" in check(References(POINT, 0), doing(seeds)).broken_rules[0].found
     found = check(References(POINT, 0), doing(refused))
     assert (found.agrees, found.notes[0].rule) == (True, "without gradients")
 

@@ -168,18 +168,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
 
 
-def textbook(
-    query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, keeps_gradient_of_maximum: bool = True
-) -> Tensor:
+def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detaches: bool = False) -> Tensor:
     """The plain textbook form, all heads at once, each step rounded to the dtype of its inputs: a yardstick.
 
-    The gradient of the maximum is 0 except for roundings: with it they go to the best key of each query.
+    The gradient of the maximum is 0 except for roundings, which go to each query's best key; some code detaches it.
     """
     scores = _masked_scores(query, _all_heads(key, query), mask)
     if mask.sinks is not None:
         scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
     largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
-    powers = (scores - (largest if keeps_gradient_of_maximum else largest.detach())).exp()
+    powers = (scores - (largest.detach() if detaches else largest)).exp()
     total = powers.sum(dim=-1, keepdim=True)
     return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
 
@@ -239,8 +237,7 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
-OF_MOVED: tuple[Form, ...] = (partial(textbook, keeps_gradient_of_maximum=False), recomputed)
-"""Those for inputs moved by a rounding."""
+OF_MOVED: tuple[Form, ...] = (partial(textbook, detaches=True), recomputed)  # for inputs moved by a rounding
 
 
 def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:

@@ -232,14 +232,11 @@ def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("without gradients", *USUAL)
 def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
-    """Calls without gradients are right, and so is the next one on nearly equal inputs.
-
-    Only isolated code is called in torch.inference_mode, where some code cannot make the graph that it needs.
-    """
+    """Calls without gradients are right, and so is the next one on nearly equal inputs."""
     yield ""
     if candidate.off(candidate.output, candidate.normal):
         return
-    for is_inference in (False, True):
+    for is_inference in (False, True):  # only isolated code is called in torch.inference_mode, and may raise there
         outputs: list[Tensor] = []
         for reference in (candidate.normal, candidate.right(NEAR)):
             case = candidate.case(reference)
@@ -476,8 +473,8 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
         return case.output().detach().clone()
 
     with contextlib.suppress(Exception):  # code that takes no such length
-        low, words = hidden_by(memory.FAR_BELOW), f"a bias of -inf at the first {memory.FIRST_KEYS} keys gives"
-        outcome = candidate.compare(words, low, lambda: hidden_by(memory.AT_INFINITY))
+        words, at_infinity = "a bias of -inf at the first keys gives", partial(hidden_by, memory.AT_INFINITY)
+        outcome = candidate.compare(words, hidden_by(memory.FAR_BELOW), at_infinity)
         yield _accepted(MINUS_INFINITY, outcome, NOT_FINITE)
 
 
