@@ -83,12 +83,12 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
         )
         parts.append(f"## {len(found)} {KINDS[kind]}")
         parts.append(markdown_table([{"verdict": text, "functions": str(num)} for text, num in counts.most_common()]))
-        parts.append(share(kind, found))
-        if kind == "mutants" and (latest := {name: text for name, text in found.items() if name in before}):
-            parts.append(
-                f"The latest set: {share(kind, latest)} Before the rules that it led to: {share(kind, before)}"
-            )
+        parts.append(f"In all {share(kind, found)}")
         if kind == "mutants":
+            latest = {name: text for name, text in found.items() if name in before}
+            parts.append(
+                f"Of the latest set {share(kind, latest)} Before the rules that it led to {share(kind, before)}"
+            )
             missed = [(name, text) for name, text in found.items() if not text.startswith("WRONG")]
             rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed]
             parts += ["Not called wrong:", markdown_table(rows)]
@@ -98,8 +98,8 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
 def share(kind: str, found: dict[str, str]) -> str:
     """The share of bad verdicts: "wrong" on right functions, or "right", without an exception, on wrong ones."""
     bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
-    name = "Called wrong" if kind == "honest" else "Called right silently"
-    return f"{name}: {bad} of {len(found)}, {bad / len(found):.1%}, at most {upper_limit(bad, len(found), 0.95):.1%}."
+    name, limit = "wrong" if kind == "honest" else "right without a word", upper_limit(bad, len(found), 0.95)
+    return f"{bad} of {len(found)} are called {name}: {bad / len(found):.1%}, at most {limit:.1%}."
 
 
 if __name__ == "__main__":
