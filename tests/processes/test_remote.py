@@ -123,7 +123,7 @@ def test_a_module_that_is_wrong_or_sets_a_seed_in_inference_mode_is_wrong_and_on
 
     def seeds(query, key, value, mask):
         if torch.is_inference_mode_enabled():
-            torch.manual_seed(0)
+            torch.manual_seed(torch.initial_seed() + 1)
         return weights(query, key, mask) @ value
 
     def refused(query, key, value, mask):
