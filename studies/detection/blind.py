@@ -98,7 +98,7 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
 def share(kind: str, found: dict[str, str]) -> str:
     """The share of bad verdicts: "wrong" on right functions, or "right", without an exception, on wrong ones."""
     bad = sum(verdict.startswith("WRONG") if kind == "honest" else verdict in SILENT for verdict in found.values())
-    name, limit = "wrong" if kind == "honest" else "right without a word", upper_limit(bad, len(found), 0.95)
+    name, limit = "wrong" if kind == "honest" else "right silently", upper_limit(bad, len(found), 0.95)
     return f"{bad} of {len(found)} are called {name}: {bad / len(found):.1%}, at most {limit:.1%}."
 
 
