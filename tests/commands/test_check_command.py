@@ -207,14 +207,14 @@ def test_checks_end_with_a_budget_and_say_what_they_have_not_reached(tmp_path: P
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    number, really = count(), execution.check_cell
+    number, really = count(), execution.ask_cell
 
     def interrupted(*given: object, **more: object) -> bool:
         if next(number) == 3:
             raise KeyboardInterrupt
         return really(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(execution, "check_cell", interrupted)
+    monkeypatch.setattr(execution, "ask_cell", interrupted)
     sizes = [f"--set={axis}" for axis in ("seq_len=16,19,23", "num_heads=2", "head_dim=8", "num_threads=1")]
     done = CliRunner().invoke(app, ["check", "mine.py:mistaken", "fused", *sizes])
     assert done.exit_code == 130

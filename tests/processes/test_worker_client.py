@@ -31,7 +31,7 @@ def forked(tmp_path, forked_workers):
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
-        worker = psutil.Process(template.fork(theirs, heartbeat.file))
+        worker = psutil.Process(template.fork(theirs, template.log, heartbeat.file))
     yield template, worker, mine
     mine.close()
     template.close()
@@ -70,7 +70,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     (mine, theirs), (mine_next, theirs_next) = socket.socketpair(), socket.socketpair()
     with theirs:
-        first = psutil.Process(template.fork(theirs, heartbeat.file))
+        first = psutil.Process(template.fork(theirs, template.log, heartbeat.file))
     stopped = psutil.Process(template._process.pid)
     template._line.settimeout(0.5)
     stopped.suspend()
@@ -82,7 +82,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     with suppress(psutil.NoSuchProcess):
         stopped.resume()
     with theirs_next:
-        second = psutil.Process(template.fork(theirs_next, heartbeat.file))
+        second = psutil.Process(template.fork(theirs_next, template.log, heartbeat.file))
     assert second.ppid() == template._process.pid
     assert template.end(first.pid) == -signal.SIGKILL  # of a template that is gone: no stranger is killed
     assert second.is_running()

@@ -4,25 +4,30 @@ Every step is on disk as an event before the next one begins, so that a run can 
 Each stage works on the session, and skips work that the journal already holds.
 """
 
+import copy
 import math
 import os
 import random
 import secrets
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from attnbench import plugins
-from attnbench.devices import read_counters
+from attnbench.devices import containers, device, read_counters
 from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
@@ -70,12 +75,15 @@ PATIENT_FROM, MOST_PATIENT_BLOCKS = LOOKS[2], 16
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+MOST_LANES, CELLS_OF_A_LANE = 2, 20
+"""Workers that check at the same time, one on each core, and the workloads that make another one worth its start."""
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
 SEARCHED = "every search came to its end"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +104,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress: that of the journal."""
+    """One run in progress. `state` is its progress: that of the journal. Only checks use the workers of `lanes`."""
 
     plan: Plan
     journal: Journal
@@ -104,6 +112,7 @@ class Session:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
+    lanes: Sequence[WorkerClient] = ()
 
     def __post_init__(self) -> None:
         """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
@@ -111,6 +120,7 @@ class Session:
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
+        self.is_over = threading.Event()  # it was interrupted
         self._start = self._stage_start = self.clock()
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
@@ -129,7 +139,10 @@ class Session:
 
         Raises:
             ValueError: it cannot start, or the code or the environment has changed.
+            KeyboardInterrupt: the run was interrupted, which has stopped the last one.
         """
+        if self.is_over.is_set():
+            raise KeyboardInterrupt
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
                 raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
@@ -191,7 +204,7 @@ class Session:
             self._stage_start = self.clock()
         pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
-        counts = {str(status): number for status, number in self.state.counts.items() if number}
+        counts = {str(status): number for status, number in dict(self.state.counts).items() if number}
         self.shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
         self.watch(self.shown)
 
@@ -201,7 +214,8 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, workloads with few keys or queries come last, and checks end with the budget.
+    wrong, workloads with few keys or queries come last, and checks end with the budget. All lanes check at the same
+    time; what is recorded, and in which order, does not depend on their number.
     """
     plan, status = session.plan, session.state.status
     shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
@@ -209,20 +223,75 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
     wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-    for number, (workload, arm) in enumerate(cells):
-        if stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s:
-            return f"{len(cells) - number} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
-        if (workload.id, arm) not in status and not (stops_when_wrong and arm in wrong):
-            session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-            is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-            check_cell(session, workload, arm, is_brief=is_brief)
-        if status.get((workload.id, arm)) is Status.disagrees:
-            wrong.add(arm)
-        elif status.get((workload.id, arm)) is Status.ok:
-            passed.add((arm, _kind(workload)))
+    cells = [(workload.id, arm) for workload in workloads for arm in plan.cells(workload)]
+
+    def checked(lane: Session, workload: Workload) -> list[events.CellChecked]:
+        """The new results of a workload, whose cells share the right answers."""
+        replies = list[events.CellChecked]()
+        for arm in plan.cells(workload):
+            found = status.get(cell := (workload.id, arm))
+            is_spent = stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s
+            if found is None and not is_spent and not (stops_when_wrong and arm in wrong):
+                session.show_progress("check", f"{arm} on {workload.id}", cells.index(cell), len(cells))
+                is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+                replies.append(ask_cell(lane, workload, arm, is_brief=is_brief))
+                found = replies[-1].status
+            if found is Status.disagrees:
+                wrong.add(arm)
+            elif found is Status.ok:
+                passed.add((arm, _kind(workload)))
+        return replies
+
+    told = {*wrong}
+    with closing(in_lanes(session, checked, workloads)) as results:
+        for reply in chain.from_iterable(results):
+            arm = reply.key[1]
+            if not (stops_when_wrong and arm in told):  # a lane may be ahead of the first wrong answer
+                record_check(session, reply)
+            if reply.status is Status.disagrees:
+                told.add(arm)
+    if left := [cell for cell in cells if cell not in status and not (stops_when_wrong and cell[1] in wrong)]:
+        return f"{len(left)} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
     session.show_progress("check", "", len(cells), len(cells))
     return ""
+
+
+def in_lanes(
+    session: Session, work: Callable[[Session, Workload], Result], workloads: Sequence[Workload]
+) -> Generator[Result]:
+    """Do the work for each workload in the next idle lane, and yield the results in order; if one fails, stop all.
+
+    The first is done alone, so that what cannot be loaded is tried in only one lane.
+    """
+    idle, lanes = SimpleQueue[Session](), [session, *(copy.copy(session) for _ in session.lanes)]
+    for lane, client in zip(lanes, [session.client, *session.lanes], strict=True):
+        lane.client = client
+        idle.put(lane)
+
+    def done(workload: Workload) -> Result:
+        lane = idle.get()
+        try:
+            return work(lane, workload)
+        finally:
+            idle.put(lane)
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        try:
+            yield from pool.map(done, workloads[:1])
+            yield from pool.map(done, workloads[1:])
+        except BaseException:
+            session.is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for lane in lanes:
+                lane.client.stop()
+            raise
+
+
+def num_lanes(plan: Plan) -> int:
+    """How many workers check a plan at the same time: one on a device, whose memory and queue they would share."""
+    if not all(device(workload.device).is_host for workload in plan.asked):
+        return 1
+    return max(1, min(containers.processors(), MOST_LANES, len(plan.asked) // CELLS_OF_A_LANE))
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
@@ -230,11 +299,8 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
-def check_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> None:
-    """Check one cell, and record its status; for `options` see Worker.check.
-
-    An implementation that cannot be loaded is tried only once for all its cells.
-    """
+def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> events.CellChecked:
+    """Check one cell; for `options` see Worker.check. What cannot be loaded is tried only once for all its cells."""
     reply: events.CellChecked | Failed = UNLOADABLE
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
@@ -245,9 +311,15 @@ def check_cell(session: Session, workload: Workload, arm: Arm, **options: object
         reply = events.CellChecked(
             **cell.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
         )
+    return reply
+
+
+def record_check(session: Session, reply: events.CellChecked) -> None:
+    """Record the result of a check, and tell the watcher of a wrong answer."""
     session.journal.append(reply)
     if reply.status is Status.disagrees:
-        session.watch(replace(session.shown, cell=f"{arm} on {workload.id}", wrong=reply.message))
+        workload, arm = reply.key
+        session.watch(replace(session.shown, cell=f"{arm} on {workload}", wrong=reply.message))
 
 
 Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" for the operators
@@ -509,7 +581,7 @@ class Search:
                 limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
                 share = 1.0 - left_s / max(self.plan.budget_s, 1e-9)
                 self.session.show_progress("search", f"{arm} on {workload}", share, 1.0)
-                check_cell(self.session, self._workloads[workload], arm, limit_s=limit_s)
+                record_check(self.session, ask_cell(self.session, self._workloads[workload], arm, limit_s=limit_s))
 
 
 def execute(  # noqa: PLR0913 - all but the first three have useful defaults
@@ -541,10 +613,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
             "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
         )
     client = client or client_for(plan, folder, template)
-    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
+    number = 1 if template is None else num_lanes(plan)
+    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker, ExitStack() as stack:
         if isinstance(worker, Runners):
             worker.evidence = journal.state.evidence
-        session = Session(plan, journal, worker, watch, clock, read_counters)
+        lanes = [stack.enter_context(client_for(plan, folder, template, lane)) for lane in range(1, number)]
+        session = Session(plan, journal, worker, watch, clock, read_counters, lanes)
         if journal.state.started is None:
             journal.append(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
@@ -579,13 +653,14 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 @contextmanager
 def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
     """A template for checks, which begins its imports now. Checks time nothing, so one environment serves all plans."""
-    settings = patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
+    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
+    settings = spin | patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     with closing(Template(folder / "worker.log", settings)) as template:
         template.start()
         yield template
 
 
-def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
+def client_for(plan: Plan, folder: Path, template: Template | None = None, lane: int = 0) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
@@ -596,7 +671,8 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     settings = patience(plan.timeout_s) | settings
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
-        shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
+        template = template or Template(log, settings)
+        shared = ProcessClient(template, plan.timeout_s, lane=lane, is_sibling=lane > 0)
         return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     home = harness_folder(folder / SIDES_FOLDER / "modules")

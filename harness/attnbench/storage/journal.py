@@ -16,6 +16,7 @@ import hashlib
 import math
 import os
 import re
+import threading
 import time
 import zlib
 from collections import deque
@@ -61,7 +62,7 @@ class Journal:
             ValueError: the folder cannot be created or written, or another process is writing there.
             DamagedError: what is there is damaged.
         """
-        self.path, self._synced_s = folder / JOURNAL, -math.inf
+        self.path, self._synced_s, self._lock = folder / JOURNAL, -math.inf, threading.Lock()
         with writing_to(folder, "--results"):
             self._file = self.path.open("ab")
         try:
@@ -90,16 +91,17 @@ class Journal:
         is_there = os.fstat(self._file.fileno()).st_nlink if self._copy is None else self.path.parent.is_dir()
         if not is_there:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
-        self._num_lines += 1
-        line = signed(event, self._num_lines)
-        if self._copy is not None:
-            self._copy += line
-        self._file.write(line)
-        self._file.flush()
-        if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
-            os.fsync(self._file.fileno())
-            self._synced_s = time.monotonic()
-        self.state.apply(event)
+        with self._lock:
+            self._num_lines += 1
+            line = signed(event, self._num_lines)
+            if self._copy is not None:
+                self._copy += line
+            self._file.write(line)
+            self._file.flush()
+            if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
+                os.fsync(self._file.fileno())
+                self._synced_s = time.monotonic()
+            self.state.apply(event)
 
     def __enter__(self) -> Self:
         return self
