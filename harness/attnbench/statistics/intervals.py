@@ -30,30 +30,14 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A time or size, with an interval from one number for each process."""
+    """A time or size, with its 95 % interval from one number for each process."""
 
     point: float
-    standard_error: float | None  # of the log; None with fewer than FEWEST_PROCESSES processes
+    low: float | None  # None with fewer than FEWEST_PROCESSES processes
+    high: float | None
     num_processes: int
     num_visits: int
     num_samples: int
-
-    @property
-    def half_width(self) -> float | None:
-        """Half-width of the 95 % interval on the log scale; None with too few processes."""
-        if self.standard_error is None:
-            return None
-        return float(half_widths(self.standard_error, self.num_processes - 1.0, 1 - CONFIDENCE))
-
-    @property
-    def low(self) -> float | None:
-        """Lower end of the 95 % interval; None with too few processes."""
-        return None if self.half_width is None else self.point * math.exp(-self.half_width)
-
-    @property
-    def high(self) -> float | None:
-        """Upper end of the 95 % interval; None with too few processes."""
-        return None if self.half_width is None else self.point * math.exp(self.half_width)
 
 
 def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
@@ -103,11 +87,15 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     first, logs = medians_by(taken.visits, np.log(taken.value))
     epochs = taken.epoch[first].tolist()
     means = np.array([*grouped(zip(epochs, logs.tolist(), strict=True), np.mean).values()])
-    number = len(means)
-    error = MEDIAN_FACTOR * float(np.std(means, ddof=1)) / math.sqrt(number) if number >= FEWEST_PROCESSES else None
+    number, point, low, high = len(means), median(taken.value), None, None
+    if number >= FEWEST_PROCESSES:
+        error = MEDIAN_FACTOR * float(np.std(means, ddof=1)) / math.sqrt(number)
+        half = float(half_widths(error, number - 1.0, 1 - CONFIDENCE))
+        low, high = point * math.exp(-half), point * math.exp(half)
     return Estimate(
-        point=median(taken.value),
-        standard_error=error,
+        point=point,
+        low=low,
+        high=high,
         num_processes=number,
         num_visits=len(first),
         num_samples=len(taken),
