@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import changes_along, recommend
+from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed, SampleBlocks
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
+from attnbench.reports.recommended import crossings
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan
@@ -93,7 +94,7 @@ def searching(seed: int, budget_s: float = 60.0) -> Plan:
 
 
 def intervals(results: Results) -> list[tuple[int, int]]:
-    return [(each.low, each.high) for each in changes_along(results, results.plan.ladders[0], PAIR)]
+    return [(each.low, each.high) for each in next(crossings(results)).changes]
 
 
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:

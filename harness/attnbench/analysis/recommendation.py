@@ -14,7 +14,7 @@ import msgspec
 from attnbench.analysis.comparisons import has_doubt, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Point, located, point
+from attnbench.statistics.crossover import Point, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
@@ -199,14 +199,6 @@ def peak_bytes(record: Record) -> float | None:
     """Bytes of a call beyond its inputs; None if they were not measured."""
     samples = record.samples(PEAK_MEMORY)
     return samples[0].value if samples else None
-
-
-def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tuple[Change, ...]:
-    """Crossovers of two implementations along a ladder, in order."""
-    return tuple(
-        Change(ladder.axis, place.at, place.low, place.high, *(pair if place.sign > 0 else pair[::-1]))
-        for place in located(points(results, ladder, *pair))
-    )
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
