@@ -110,15 +110,11 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
         why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
-    words = f"{change}; differences above {reach(detectable)} would show"
+    smallest = percent(detectable) if detectable < FARTHEST else f"{FARTHEST + 1:g} times the time"
+    words = f"{change}; differences above {smallest} would show"
     if see is not None and low <= 1 and detectable <= see:
         return Kind.same, None, f"no slower: {words}"
     return Kind.undecided, Reason.imprecise, f"undecided: {words}"
-
-
-def reach(smallest: float) -> str:
-    """The smallest detectable slowdown, in words."""
-    return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
 
 
 def processes(number: int) -> str:
