@@ -93,10 +93,6 @@ def searching(seed: int, budget_s: float = 60.0) -> Plan:
     return msgspec.structs.replace(plan_to_search(selection, PAIR, low=LOW, high=HIGH), budget_s=budget_s)
 
 
-def intervals(results: Results) -> list[tuple[int, int]]:
-    return [(each.low, each.high) for each in next(crossings(results)).changes]
-
-
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     plan, (at, truth) = searching(5), planted(5, 0)
 
@@ -111,7 +107,7 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         write(folder / JOURNAL, lines[:end])
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
-        ((low, high),) = intervals(again)
+        ((low, high),) = [(each.low, each.high) for each in next(crossings(again)).changes]
         assert low <= at <= high
 
 
