@@ -217,6 +217,7 @@ def test_a_models_mask_and_bias_are_joined_and_no_text_names_them():
     assert not {"given", ""} & set(masks())
     calls = [in_model.call_of(nn.Module(), query, query, query, softcap=12.5, is_causal=each) for each in (True, False)]
     assert float(calls[1].rule.transform(torch.tensor(50.0))) == pytest.approx(12.5 * 0.9993293)
+    assert calls[1].rule.arguments == (12.5,)  # which a function with a parameter softcap is passed
     candidate = in_model.Candidate("sdpa")
     assert [candidate.bound(call).rule.hides for call in calls] == [True, False]
 

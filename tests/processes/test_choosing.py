@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import changes_along, recommend
+from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed, SampleBlocks
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
+from attnbench.reports.recommended import crossings
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan
@@ -92,10 +93,6 @@ def searching(seed: int, budget_s: float = 60.0) -> Plan:
     return msgspec.structs.replace(plan_to_search(selection, PAIR, low=LOW, high=HIGH), budget_s=budget_s)
 
 
-def intervals(results: Results) -> list[tuple[int, int]]:
-    return [(each.low, each.high) for each in changes_along(results, results.plan.ladders[0], PAIR)]
-
-
 def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     plan, (at, truth) = searching(5), planted(5, 0)
 
@@ -110,7 +107,7 @@ def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: 
         write(folder / JOURNAL, lines[:end])
         again = virtual.execute(plan, folder, client())
         assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
-        ((low, high),) = intervals(again)
+        ((low, high),) = [(each.low, each.high) for each in next(crossings(again)).changes]
         assert low <= at <= high
 
 

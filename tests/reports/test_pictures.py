@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from attnbench.analysis.results import Results
-from attnbench.plugins import plugs
+from attnbench.plugins import catalogue, plugs
 from attnbench.reports import Picture, Report, lines, style
 from tests import journals
 
@@ -99,7 +99,7 @@ def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_built_in_names_look_different_and_stay_as_they_are() -> None:
-    looks = {name: style.look(name) for name in style.built_in()}
+    looks = {name: style.look(name) for name in catalogue()["looks"]}
     for part in ("color", "marker", "linewidth"):
         assert len({found[part] for found in looks.values()}) == len(looks) == 10
     assert (looks["sdpa"]["color"], looks["sdpa"]["marker"]) == ("#56B4E9", "X")

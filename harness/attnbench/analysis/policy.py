@@ -89,7 +89,8 @@ def measure(run: Results) -> list[Measured]:
         ValueError: there is none, or no other implementation was timed.
     """
     wrong = {record.implementation for record in run.records if record.is_wrong}
-    named = {plugins.name_of(spec) for spec in run.plan.implementations if is_named(spec)} - wrong
+    known = plugins.implementation_names()  # valid in other processes too, as no file is
+    named = {plugins.name_of(spec) for spec in run.plan.implementations if plugins.variant(spec)[0] in known} - wrong
     table = {
         record.workload.id: Measured(workload=record.workload)
         for record in run.records
@@ -133,9 +134,3 @@ def regret(table: Sequence[Measured]) -> Regret:
         sdpa_mean=math.expm1(abs(best.mean())),
         sdpa_worst=math.expm1(abs(best.min())),
     )
-
-
-def is_named(spec: str) -> bool:
-    """Whether a spec is a plain name, valid in other processes too."""
-    base, _ = plugins.variant(spec)
-    return base in plugins.implementation_names()

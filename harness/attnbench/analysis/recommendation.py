@@ -14,7 +14,7 @@ import msgspec
 from attnbench.analysis.comparisons import has_doubt, paired_times, samples_of
 from attnbench.analysis.results import Results
 from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Point, located, point
+from attnbench.statistics.crossover import Point, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.intervals import by_process
 from attnbench.statistics.verdict import doubted
@@ -162,9 +162,14 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     seconds = {name: times_s[record.key] for name, record in fit.items()}
     order = sorted(seconds, key=seconds.__getitem__)
     peaks = {name: peak for name, record in records.items() if (peak := peak_bytes(record)) is not None}
+    choice = next(iter(order), "")
+    if stands is not None:  # the leader; of several that are equal, the reference or the one that needs least memory
+        equal = [name for name, judged in stands.others.items() if judged.verdict is Verdict.equivalent]
+        alike = [stands.leader, *equal]
+        choice = reference if reference in alike else min(alike, key=lambda name: peaks.get(name, float("inf")))
     return Recommendation(
         workload=workload,
-        choice=_preferred(stands, reference, peaks) or next(iter(order), ""),
+        choice=choice,
         standing=stands,
         reference=reference,
         seconds={name: seconds[name] for name in order},
@@ -194,22 +199,6 @@ def peak_bytes(record: Record) -> float | None:
     """Bytes of a call beyond its inputs; None if they were not measured."""
     samples = record.samples(PEAK_MEMORY)
     return samples[0].value if samples else None
-
-
-def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
-    """The leader; if others are equal to it, the reference or the one that needs the least memory."""
-    if stands is None:
-        return ""
-    alike = [stands.leader, *(name for name, judged in stands.others.items() if judged.verdict is Verdict.equivalent)]
-    return reference if reference in alike else min(alike, key=lambda name: peaks.get(name, float("inf")))
-
-
-def changes_along(results: Results, ladder: Ladder, pair: tuple[str, str]) -> tuple[Change, ...]:
-    """Crossovers of two implementations along a ladder, in order."""
-    return tuple(
-        Change(ladder.axis, place.at, place.low, place.high, *(pair if place.sign > 0 else pair[::-1]))
-        for place in located(points(results, ladder, *pair))
-    )
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:

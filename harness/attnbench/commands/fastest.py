@@ -3,9 +3,8 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -19,11 +18,9 @@ from attnbench.commands.options import TimingOptions
 from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
-from attnbench.reports import endings, recommended, story, titles
-from attnbench.storage.events import Plan
+from attnbench.reports import endings, recommended, story, titles, verdict
 from attnbench.storage.files import writing_to
 from attnbench.units import percent
-from attnbench.workloads.policy import Policy
 
 OPTIONS = TimingOptions(sweep="fastest")
 AGAIN = {"--memory", "--deterministic", "--policy"}  # options that --resume allows
@@ -69,7 +66,11 @@ def fastest(
     if resume is not None:
         folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
-        planned = _along(options, along, low, high) if along else plan_to_choose(options.plan())
+        if along:  # times are relative to the last named implementation
+            asked = options.plan(baseline=options.named[-1] if options.named else "sdpa")
+            planned = plan_to_search(asked, options.named, along, low, high)
+        else:
+            planned = plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
         if policy.is_dir():
@@ -82,22 +83,22 @@ def fastest(
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
     choices = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
-    learned: dict[str, Any] = {}
+    learned: verdict.Policy | None = None
     try:
         if policy is not None:
             table = learn(measured)
             table.save(policy)
-            learned = policy_facts(policy, table)
+            learned = verdict.Policy(
+                file=str(policy),
+                chosen=dict(Counter(row.winner for row in table.rows).most_common()),
+                workloads=len(table.rows),
+                regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # of one workload there is none
+                seconds=table.evidence.seconds,
+            )
     finally:  # even if no policy can be learned, print the measurements
         end, show = endings.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
-
-
-def _along(options: TimingOptions, axis: str, low: int, high: int) -> Plan:
-    """The plan of a search along an axis; times are relative to the last named implementation."""
-    baseline = options.named[-1] if options.named else "sdpa"
-    return plan_to_search(options.plan(baseline=baseline), options.named, axis, low, high)
 
 
 SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -115,10 +116,10 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
 
 
-def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: Mapping[str, Any]) -> None:
-    """Print warnings, the learned policy by its facts, and for each workload the answer, times, and exclusions."""
+def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: verdict.Policy | None) -> None:
+    """Print warnings, the learned policy, and for each workload the answer, times, and exclusions."""
     print_troubles(results)
-    if learned:
+    if learned is not None:
         _answer(results, _policy_sentence(learned))
     names = titles.names(results)
     for each in choices:
@@ -163,25 +164,14 @@ def _print_foot(results: Results) -> None:
         say(f"Full report: attnbench report {results.folder}", "dim")
 
 
-def policy_facts(path: Path, policy: Policy) -> dict[str, Any]:
-    """The policy for JSON; the regret is None if only one workload was measured."""
-    return {
-        "file": str(path),
-        "chosen": dict(Counter(row.winner for row in policy.rows).most_common()),
-        "workloads": len(policy.rows),
-        "regret": structs.asdict(policy.regret) if len(policy.rows) > 1 else None,
-        "seconds": policy.evidence.seconds,
-    }
-
-
-def _policy_sentence(facts: Mapping[str, Any]) -> str:
+def _policy_sentence(policy: verdict.Policy) -> str:
     """Summarise a policy: its choices, their regret (leave-one-out) next to that of sdpa alone, and its file."""
-    chosen = ", ".join(f"{name} at {count}" for name, count in facts["chosen"].items())
-    text = f"Policy: {chosen} of {facts['workloads']} shape{'s' * (facts['workloads'] > 1)}"
-    if regret := facts["regret"]:
+    chosen = ", ".join(f"{name} at {count}" for name, count in policy.chosen.items())
+    text = f"Policy: {chosen} of {policy.workloads} shape{'s' * (policy.workloads > 1)}"
+    if regret := policy.regret:
         text += f"; on average, calls chosen by the nearest other shape are {percent(regret['mean'])} slower than the "
         text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always taken)"
-    return f"{text}. The table is {facts['file']}."
+    return f"{text}. The table is {policy.file}."
 
 
 COMMAND = Command(fastest, order=10)

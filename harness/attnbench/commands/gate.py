@@ -36,7 +36,10 @@ def gate(
         to (DIR): Write gate.md and gate.json here.
     """
     allowed = load(thresholds)
-    paths = [stored.locate(name, results) for name in runs or ()] or [find_run(None, results)]
+    paths = [
+        Path(name) if name.endswith(".jsonl") and Path(name).is_file() else find_run(name, results)
+        for name in runs or ()
+    ] or [find_run(None, results)]
     if is_accepted:
         if len(paths) > 1 or to is not None:
             raise ValueError("--accept takes one run: leave out the others and --to")

@@ -63,11 +63,11 @@ def _print(outcome: ModelOutcome) -> None:
         say(line, "bold")
     for judged in outcome.judged.values():
         say(_verdict(judged), "bold red" if judged.is_finding else "")
-    if (built := outcome.built) is not None:
-        layers = f"{built.num_layers} of {built.all_layers} layers"
-        weights = f"{built.num_parameters / 1e6:.3g} M random weights"
-        sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
-        say(f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}")
+    built = outcome.built
+    layers = f"{built.num_layers} of {built.all_layers} layers"
+    weights = f"{built.num_parameters / 1e6:.3g} M random weights"
+    sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
+    say(f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}")
 
 
 def _times(outcome: ModelOutcome) -> list[str]:

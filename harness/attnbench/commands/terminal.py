@@ -40,7 +40,10 @@ def print_results(results: Results) -> None:
     for line in screen.screen(results):
         console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
     if results.plan.sides is not None:
-        _print_changes(results)
+        differing = changed(results)
+        _print_list("Results that differ:", differing)
+        if not differing:
+            say("Results are the same on both sides: status, error, conventions, notes, operators, memory.", "dim")
 
 
 def print_cells(results: Results) -> None:
@@ -138,14 +141,6 @@ def _print_not_tried(records: Iterable[Record]) -> None:
     reasons = Counter(f"{record.arm}: {whys.get(record.key, record.message)}" for record in missing)
     lines = [f"{line} ({number} cell{'s' * (number > 1)})" for line, number in reasons.items()]
     _print_list("Not tried:", lines)
-
-
-def _print_changes(results: Results) -> None:
-    """Print what differs in results, not in time, between two states of the code."""
-    if lines := changed(results):
-        _print_list("Results that differ:", lines)
-    else:
-        say("Results are the same on both sides: status, error, conventions, notes, operators, memory.", "dim")
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:

@@ -62,21 +62,6 @@ class GivenMask(Mask):
         return table[batch, query, key]
 
 
-class GivenSoftcap(Softcap):
-    """The softcap of a model, which need not be an integer."""
-
-    name = ""
-
-    def __init__(self, softcap: float) -> None:
-        """Take the number from the model."""
-        super().__init__(1)
-        self.softcap = softcap
-
-    def transform(self, score: Any) -> Any:  # noqa: ANN401 - see Mask
-        """The scores, squashed."""
-        return (score / self.softcap).tanh() * self.softcap
-
-
 class GivenBias(Mask):
     """The bias that a model adds to its scores: (B or 1, H or 1, T, S)."""
 
@@ -131,7 +116,7 @@ class Call:
             parts.append(Causal())
         parts += [GivenBias()] * (BIAS in self.inputs)
         if self.softcap is not None:
-            parts.append(GivenSoftcap(self.softcap))
+            parts.append(Softcap(self.softcap))  # type: ignore[arg-type] # a model's need not be whole
         return Combined(*parts) if len(parts) > 1 else parts[0] if parts else Mask()
 
 

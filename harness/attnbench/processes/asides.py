@@ -84,7 +84,7 @@ def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
 class ModelOutcome(msgspec.Struct, kw_only=True):
     """All findings of a check inside a model."""
 
-    built: ModelBuilt | None = None
+    built: ModelBuilt
     judged: dict[str, Judged] = {}
     timed: tuple[StepTime, ...] = ()
     trouble: str = ""  # why nothing was timed although something agreed
@@ -100,7 +100,6 @@ def check_in_model(
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.
     """
-    outcome = ModelOutcome()
     with worker(timeout_s) as process:
         note("building")
         built = process.ask("build_model", ModelBuilt, model=spec)
@@ -108,7 +107,7 @@ def check_in_model(
             is_refused = built.raised == "ValueError"
             message = built.said if is_refused else f"the model cannot be built: {built.message}"
             raise ValueError(message)  # noqa: TRY004 - the configuration is wrong, and no type
-        outcome.built = built
+        outcome = ModelOutcome(built=built)
         for attention in attentions:
             note(f"checking {attention}")
             judged = process.ask("judge_in_model", Judged, model=spec, attention=attention)

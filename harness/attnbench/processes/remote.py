@@ -355,7 +355,6 @@ class Candidates:
         require_plain("output", output)
         if output.device != (place := next(iter(tensors.values())).device):
             raise FormError(f"the output is on {output.device}, and its inputs are on {place}")
-        changed = self._changed(tensors, request.tensors, exchange)
         leaves = {name: tensors[name] for name in request.needs if name in tensors}
         leaves = dict({id(tensor): (name, tensor) for name, tensor in leaves.items()}.values())  # each tensor once
         if has_weights:
@@ -364,7 +363,7 @@ class Candidates:
         self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
-        return self._reply({"output": copy}, changed, seen, exchange)
+        return self._reply(request, tensors, {"output": copy}, seen, exchange)
 
     def _backward(self, request: Backward, exchange: Exchange) -> Tensors:
         called = self._calls[request.call]
@@ -382,8 +381,8 @@ class Candidates:
             target[name.removeprefix(PARAMETER)] = gradient
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
-        changed = self._changed({GRADIENT: grad_output}, request.tensors, exchange)
-        return self._reply({name: each for name, each in named.items() if each is not None}, changed, seen, exchange)
+        made = {name: each for name, each in named.items() if each is not None}
+        return self._reply(request, {GRADIENT: grad_output}, made, seen, exchange)
 
     def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
@@ -412,20 +411,20 @@ class Candidates:
             self._inputs.popitem(last=False)
         return received
 
-    def _changed(
-        self, tensors: Mapping[str, Tensor], places: Mapping[str, Place], exchange: Exchange
-    ) -> dict[str, Tensor]:
-        """The tensors that differ from the sent bytes."""
-        return {
-            name: bytes_of(tensor).cpu()
-            for name, tensor in tensors.items()
-            if not torch.equal(bytes_of(tensor).cpu(), exchange.read(places[name]))
-        }
-
     def _reply(
-        self, tensors: dict[str, Tensor], changed: dict[str, Tensor], faults: dict[str, str], exchange: Exchange
+        self,
+        request: Backward,
+        given: Mapping[str, Tensor],
+        made: dict[str, Tensor],
+        faults: dict[str, str],
+        exchange: Exchange,
     ) -> Tensors:
-        """One message with the results, the changed tensors, and changed outputs of earlier calls."""
+        """One message with the results, given tensors that differ from the sent bytes, and changed earlier outputs."""
+        changed = {
+            name: bytes_of(tensor).cpu()
+            for name, tensor in given.items()
+            if not torch.equal(bytes_of(tensor).cpu(), exchange.read(request.tensors[name]))
+        }
         overwritten = {}
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
         for number, called in self._calls.items():
@@ -434,7 +433,7 @@ class Candidates:
                 continue
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()
-        groups = {"tensors": tensors, "changed": changed, "changed_outputs": overwritten}
+        groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
         contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
         places = dict(zip(groups, exchange.send(*contiguous), strict=True))
         return Tensors(**places, faults=faults, random=())

@@ -113,7 +113,7 @@ class RankGroup:
         self.processes: list[int] = []
         self._lines: list[socket.socket] = []
         self._stop: Callable[[], object] | None = None
-        self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
+        self._memory = torch.empty(0, dtype=torch.uint8)
         self._num_calls = 0
         self._first_call = 0  # of the calls that the current processes have computed
         self._forget: list[int] = []
@@ -139,7 +139,7 @@ class RankGroup:
         if self._stop is not None:
             self._stop()
         self._lines, self.processes, self._stop = [], [], None
-        self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
     def _start(self) -> None:
         folder = tempfile.mkdtemp(prefix="attnbench-ranks-")  # where the ranks find each other
@@ -176,11 +176,15 @@ class RankGroup:
         if not self._lines:
             self._start()
             self._first_call = call
-        places = self._places([*((each.dtype, tuple(each.shape)) for each in given), *made])
-        needed, files = places[-1].offset + places[-1].num_bytes, []
+        places, needed, files = list[Place](), 0, list[int]()
+        for dtype, shape in [*((each.dtype, tuple(each.shape)) for each in given), *made]:
+            places.append(Place(dtype=str(dtype).removeprefix("torch."), shape=shape, offset=needed))
+            needed += -(-max(1, places[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
         if needed > len(self._memory):
-            self._file = self._make_memory(needed)
-            files = [self._file]
+            size = -(-needed // mmap.PAGESIZE) * mmap.PAGESIZE
+            files = [os.memfd_create("attnbench-ranks")]
+            os.ftruncate(files[0], size)
+            self._memory = torch.frombuffer(mmap.mmap(files[0], size), dtype=torch.uint8)
         into, out_of = places[: len(given)], places[len(given) :]
         for tensor, place in zip(given, into, strict=True):
             place.within(self._memory).copy_(tensor.detach())
@@ -199,28 +203,13 @@ class RankGroup:
                 with suppress(BrokenPipeError, ConnectionResetError):  # the rank has died; its missing answer shows it
                     socket.send_fds(line, [message], files)
         finally:
-            if files:
-                os.close(self._file)
+            for file in files:
+                os.close(file)
         decoder = msgspec.json.Decoder(Report)
         what = "backward pass" if asked is None else "call"
         reports = [decoder.decode(answer) for answer in self._answers(what, self.timeout_s)]
         self.reports.append(reports)
         return [place.within(self._memory).to(given[0].device, copy=True) for place in out_of]
-
-    @staticmethod
-    def _places(sizes: Sequence[Size]) -> list[Place]:
-        places, offset = [], 0
-        for dtype, shape in sizes:
-            places.append(Place(dtype=str(dtype).removeprefix("torch."), shape=shape, offset=offset))
-            offset += -(-max(1, places[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
-        return places
-
-    def _make_memory(self, num_bytes: int) -> int:
-        file = os.memfd_create("attnbench-ranks")
-        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(file, size)
-        self._memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
-        return file
 
     def _answers(self, what: str, timeout_s: float) -> list[bytes]:
         """Read one line from each rank.

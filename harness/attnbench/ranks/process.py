@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,7 +29,7 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed reexports 
 
 from attnbench import devices, plugins
 from attnbench.ranks.group import LARGEST_MESSAGE, Asked, Report, Request
-from attnbench.ranks.rank import CommunicationError, Rank, Share, tokens_of
+from attnbench.ranks.rank import CommunicationError, Rank, tokens_of
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -101,7 +103,6 @@ class Member:
         self.rank, self.world_size, self.device = rank, world_size, device
         self.memory = torch.empty(0, dtype=torch.uint8)
         self.graphs: dict[int, tuple[Tensor, list[Tensor], Rank]] = {}
-        self.functions: dict[tuple[str, str, str], Share] = {}
 
     def answer(self, request: Request) -> Report:
         """Compute this rank's share of a pass and write it into the shared memory."""
@@ -116,7 +117,7 @@ class Member:
         rank = replace(asked.rank, rank=self.rank, world_size=self.world_size)
         taken = (self.take(each.within(self.memory), rank) for each in request.given)
         query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
-        function = self.function(asked)
+        function = imported(asked.module, asked.function, asked.file)
 
         def compute() -> list[Tensor]:
             with torch.set_grad_enabled(asked.keeps_graph):
@@ -174,15 +175,14 @@ class Member:
             for part, tokens in zip(tensor.split([len(each) for each in own], dim=2), own, strict=True):
                 whole[:, :, tokens.start : tokens.stop] = part
 
-    def function(self, asked: Asked) -> Share:
-        """Import the requested function, by the name of its module or from its file."""
-        key = (asked.module, asked.function, asked.file)
-        if key not in self.functions:
-            try:
-                self.functions[key] = getattr(importlib.import_module(asked.module), asked.function)
-            except ModuleNotFoundError:
-                self.functions[key] = plugins.load(f"{asked.file}:{asked.function}")
-        return self.functions[key]
+
+@cache
+def imported(module: str, function: str, file: str) -> Any:  # noqa: ANN401 - a Share
+    """Import a requested function, by the name of its module or from its file."""
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError:
+        return plugins.load(f"{file}:{function}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from attnbench.analysis.breakdown import ran
-from attnbench.analysis.comparisons import Comparison, comparisons, paired_times, reference
+from attnbench.analysis.comparisons import LARGEST_DETECTABLE, Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
@@ -20,8 +20,6 @@ from attnbench.storage.samples import Samples
 from attnbench.units import MISSING, SCALES, grouped, multiple, percent, plain, show, span
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
-
-LARGEST_EFFECT = 1.0  # larger detectable differences are left out of tables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,7 +210,7 @@ def verdict(cell: Cell) -> str:
         return f"equal within {percent(found.margin)}{kernel}"
     if found.verdict is not Verdict.undecided:
         return f"{factor(found.ratio, found.low, found.high, cell.substitute)}{kernel}"
-    is_known = found.detectable is not None and found.detectable <= LARGEST_EFFECT
+    is_known = found.detectable is not None and found.detectable <= LARGEST_DETECTABLE
     why = f"{percent(found.detectable or 0.0)} would show" if is_known else str(found.reason)
     return f"undecided ({why}){kernel}"
 

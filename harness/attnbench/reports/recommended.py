@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from attnbench.analysis.conclusion import factor
-from attnbench.analysis.recommendation import OVER, Change, Recommendation, changes_along, points, recommend
+from attnbench.analysis.recommendation import OVER, Change, Recommendation, points, recommend
 from attnbench.analysis.results import Results
-from attnbench.statistics.crossover import Point
+from attnbench.statistics.crossover import Point, located
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, grouped, listed, percent, plain, show, significant, span
@@ -108,7 +108,11 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 def crossings(results: Results) -> Iterator[Crossing]:
     """Every searched pair along each ladder, with its crossovers."""
     for ladder, pair in ((each, pair) for each in results.plan.ladders for pair in each.pairs):
-        known, changes = points(results, ladder, *pair), changes_along(results, ladder, pair)
+        known = points(results, ladder, *pair)
+        changes = tuple(
+            Change(ladder.axis, place.at, place.low, place.high, *(pair if place.sign > 0 else pair[::-1]))
+            for place in located(known)
+        )
         yield Crossing(
             axis=ladder.axis,
             workload=ladder.workloads[0],

@@ -19,16 +19,6 @@ SUFFIX = ".md"
 TITLE = "# Attention checked on this machine"
 
 
-def require_suffix(file: Path) -> None:
-    """Check the file's name before hours of work.
-
-    Raises:
-        ValueError: it does not end in .md, or its folder does not exist.
-    """
-    if file.suffix != SUFFIX or not file.parent.is_dir():
-        raise ValueError(f"--report {file} is not allowed: give a file that ends in {SUFFIX}, in a folder that exists")
-
-
 def write(file: Path, results: Results) -> None:
     """Write the verdicts of a check with the versions and devices behind them."""
     known = [described(environment) for environment in results.environments.values()][:1]

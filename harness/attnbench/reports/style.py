@@ -9,7 +9,6 @@ import hashlib
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,15 +40,6 @@ _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 
 
-@cache
-def built_in() -> dict[str, Look]:
-    """The looks of the project's own implementations, from their catalogue."""
-    return {
-        name: {"color": look["colour"], "marker": look["marker"], "linewidth": look["width"]}
-        for name, look in plugins.catalogue()["looks"].items()
-    }
-
-
 def look(arm: Arm | str) -> Look:
     """The look of an implementation: fixed for built-in ones, derived from a hash of the name for all others.
 
@@ -60,8 +50,8 @@ def look(arm: Arm | str) -> Look:
     base, option = plugins.variant(name)
     if option or side == BASE:
         return {**look(base), **_DOTTED}
-    if name in built_in():
-        return built_in()[name]
+    if (own := plugins.catalogue()["looks"].get(name)) is not None:
+        return {"color": own["colour"], "marker": own["marker"], "linewidth": own["width"]}
     digest = hashlib.sha256(name.encode(errors="replace")).digest()
     return {
         "color": _COLOURS[digest[0] % len(_COLOURS)],

@@ -163,7 +163,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
     *,
     found: Sequence[Recommendation] | None = None,
     not_judged: Mapping[str, str] | None = None,
-    policy: Mapping[str, Any] | None = None,
+    policy: Policy | None = None,
 ) -> Report:
     """The report of a command; `words` is its command line without the program."""
     environment = next(iter(results.environments.values()), None)
@@ -189,7 +189,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
         counts=Counter(str(each.status) for each in found_cells),
         choices=tuple(_choices(results) if found is None else recommendations),
         crossings=tuple(recommended.crossings(results)),
-        policy=msgspec.convert(policy, Policy) if policy else None,
+        policy=policy,
         together=None if together is None else _speed(together, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
         warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),

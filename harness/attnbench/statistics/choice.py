@@ -51,29 +51,27 @@ def standing(
     logs = {reference: 0.0}
     for arm in arms:
         if arm != reference and (shared := by_process_of(arm, reference)):
-            logs[arm] = _choosing(shared)
+            chosen, _ = _parts(shared)
+            logs[arm] = sum(chosen) / len(chosen)
     if candidates is not None:
         logs = {arm: log for arm, log in logs.items() if arm.implementation in candidates}
     if not logs:
         return None
     leader, *rest = sorted(logs, key=lambda arm: (logs[arm], arm != reference))
-    effects = {arm.implementation: effect(judging) for arm in rest if (judging := _judging(by_process_of(arm, leader)))}
+    judging = {arm.implementation: _parts(by_process_of(arm, leader))[1] for arm in rest}
+    effects = {name: effect(numbers) for name, numbers in judging.items() if numbers}
     others = judge(effects, plan.smallest_effect, plan.false_share)
     return Standing(leader=leader.implementation, reference=reference.implementation, others=others)
 
 
-def _choosing(numbers: Mapping[int, float]) -> float:
-    """The mean log ratio of the even processes, which choose. All choose while there are fewer than eight."""
-    chosen = [log for epoch, log in numbers.items() if epoch % 2 == 0 or len(numbers) < CHOOSING_PROCESSES]
-    return sum(chosen) / len(chosen) if chosen else sum(numbers.values()) / len(numbers)
+def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """The log ratios of the even processes, which choose, and of the odd ones, which judge.
 
-
-def _judging(numbers: Mapping[int, float]) -> list[float]:
-    """The log ratios of the odd processes, which judge.
-
-    With fewer than eight processes, the choice and the verdict would share them. Then only three numbers are returned:
-    enough for an estimate, too few for a verdict.
+    While there are fewer than eight, all choose, and the verdict would share them: then only three judge, enough for an
+    estimate, too few for a verdict.
     """
-    if len(numbers) < CHOOSING_PROCESSES:
-        return [*numbers.values()][: FEWEST_PROCESSES - 1]
-    return [log for epoch, log in numbers.items() if epoch % 2]
+    every = [*numbers.values()]
+    if len(every) < CHOOSING_PROCESSES:
+        return every, every[: FEWEST_PROCESSES - 1]
+    even = [log for epoch, log in numbers.items() if epoch % 2 == 0]
+    return even or every, [log for epoch, log in numbers.items() if epoch % 2]

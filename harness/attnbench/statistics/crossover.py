@@ -11,7 +11,7 @@ Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -86,22 +86,18 @@ def following(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
     if not brackets:
         middle = (len(values) - 1) // 2
         return None if len(seen) > 2 or middle in seen else values[middle]  # noqa: PLR2004 - the two ends
-    gaps = [gap for low, high in brackets for gap in _gaps(low, high, seen)]
-    widest = max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
-    return None if widest is None else values[sum(widest) // 2]
+    gaps = []  # before the first and after the last undecided value of each bracket
+    for low, high in brackets:
+        inside = [place for place in seen if low < place < high]
+        gaps += [(low, inside[0]), (inside[-1], high)] if inside else [(low, high)]
+    low, high = max(gaps, key=lambda gap: gap[1] - gap[0])
+    return values[(low + high) // 2] if high - low > 1 else None
 
 
 def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, int]]:
     """Neighbouring pairs of decided places with different decisions."""
     decided = [(place, sign) for place, sign in zip(places, signs, strict=True) if sign]
     return [(low, high) for (low, one), (high, other) in pairwise(decided) if one != other]
-
-
-def _gaps(low: int, high: int, seen: Iterable[int]) -> list[tuple[int, int]]:
-    """Unvisited gaps between two places: before the first and after the last undecided value."""
-    inside = [place for place in seen if low < place < high]
-    around = [(low, inside[0]), (inside[-1], high)] if inside else [(low, high)]
-    return [(one, other) for one, other in around if other - one > 1]
 
 
 def located(points: Mapping[int, Point]) -> list[Place]:

@@ -43,15 +43,12 @@ def run_numbers(
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
     """The effect of each comparison of a run and, if it has two sides, of all cells together."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
-    if plan.sides is not None and (whole := over_cells([*map(by_process, logs.values())])):
-        known[WHOLE] = effect([*whole.values()])
+    if plan.sides is None or not logs:
+        return known
+    cells = [by_process(visits) for visits in logs.values()]
+    if shared := set.intersection(*map(set, cells)):  # processes that visited all cells, which share their bias
+        known[WHOLE] = effect([sum(cell[epoch] for cell in cells) / len(cells) for epoch in sorted(shared)])
     return known
-
-
-def over_cells(cells: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """The mean log ratio of the cells for each process that visited all of them: cells of a process share its bias."""
-    shared = set.intersection(*map(set, cells)) if cells else set()
-    return {epoch: sum(cell[epoch] for cell in cells) / len(cells) for epoch in sorted(shared)}
 
 
 def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:

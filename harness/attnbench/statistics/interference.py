@@ -73,21 +73,11 @@ class _Probes:
             ordered.clear()
             self._epoch = sample.epoch
         log, number = math.log(sample.value), len(ordered)
-        known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
-        # Most probes are below the bound that holds for any spread; skip the rest for them.
-        is_beyond = len(known) >= FEWEST and log - known[(len(known) - 1) // 2] > LARGEST_CALM
-        is_late = is_beyond and _is_late(log, known)
+        known = ordered if number >= FEWEST else [*self._before, *ordered]
+        middle = median(known) if len(known) >= FEWEST else math.inf
+        is_late = log - middle > LARGEST_CALM and log - middle > SPREADS * median(abs(each - middle) for each in known)
         recent.append(log)
         insort(ordered, log)
         if number >= WINDOW:
             del ordered[bisect_left(ordered, recent.popleft())]
         return is_late
-
-
-def _is_late(log: float, known: list[float]) -> bool:
-    """Whether a probe was much slower than the sorted known ones."""
-    beyond = log - median(known)
-    if beyond <= LARGEST_CALM:
-        return False
-    apart = [abs(each - (log - beyond)) for each in known]
-    return beyond > SPREADS * median(apart)

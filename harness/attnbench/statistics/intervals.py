@@ -6,17 +6,17 @@ adds one number to each comparison: the median log ratio of each visit, averaged
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench import units
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LAYOUT_LOG, Effect, effect, half_widths
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 from attnbench.storage.samples import Samples
+from attnbench.units import grouped
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
@@ -30,36 +30,20 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A time or size, with an interval from one number for each process."""
+    """A time or size, with its 95 % interval from one number for each process."""
 
     point: float
-    standard_error: float | None  # of the log; None with fewer than FEWEST_PROCESSES processes
+    low: float | None  # None with fewer than FEWEST_PROCESSES processes
+    high: float | None
     num_processes: int
     num_visits: int
     num_samples: int
 
-    @property
-    def half_width(self) -> float | None:
-        """Half-width of the 95 % interval on the log scale; None with too few processes."""
-        if self.standard_error is None:
-            return None
-        return float(half_widths(self.standard_error, self.num_processes - 1.0, 1 - CONFIDENCE))
 
-    @property
-    def low(self) -> float | None:
-        """Lower end of the 95 % interval; None with too few processes."""
-        return None if self.half_width is None else self.point * math.exp(-self.half_width)
-
-    @property
-    def high(self) -> float | None:
-        """Upper end of the 95 % interval; None with too few processes."""
-        return None if self.half_width is None else self.point * math.exp(self.half_width)
-
-
-def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
-    """Reduce the values of each group to one number, such as the median; groups in the order of their first value."""
-    groups = units.grouped(values, lambda pair: pair[0])
-    return {group: float(combine([value for _, value in members])) for group, members in groups.items()}
+def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
+    """The mean of each group's values; groups in the order of their first value."""
+    groups = grouped(values, lambda pair: pair[0])
+    return {group: float(np.mean([value for _, value in members])) for group, members in groups.items()}
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
@@ -102,12 +86,16 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     taken = Samples.of(samples)
     first, logs = medians_by(taken.visits, np.log(taken.value))
     epochs = taken.epoch[first].tolist()
-    means = np.array([*grouped(zip(epochs, logs.tolist(), strict=True), np.mean).values()])
-    number = len(means)
-    error = MEDIAN_FACTOR * float(np.std(means, ddof=1)) / math.sqrt(number) if number >= FEWEST_PROCESSES else None
+    means = np.array([*means_of(zip(epochs, logs.tolist(), strict=True)).values()])
+    number, point, low, high = len(means), median(taken.value), None, None
+    if number >= FEWEST_PROCESSES:
+        error = MEDIAN_FACTOR * float(np.std(means, ddof=1)) / math.sqrt(number)
+        half = float(half_widths(error, number - 1.0, 1 - CONFIDENCE))
+        low, high = point * math.exp(-half), point * math.exp(half)
     return Estimate(
-        point=median(taken.value),
-        standard_error=error,
+        point=point,
+        low=low,
+        high=high,
         num_processes=number,
         num_visits=len(first),
         num_samples=len(taken),
@@ -142,12 +130,12 @@ def visit_numbers(
         first, of_visits = medians_by(codes, logs)
         visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
         medians += zip(visits, of_visits.tolist(), strict=True)
-    return grouped(sorted(medians), np.mean)
+    return means_of(sorted(medians))
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
     """One log ratio for each process: the mean over its visits."""
-    return grouped(((epoch, log) for (epoch, _), log in visits.items()), np.mean)
+    return means_of((epoch, log) for (epoch, _), log in visits.items())
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:

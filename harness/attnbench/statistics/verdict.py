@@ -101,7 +101,7 @@ def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
     """
     if not len(numbers):
         raise ValueError("there is no number: an effect needs one process at least")
-    counted = last_look(len(numbers))
+    counted = max((look for look in LOOKS if look <= len(numbers)), default=0)  # 0 before the first look
     kept = np.asarray(numbers[: counted or None], dtype=np.float64)
     error = float(np.std(kept, ddof=1)) / math.sqrt(counted) if counted else None
     return Effect(
@@ -111,13 +111,7 @@ def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
         num_processes=counted or len(kept),
         num_measured=len(numbers),
         bias=bias,
-        num_looks=len(LOOKS),
     )
-
-
-def last_look(number: int) -> int:
-    """The last look at a comparison with this many processes; 0 before the first."""
-    return max((look for look in LOOKS if look <= number), default=0)
 
 
 def between_runs(base: Effect, candidate: Effect, drift: float) -> Effect:

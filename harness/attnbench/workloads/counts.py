@@ -22,15 +22,15 @@ def visible_pairs(workload: Workload) -> int:
     return workload.mask_rule.num_visible(workload.batch_size, workload.seq_len, workload.kv_len)
 
 
-def product_flops(workload: Workload, pairs: int, *, recomputes_scores: bool) -> int:
-    """FLOPs of a call that computes `pairs` pairs in each head; scope `module` adds the projections of all tokens.
+def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, recomputes_scores: bool) -> int:
+    """FLOPs of a call that computes `pairs` pairs in each head; scope `module` adds the projections of the tokens.
 
     A backward pass has four products for each pair, and a fifth with `recomputes_scores`.
     """
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
     backward = 2 * workload.num_heads * pairs * ((3 if recomputes_scores else 2) * head_dim + 2 * value_dim)
-    projected = 2 * _projection_products(workload, *_tokens(workload))
+    projected = 2 * _projection_products(workload, *tokens)
     return _has_forward(workload) * (forward + projected) + _has_backward(workload) * (backward + 2 * projected)
 
 
@@ -39,22 +39,18 @@ def useful_flops(workload: Workload) -> int:
 
     Scope `attention`: forward 2 * H * nnz * (K + V), backward 2 * H * nnz * (3K + 2V), nnz summed over the batch.
     """
-    return product_flops(workload, visible_pairs(workload), recomputes_scores=True)
+    return product_flops(workload, visible_pairs(workload), _tokens(workload), recomputes_scores=True)
 
 
 def dense_flops(workload: Workload) -> int:
     """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
-    return product_flops(workload, pairs, recomputes_scores=False)
+    return product_flops(workload, pairs, _tokens(workload), recomputes_scores=False)
 
 
 def least_flops(workload: Workload) -> int:
     """A lower bound on the FLOPs of any call that computes these products: nothing twice, and no unneeded token."""
-    pairs = visible_pairs(workload)
-    head_dim, value_dim = workload.head_dim, workload.value_dim
-    forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
-    projected = 2 * _projection_products(workload, *_fewest_tokens(workload))
-    return (_has_forward(workload) + 2 * _has_backward(workload)) * (forward + projected)
+    return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 
 def compulsory_bytes(workload: Workload) -> int:

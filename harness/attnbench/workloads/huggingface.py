@@ -89,6 +89,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     if config.get("is_encoder_decoder"):
         raise ValueError(f"{source} ({kind}) is an encoder with a decoder: only presets have these, such as t5-small")
     is_encoder = not is_latent and _is_encoder(config)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     layers = [_latent(config, heads)] if is_latent else _plain(config, heads, head_dim, is_encoder)
     return Model(
         name=name,
@@ -97,7 +98,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
         kind="encoder" if is_encoder else "decoder",
         context=_context(config),
         layers=tuple(layers),
-        dtype=_dtype(config),
+        dtype=dtype if dtype in DTYPES else "bfloat16",
     )
 
 
@@ -177,8 +178,3 @@ def _context(config: Mapping[str, Any]) -> int:
     if isinstance(image, int) and isinstance(patch, int):
         return (image // patch) ** 2 + 1
     return USUAL_CONTEXT
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return named if named in DTYPES else "bfloat16"

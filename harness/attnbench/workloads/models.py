@@ -129,14 +129,12 @@ def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
     """The mask of a decoder's queries; a window or chunk that covers all keys hides nothing."""
-    is_short = layer.window >= key_len or not layer.window
-    if query_len == key_len:
-        parts = ["causal"] if is_short else [f"sliding_window({layer.window})"]
-        parts += [f"chunks({layer.chunk})"] if 0 < layer.chunk < key_len else []
-    else:
-        parts = [] if is_short else [f"sliding_window_bottom_right({layer.window})"]
-        parts += ["causal_bottom_right"] if is_short and query_len > 1 else []
-        parts += [f"chunks_bottom_right({layer.chunk})"] if 0 < layer.chunk < key_len else []
+    end, parts = "" if query_len == key_len else "_bottom_right", list[str]()
+    if 0 < layer.window < key_len:
+        parts.append(f"sliding_window{end}({layer.window})")
+    elif query_len == key_len or query_len > 1:  # a single one sees all keys
+        parts.append(f"causal{end}")
+    parts += [f"chunks{end}({layer.chunk})"] if 0 < layer.chunk < key_len else []
     parts += [f"softcap({layer.softcap})"] if layer.softcap else []
     return "+".join(parts) or "none"
 

@@ -15,22 +15,12 @@ from attnbench.analysis.results import Results, read
 from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted, now
 from attnbench.storage.files import writing_to
-from attnbench.storage.journal import events, find_run, journal_of, write
+from attnbench.storage.journal import events, journal_of, write
 
 
 def path_of(fingerprint: str, results: Path) -> Path:
     """The path of the baseline of an environment."""
     return results / "baselines" / f"{fingerprint}.jsonl"
-
-
-def locate(name: str, results: Path) -> Path:
-    """Find a run by its name below `results`, its folder or its journal; or any journal, baselines included, by file.
-
-    Raises:
-        ValueError: there is none.
-    """
-    path = Path(name)
-    return path if path.suffix == ".jsonl" and path.is_file() else find_run(name, results)
 
 
 def find(candidate: Results, results: Path) -> Path:

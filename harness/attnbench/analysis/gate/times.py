@@ -88,7 +88,9 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
 
     With `is_asked`, a rule of the file set the margin. `see` is as in `Pair`.
     """
-    change, low, high, allowed = _change(judged), judged.low, judged.high, judged.margin
+    low, high, allowed = judged.low, judged.high, judged.margin
+    change = f"{100 * (judged.ratio - 1):+.1f} %"  # "+5.2 % (+3.0 to +7.5)"
+    change += "" if low is None or high is None else f" ({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f})"
     unlimited = Kind.same, None, f"{change}; any growth is allowed"
     if low is None or high is None:
         if allowed >= LARGEST_MARGIN:
@@ -108,27 +110,16 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
         why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
-    words = f"{change}; differences above {reach(detectable)} would show"
+    smallest = percent(detectable) if detectable < FARTHEST else f"{FARTHEST + 1:g} times the time"
+    words = f"{change}; differences above {smallest} would show"
     if see is not None and low <= 1 and detectable <= see:
         return Kind.same, None, f"no slower: {words}"
     return Kind.undecided, Reason.imprecise, f"undecided: {words}"
 
 
-def reach(smallest: float) -> str:
-    """The smallest detectable slowdown, in words."""
-    return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
-
-
 def processes(number: int) -> str:
     """A number of processes, in words."""
     return "1 process" if number == 1 else f"{number} processes"
-
-
-def _change(judged: Judgement) -> str:
-    """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
-    ends = (judged.ratio, judged.low, judged.high)
-    point, low, high = (None if end is None else f"{100 * (end - 1):+.1f}" for end in ends)
-    return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 
 
 def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
