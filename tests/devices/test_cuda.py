@@ -39,7 +39,8 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     found = implementation(name)
     if reason := reason_against(found, workload):
         pytest.skip(reason)
-    agreed = check(References(workload, 0), found)
+    # flex compiles for each shape and layout, for 16 s each in float32: all rules took it 311 s on an H100
+    agreed = check(References(workload, 0, is_brief=name == "flex"), found)
     assert agreed.agrees, agreed.diagnosis
 
 
@@ -84,12 +85,13 @@ def test_a_run_on_graphs_goes_its_whole_way_and_what_waits_costs_its_own_cell(di
         "    return scores.softmax(-1) @ value\n"
     )
     found = run(tmp_path / "run", f"{tmp_path}/waits.py:f", direction=direction, launch="graph")
+    waits = direction != "backward"  # its forward pass, which waits, is before the timed call
     assert {name: record.status for name, record in found.items()} == {
         "fused": Status.ok,
         "sdpa_flash": Status.ok,
-        "f": Status.unsupported,
+        "f": Status.unsupported if waits else Status.ok,
     }, [each.message for each in found.values()]
-    assert "cannot be recorded as a CUDA graph" in found["f"].message
+    assert not waits or "cannot be recorded as a CUDA graph" in found["f"].message
 
 
 def test_the_state_of_the_device_is_read_where_its_library_is_there():

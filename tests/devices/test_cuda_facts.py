@@ -1,8 +1,11 @@
 """Facts about a CUDA device, with torch's compiled part replaced; and the way of its flags to a reader."""
 
+import gc
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
+from weakref import ref
 
 import msgspec
 import pytest
@@ -295,6 +298,19 @@ def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_re
     assert gpus.graph.call_args.kwargs["stream"] is side
     assert replay() == replay() == cuda.NUM_WARM_UPS
     assert called(gpus)[-2:] == ["CUDAGraph().replay"] * 2
+
+
+def test_what_a_forward_pass_has_kept_lives_as_long_as_the_graph_of_its_backward_pass(gpus):
+    """On an H100 its memory was used again, and an honest backward pass was said to compute something else."""
+    kept = torch.ones(3)
+    held = ref(kept)
+    replay = cuda.Cuda("cuda").captured(partial(partial, len, kept))
+    del kept
+    gc.collect()
+    assert held() is not None
+    del replay
+    gc.collect()
+    assert held() is None
 
 
 def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(gpus):

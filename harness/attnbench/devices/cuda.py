@@ -168,7 +168,8 @@ class Cuda(Accelerator):
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
         """Record on a stream of its own; everything that `make` queues goes there, so that autograd stays on it.
 
-        A result is right until another graph is replayed: graphs share their memory.
+        A result is right until another graph is replayed: graphs share their memory. The call is held, because a
+        backward pass reads what its forward pass has kept, at the same addresses in each replay.
         """
         import torch
 
@@ -182,7 +183,7 @@ class Cuda(Accelerator):
             self.synchronize()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                    kept = call()
+                    held = call, call()
             except Exception as error:
                 first = error.__context__ or error  # ending a failed recording raises once more
                 said = (str(first).splitlines() or [""])[0]
@@ -190,7 +191,7 @@ class Cuda(Accelerator):
 
         def replay() -> T:
             graph.replay()
-            return kept
+            return held[1]
 
         return replay
 

@@ -57,6 +57,7 @@ def apart(task: Callable[[], object]) -> object:
     child = os.fork()
     if not child:
         try:
+            os.environ["OMP_NUM_THREADS"] = "1"  # a forked process that has used several threads has lost them
             torch.set_num_threads(1)
             os.write(writing, pickle.dumps(task()))
         finally:
