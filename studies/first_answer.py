@@ -72,22 +72,33 @@ CHECKS = {
 def first_answer(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/first_answer"),
     checks: Annotated[int, typer.Option(min=1, help="Checks of each kind; one of each takes a minute.")] = 5,
+    before: Annotated[Path | None, typer.Option(metavar="DIR", help="An earlier checkout, timed in turn.")] = None,
 ) -> None:
     """Time the first command of a new user; exit code 1 if a limit is missed."""
-    pieces = [Piece(name=what, make=partial(timed, name), size=checks) for what, (name, _, _) in CHECKS.items()]
-    frame.complete(pieces, to)
-    table = [
-        row(what, [each[field] for each in frame.rows(to, what)], limit) for what, (_, field, limit) in CHECKS.items()
-    ]
+    trees = {"after": ROOT} | ({} if before is None else {"before": before.resolve() / "harness"})
+    frame.complete(
+        [
+            Piece(name=f"{what}, {when}", make=partial(timed, name, tree), size=checks)
+            for what, (name, _, _) in CHECKS.items()
+            for when, tree in trees.items()
+        ],
+        to,
+    )
+    table = []
+    for what, (_, field, limit_s) in CHECKS.items():
+        before_rows, after_rows = (frame.rows(to, f"{what}, {when}") for when in ("before", "after"))
+        result = "met" if median(each[field] for each in after_rows) <= limit_s else "missed"
+        found = {"before": show(before_rows, field), "after": show(after_rows, field), "result": result}
+        table.append({"what": f"check of {what}", "limit": f"at most {limit_s} s", **found})
     page = f"# The first answer\n\nMedians, with the smallest and the largest.\n\n{markdown_table(table)}\n"
     frame.save(to / "first_answer.md", page)
     typer.echo(page)
     raise typer.Exit(int(any(each["result"] == "missed" for each in table)))
 
 
-def timed(name: str, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
+def timed(name: str, tree: Path, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's call
     """Check an implementation from an empty folder, and time the first line with a finding, and the end."""
-    environment = os.environ | {"PYTHONPATH": module_path(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    environment = os.environ | {"PYTHONPATH": module_path(tree), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with tempfile.TemporaryDirectory(prefix="first-answer-") as folder:
         Path(folder, "mine.py").write_text(MINE, encoding="utf-8")
         start, first_s = time.monotonic(), math.inf
@@ -105,14 +116,16 @@ def timed(name: str, number: int = 0) -> list[Row]:  # noqa: ARG001 - a piece's 
                     first_s = min(first_s, time.monotonic() - start)
         if process.returncode not in {0, 1, 3}:
             raise RuntimeError(f"attnbench check {name} ends with {process.returncode}")
-    return [{"first_s": first_s, "total_s": time.monotonic() - start}]
+    return [{"first_s": first_s, "total_s": time.monotonic() - start, "exit_code": process.returncode}]
 
 
-def row(what: str, seconds: list[float], limit_s: float) -> dict[str, str]:
-    """Build the row of one kind of check, whose median time may be at most `limit_s`."""
-    text = f"{median(seconds):.3g} s ({min(seconds):.3g} to {max(seconds):.3g}, n={len(seconds)})"
-    result = "met" if median(seconds) <= limit_s else "missed"
-    return {"what": f"check of {what}", "limit": f"at most {limit_s} s", "found": text, "result": result}
+def show(rows: list[Row], field: str) -> str:
+    """The median, the smallest and the largest duration, and the exit codes."""
+    seconds, codes = [row[field] for row in rows], sorted({row["exit_code"] for row in rows})
+    if not rows:
+        return "-"
+    low, high = min(seconds), max(seconds)
+    return f"{median(seconds):.3g} s ({low:.3g} to {high:.3g}, n={len(rows)}), exit code {' or '.join(map(str, codes))}"
 
 
 if __name__ == "__main__":

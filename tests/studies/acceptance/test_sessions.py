@@ -142,7 +142,7 @@ def test_each_kind_of_session_gives_the_rows_that_its_judge_reads(monkeypatch):
 
 STARTS = {
     "a session of acceptance": lambda folder: sessions.run_python(["-c", "pass"], folder),
-    "a command that is timed": lambda _: first_answer.timed("sdpa"),
+    "a command that is timed": lambda _: first_answer.timed("sdpa", first_answer.ROOT),
 }
 
 
