@@ -301,7 +301,7 @@ def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_re
 
 
 def test_what_a_forward_pass_has_kept_lives_as_long_as_the_graph_of_its_backward_pass(gpus):
-    """On an H100 its memory was used again, and an honest backward pass was said to compute something else."""
+    """Once it was freed, and on an H100 the graph of an honest backward pass computed something else than the call."""
     kept = torch.ones(3)
     held = ref(kept)
     replay = cuda.Cuda("cuda").captured(partial(partial, len, kept))
