@@ -123,15 +123,17 @@ def test_what_cannot_be_loaded_is_tried_in_one_lane_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "workloads", "processors", "lanes"), [("cpu", 101, 2, 2), ("cpu", 101, 1, 1), ("cpu", 5, 2, 1)]
+    ("workloads", "processors", "lanes"), [(60, 2, 2), (60, 8, execution.MOST_LANES), (60, 1, 1), (5, 2, 1)]
 )
-def test_lanes_need_processors_and_work(monkeypatch, where, workloads, processors, lanes):
+def test_lanes_need_processors_and_work(monkeypatch, workloads, processors, lanes):
     monkeypatch.setattr(execution.containers, "processors", lambda: processors)
     assert execution.num_lanes(virtual.plan(workloads, ["good"], budget_s=0.0)) == lanes
 
 
-def test_a_device_is_not_shared_by_lanes(monkeypatch):
+@pytest.mark.parametrize("change", [{"device": "cuda"}, {"seq_len": 4096}])
+def test_lanes_share_no_device_and_not_much_memory(monkeypatch, change):
     monkeypatch.setattr(execution.containers, "processors", lambda: 8)
-    plan = virtual.plan(101, ["good"], budget_s=0.0)
-    on_device = tuple(msgspec.structs.replace(each, device="cuda") for each in plan.workloads)
-    assert execution.num_lanes(msgspec.structs.replace(plan, workloads=on_device)) == 1
+    plan = virtual.plan(60, ["good"], budget_s=0.0)
+    *others, last = plan.workloads
+    changed = (*others, msgspec.structs.replace(last, **change))
+    assert execution.num_lanes(msgspec.structs.replace(plan, workloads=changed)) == 1

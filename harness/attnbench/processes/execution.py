@@ -77,6 +77,7 @@ FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 MOST_LANES, CELLS_OF_A_LANE = 2, 20
 """Workers that check at the same time, one on each core, and the workloads that make another one worth its start."""
+LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
@@ -215,7 +216,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
     wrong, workloads with few keys or queries come last, and checks end with the budget. All lanes check at the same
-    time; what is recorded, and in which order, does not depend on their number.
+    time; the records and their order do not depend on the number of lanes.
     """
     plan, status = session.plan, session.state.status
     shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
@@ -288,8 +289,8 @@ def in_lanes(
 
 
 def num_lanes(plan: Plan) -> int:
-    """How many workers check a plan at the same time: one on a device, whose memory and queue they would share."""
-    if not all(device(workload.device).is_host for workload in plan.asked):
+    """How many workers check a plan at the same time: one if they would share a device, or much memory."""
+    if not all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked):
         return 1
     return max(1, min(containers.processors(), MOST_LANES, len(plan.asked) // CELLS_OF_A_LANE))
 
