@@ -4,7 +4,7 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes.asides import declared
-from attnbench.processes.execution import checking_template, client_for
+from attnbench.processes.execution import checking_templates, client_for
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import build_plan, suited, together
 from attnbench.workloads.workload import Workload
@@ -108,7 +108,7 @@ def test_names_in_common_get_the_stem_of_their_file(tmp_path):
 
 
 def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path):
-    with checking_template(tmp_path, 60.0) as template:
+    with checking_templates(tmp_path, 60.0) as (template, *_):
         found = declared([f"{file}:causal"], template)
         client = client_for(build_plan(sweep="check", implementations=["sdpa"]), tmp_path, template)
     assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}

@@ -1,13 +1,14 @@
-"""Checks in several lanes: what is recorded does not depend on their number, and an interruption ends them all."""
+"""Checks in two lanes: the records are those of one, and an interruption ends both and keeps what was found."""
 
 import signal
 import threading
-from threading import Event
+import time
 
 import msgspec
 import pytest
 
 from attnbench.analysis.results import read
+from attnbench.checking.rules import RULES
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed
 from attnbench.storage.events import RunStarted, now
@@ -17,123 +18,139 @@ from studies.simulated import virtual
 from studies.simulated.worlds import World
 
 PATIENCE_S = 60.0
+BOTH = ("forward", "inference")
+
+
+def planned(names, num_lengths=4):
+    """Of 8, 16, 24 and 32 keys, each in training and in inference: one lane has each."""
+    plan = virtual.plan(num_lengths, names, budget_s=0.0)
+    workloads = [msgspec.structs.replace(each, direction=way) for each in plan.workloads for way in BOTH]
+    return msgspec.structs.replace(plan, workloads=tuple(workloads))
 
 
 class Lane(virtual.SimulatedClient):
-    """Finds `bad` wrong among more than 8 keys; at 24 keys it waits until another lane has been asked about 32."""
+    """Finds `bad` wrong at some workloads; each check takes some seconds."""
 
-    def __init__(self, later: Event, *, is_slow: bool = True) -> None:
+    def __init__(self, *wrong_at: tuple[str, int], takes_s: float = 0.0) -> None:
         super().__init__(World(name="calm"), lambda *_: 1e-3)
-        self.later, self.is_slow, self.lengths, self.num_starts = later, is_slow, list[int](), 0
-
-    def start(self, layout: int = 0):
-        self.num_starts += 1
-        return super().start(layout)
+        self.wrong_at, self.takes_s, self.seen = wrong_at, takes_s, list[tuple[str, int]]()
 
     def check(self, cell, **more):
-        self.lengths.append(length := cell.workload.kv_len)
-        if length == 32:
-            self.later.set()
-        if length == 24 and self.is_slow:
-            assert self.later.wait(PATIENCE_S)
+        self.seen.append(place := (cell.workload.direction, cell.workload.kv_len))
+        time.sleep(self.takes_s)
         found = super().check(cell, **more)
-        if cell.arm.implementation == "bad" and length > 8:
-            return msgspec.structs.replace(found, status=Status.disagrees, message=f"wrong at {length}")
+        if cell.arm.implementation == "bad" and place in self.wrong_at:
+            return msgspec.structs.replace(found, status=Status.disagrees, message=f"wrong at {place}")
         return found
 
 
-def checked(folder, names, lanes, *, stops, watch=lambda _: None):
-    plan = virtual.plan(4, names, budget_s=0.0)  # of 8, 16, 24 and 32 keys
+def checked(folder, names, lanes, *, stops=True, watch=lambda _: None):
+    plan = planned(names)
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=execution.SCHEMA, run=folder.name, time=now(), commit="", plan=plan))
-        session = execution.Session(plan, journal, lanes[0], watch, lanes=lanes[1:])
+        session = execution.Session(plan, journal, lanes[0], watch, second=lanes[1] if lanes[1:] else None)
         execution.check(session, stops_when_wrong=stops)
-    return [(each.implementation, each.workload.kv_len, each.status, each.message) for each in read(folder).records]
+    return recorded(folder)
 
 
-@pytest.mark.parametrize("names", [["good"], ["bad"], ["good", "bad"], ["bad", "good"]])
+def recorded(folder):
+    return [(each.implementation, each.workload.id, each.status, each.message) for each in read(folder).records]
+
+
+@pytest.mark.parametrize("names", [["bad"], ["good", "bad"], ["bad", "good"]])
 @pytest.mark.parametrize("stops", [False, True])
-def test_what_is_recorded_does_not_depend_on_the_number_of_lanes(tmp_path, names, stops):
-    alone = checked(tmp_path / "one", names, [Lane(Event(), is_slow=False)], stops=stops)
-    later = Event()
-    lanes = [Lane(later) for _ in range(3)]
-    assert checked(tmp_path / "three", names, lanes, stops=stops) == alone
-    assert len(alone) == sum(1 if stops and name == "bad" else 4 for name in names)
-    assert sum(bool(each.lengths) for each in lanes) > (1 if "good" in names or not stops else 0)
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize(
+    "wrong_at",
+    [
+        [],
+        [("inference", 16)],
+        [("forward", 24)],
+        [("forward", 24), ("inference", 16)],
+        [("forward", 24), ("inference", 24)],
+        [("forward", 16), ("inference", 32)],
+        [("inference", 8)],
+    ],
+)
+def test_the_records_are_those_of_one_lane(tmp_path, names, stops, slow, wrong_at):
+    alone = checked(tmp_path / "one", names, [Lane(*wrong_at)], stops=stops)
+    lanes = [Lane(*wrong_at, takes_s=5e-3 * (slow == number)) for number in range(2)]
+    assert checked(tmp_path / "two", names, lanes, stops=stops) == alone
+    ways = [{way for way, _ in lane.seen} for lane in lanes]
+    assert ways[0] == {"forward"}
+    assert ways[1] <= {"inference"}
 
 
-def test_of_two_wrong_answers_the_first_in_order_is_told_though_it_came_later(tmp_path):
-    class Worse(Lane):
-        def check(self, cell, **more):
-            found = super().check(cell, **more)
-            is_wrong = cell.workload.kv_len in {24, 32}
-            return msgspec.structs.replace(found, status=Status.disagrees, message="wrong") if is_wrong else found
-
-    later, told = Event(), []
-    lanes = [Worse(later) for _ in range(2)]
-    found = checked(tmp_path / "run", ["good"], lanes, stops=True, watch=lambda shown: told.append(shown.wrong))
-    assert sorted(length for lane in lanes for length in lane.lengths) == [16, 24, 32]  # 8 keys come last
-    assert [length for _, length, status, _ in found if status is Status.disagrees] == [24]
-    assert sum(map(bool, told)) == 1
+def test_each_rule_depends_on_what_divides_the_lanes():
+    """So that none is tried in both, or at another workload than with one lane."""
+    assert all({"scope", "direction"} <= set(each.axes) for each in RULES.values())
 
 
-def test_an_interruption_stops_every_lane_and_starts_none_again(tmp_path):
-    is_reached = Event()
+def test_an_interruption_ends_both_lanes_and_keeps_what_was_found(tmp_path):
+    is_reached = threading.Event()
 
     class Hung(Lane):
-        """Never answers, but ends when it is stopped."""
+        """Never answers from 24 keys on, but ends when it is abandoned."""
 
-        is_stopped: Event | None = None
+        is_over = threading.Event()
 
         def ask(self, function, result, /, **arguments):
-            if arguments["cell"].workload.kv_len != 24:
+            if arguments["cell"].workload.kv_len < 24:
                 return super().ask(function, result, **arguments)
-            self.is_stopped = Event()
             is_reached.set()
-            assert self.is_stopped.wait(PATIENCE_S)
+            assert self.is_over.wait(PATIENCE_S)
             return Failed(status=Status.crashed, message="it ended", is_lost=True)
 
-        def stop(self):
-            super().stop()
-            if self.is_stopped is not None:
-                self.is_stopped.set()
+        def abandon(self):
+            self.is_over.set()
 
     def interrupt(shown):
-        if "-t32-" in shown.cell:
+        if "inference" in shown.cell and "-t32-" in shown.cell:
             assert is_reached.wait(PATIENCE_S)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    lanes = [Hung(Event(), is_slow=False) for _ in range(2)]
+    num_threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        checked(tmp_path / "run", ["good"], lanes, stops=False, watch=interrupt)
-    assert not any(lane.is_running for lane in lanes)
-    assert all(lane.num_starts == 1 for lane in lanes)
+        checked(tmp_path / "run", ["good"], [Hung(), Lane()], watch=interrupt)
+    assert threading.active_count() == num_threads
+    ended = [workload for _, workload, status, _ in recorded(tmp_path / "run") if status is Status.ok]
+    assert any("inference" in workload and "-t24-" in workload for workload in ended)  # after the hung one, in order
+    assert any("forward" in workload and "-t16-" in workload for workload in ended)
 
 
 def test_what_cannot_be_loaded_is_tried_in_one_lane_alone(tmp_path):
     class Unloadable(Lane):
         def check(self, cell, **_):
-            self.lengths.append(cell.workload.kv_len)
+            self.seen.append((cell.arm.implementation, cell.workload.kv_len))
             return Failed(status=Status.error, message="ImportError: no such module", is_unloadable=True)
 
-    lanes = [Unloadable(Event()) for _ in range(2)]
-    found = checked(tmp_path / "run", ["good"], lanes, stops=True)
-    assert sum(len(lane.lengths) for lane in lanes) == 1
-    assert [message for *_, message in found].count(execution.SEE_FIRST) == 3
+    lanes = [Unloadable() for _ in range(2)]
+    found = checked(tmp_path / "run", ["one", "two"], lanes)
+    assert [len(lane.seen) for lane in lanes] == [2, 0]
+    assert [message for *_, message in found].count(execution.SEE_FIRST) == 14
+
+
+def test_an_error_of_a_lane_ends_the_check(tmp_path):
+    class Gone(Lane):
+        def start(self, layout=0):
+            raise ValueError("the worker process cannot start")
+
+    with pytest.raises(ValueError, match="cannot start"):
+        checked(tmp_path / "run", ["good"], [Lane(), Gone()])
 
 
 @pytest.mark.parametrize(
-    ("workloads", "processors", "lanes"), [(60, 2, 2), (60, 8, execution.MOST_LANES), (60, 1, 1), (5, 2, 1)]
+    ("num_lengths", "processors", "change", "has_lanes"),
+    [
+        *((30, 2, {}, True), (30, 1, {}, False), (5, 2, {}, False), (30, 8, {"device": "cuda"}, False)),
+        *((30, 8, {"seq_len": 4096}, False), (30, 8, {"scope": "module"}, True)),
+    ],
 )
-def test_lanes_need_processors_and_work(monkeypatch, workloads, processors, lanes):
+def test_a_second_lane_needs_a_processor_and_work_but_not_much_memory(
+    monkeypatch, num_lengths, processors, change, has_lanes
+):
     monkeypatch.setattr(execution.containers, "processors", lambda: processors)
-    assert execution.num_lanes(virtual.plan(workloads, ["good"], budget_s=0.0)) == lanes
-
-
-@pytest.mark.parametrize("change", [{"device": "cuda"}, {"seq_len": 4096}])
-def test_lanes_share_no_device_and_not_much_memory(monkeypatch, change):
-    monkeypatch.setattr(execution.containers, "processors", lambda: 8)
-    plan = virtual.plan(60, ["good"], budget_s=0.0)
+    plan = planned(["good"], num_lengths)
     *others, last = plan.workloads
     changed = (*others, msgspec.structs.replace(last, **change))
-    assert execution.num_lanes(msgspec.structs.replace(plan, workloads=changed)) == 1
+    assert execution.has_lanes(msgspec.structs.replace(plan, workloads=changed)) is has_lanes

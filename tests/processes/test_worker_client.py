@@ -4,6 +4,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -31,7 +32,7 @@ def forked(tmp_path, forked_workers):
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     mine, theirs = socket.socketpair()
     with theirs:
-        worker = psutil.Process(template.fork(theirs, template.log, heartbeat.file))
+        worker = psutil.Process(template.fork(theirs, heartbeat.file))
     yield template, worker, mine
     mine.close()
     template.close()
@@ -70,7 +71,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()
     (mine, theirs), (mine_next, theirs_next) = socket.socketpair(), socket.socketpair()
     with theirs:
-        first = psutil.Process(template.fork(theirs, template.log, heartbeat.file))
+        first = psutil.Process(template.fork(theirs, heartbeat.file))
     stopped = psutil.Process(template._process.pid)
     template._line.settimeout(0.5)
     stopped.suspend()
@@ -82,7 +83,7 @@ def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_qu
     with suppress(psutil.NoSuchProcess):
         stopped.resume()
     with theirs_next:
-        second = psutil.Process(template.fork(theirs_next, template.log, heartbeat.file))
+        second = psutil.Process(template.fork(theirs_next, heartbeat.file))
     assert second.ppid() == template._process.pid
     assert template.end(first.pid) == -signal.SIGKILL  # of a template that is gone: no stranger is killed
     assert second.is_running()
@@ -187,6 +188,28 @@ def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(t
         client.stop()
         assert psutil.wait_procs(worker, timeout=10)[1] == []
         assert client.start().environment.versions["torch"] == torch.__version__
+
+
+def test_a_judge_outlives_the_template_that_code_under_test_has_killed(tmp_path, forked_workers):
+    """Its first start once ended the whole check: it closed the heartbeat that the judge was about to use."""
+    with ProcessClient(Template(tmp_path / "log"), 60.0) as client:
+        client.start()
+        judge = client.template.judge = client.sibling()
+        template_of(client).kill()
+        assert judge.start().environment.python
+        assert client.template.judge is judge
+
+
+def test_an_abandoned_client_waits_for_no_answer_and_starts_no_process(tmp_path, forked_workers):
+    (tmp_path / "hangs.py").write_text(f"{IMPORTS}time.sleep(1000)\n")
+    with ProcessClient(Template(tmp_path / "log"), 1000.0) as client:
+        client.start()
+        timer = threading.Timer(0.2, client.abandon)
+        timer.start()
+        assert isinstance(client.ask("declare", Declared, spec=f"{tmp_path / 'hangs.py'}:f"), Failed)
+        timer.join()
+        with pytest.raises(ValueError, match="interrupted"):
+            client.start()
 
 
 def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from attnbench.commands.options import SelectionOptions, held
 from attnbench.commands.terminal import say
 from attnbench.invariance.records import Certificate
 from attnbench.processes import asides
-from attnbench.processes.execution import checking_template
+from attnbench.processes.execution import checking_templates
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import rejected
 from attnbench.processes.worker_client import Template
@@ -79,9 +79,9 @@ def check(
         options = _about_stock(options, report)
     with (
         TemporaryDirectory(prefix="attnbench-check-") as name,
-        checking_template(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as template,
+        checking_templates(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as templates,
     ):
-        specs, declarations, not_judged = _usable(options, template)
+        specs, declarations, not_judged = _usable(options, templates[0])
         if is_interpreted:
             options = _interpreted(options)
         if is_invariance:
@@ -102,7 +102,7 @@ def check(
         running.note(f"{planned.num_cells} cells on {', '.join(devices)}")
         if replay is None:
             with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
-                running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, template=template)
+                running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
             checked = read(folder)
         else:
             from attnbench.commands.repro import checked_captured  # needs torch

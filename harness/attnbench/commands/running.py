@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def execute(
     hint: str = "",
     cluster: str = "",
     stops_when_wrong: bool = False,
-    template: Template | None = None,
+    templates: Sequence[Template] = (),
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
 
@@ -66,7 +66,9 @@ def execute(
                 shares.sweep(plan, folder, cluster, note)
             else:
                 with watching() as watch:
-                    execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, template=template)
+                    execution.execute(
+                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, templates=templates
+                    )
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None

@@ -13,16 +13,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import compress, islice
+from operator import not_
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -75,8 +75,7 @@ PATIENT_FROM, MOST_PATIENT_BLOCKS = LOOKS[2], 16
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
-MOST_LANES, CELLS_OF_A_LANE = 2, 20
-"""Workers that check at the same time, one on each core, and the workloads that make another one worth its start."""
+WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
 LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
@@ -84,7 +83,6 @@ MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
 SEARCHED = "every search came to its end"
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress: that of the journal. Only checks use the workers of `lanes`."""
+    """One run in progress. `state` is its progress: that of the journal. Only checks use `second`."""
 
     plan: Plan
     journal: Journal
@@ -113,7 +111,7 @@ class Session:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
-    lanes: Sequence[WorkerClient] = ()
+    second: WorkerClient | None = None  # not entered yet
 
     def __post_init__(self) -> None:
         """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
@@ -121,7 +119,6 @@ class Session:
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
-        self.is_over = threading.Event()  # it was interrupted
         self._start = self._stage_start = self.clock()
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
@@ -140,10 +137,7 @@ class Session:
 
         Raises:
             ValueError: it cannot start, or the code or the environment has changed.
-            KeyboardInterrupt: the run was interrupted, which has stopped the last one.
         """
-        if self.is_over.is_set():
-            raise KeyboardInterrupt
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
                 raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
@@ -215,84 +209,120 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, workloads with few keys or queries come last, and checks end with the budget. All lanes check at the same
-    time; the records and their order do not depend on the number of lanes.
+    wrong, workloads with few keys or queries come last, and checks end with the budget.
+
+    With a second worker, two lanes check at the same time. The records are those of one lane, unless the code keeps
+    state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
     """
     plan, status = session.plan, session.state.status
     shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
     workloads = shortest_last if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    wrong = {arm for (_, arm), status in status.items() if status is Status.disagrees}
+    places = {cell: place for place, cell in enumerate((w.id, arm) for w in workloads for arm in plan.cells(w))}
+    first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
-    cells = [(workload.id, arm) for workload in workloads for arm in plan.cells(workload)]
+    told = {*first_wrong}
+    held = dict[int, events.CellChecked | None]()  # new results by place; None: there is none
 
-    def checked(lane: Session, workload: Workload) -> list[events.CellChecked]:
-        """The new results of a workload, whose cells share the right answers."""
-        replies = list[events.CellChecked]()
-        for arm in plan.cells(workload):
-            found = status.get(cell := (workload.id, arm))
-            is_spent = stops_when_wrong and 0 < plan.budget_s <= session.elapsed_s
-            if found is None and not is_spent and not (stops_when_wrong and arm in wrong):
-                session.show_progress("check", f"{arm} on {workload.id}", cells.index(cell), len(cells))
-                is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-                replies.append(ask_cell(lane, workload, arm, is_brief=is_brief))
-                found = replies[-1].status
-            if found is Status.disagrees:
-                wrong.add(arm)
-            elif found is Status.ok:
-                passed.add((arm, _kind(workload)))
-        return replies
+    def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
+        """Hold the result of the next cell."""
+        for workload in mine:
+            for arm in plan.cells(workload):
+                place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
+                is_due = not stops_when_wrong or (
+                    place < first_wrong.get(arm, math.inf) and not 0 < plan.budget_s <= session.elapsed_s
+                )
+                if found is None and is_due:
+                    session.show_progress("check", f"{arm} on {workload.id}", place, len(places))
+                    is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+                    reply = ask_cell(lane, workload, arm, is_brief=is_brief)
+                    found = reply.status
+                if found is Status.disagrees:
+                    first_wrong[arm] = min(place, first_wrong.get(arm, place))
+                elif found is Status.ok:
+                    passed.add((arm, _kind(workload)))
+                held[place] = reply
+                yield
 
-    told = {*wrong}
-    with closing(in_lanes(session, checked, workloads)) as results:
-        for reply in chain.from_iterable(results):
-            arm = reply.key[1]
-            if not (stops_when_wrong and arm in told):  # a lane may be ahead of the first wrong answer
-                record_check(session, reply)
-            if reply.status is Status.disagrees:
-                told.add(arm)
-    if left := [cell for cell in cells if cell not in status and not (stops_when_wrong and cell[1] in wrong)]:
-        return f"{len(left)} of {len(cells)} cells were not reached in {plan.budget_s:g} s"
-    session.show_progress("check", "", len(cells), len(cells))
+    def record(reply: events.CellChecked | None) -> None:
+        if reply is not None and not (stops_when_wrong and reply.key[1] in told):
+            told.update({reply.key[1]} if reply.status is Status.disagrees else ())
+            record_check(session, reply)
+
+    due = 0
+    try:
+        with closing(in_lanes(session, checked, workloads)) as steps:
+            for _ in steps:
+                while due in held:
+                    record(held.pop(due))
+                    due += 1
+    finally:  # an interruption: what was found is kept
+        for place in sorted(held):
+            record(held[place])
+    if left := [cell for cell in places if cell not in status and not (stops_when_wrong and cell[1] in told)]:
+        return f"{len(left)} of {len(places)} cells were not reached in {plan.budget_s:g} s"
+    session.show_progress("check", "", len(places), len(places))
     return ""
 
 
 def in_lanes(
-    session: Session, work: Callable[[Session, Workload], Result], workloads: Sequence[Workload]
-) -> Generator[Result]:
-    """Do the work for each workload in the next idle lane, and yield the results in order; if one fails, stop all.
+    session: Session, work: Callable[[Session, Iterable[Workload]], Iterator[None]], workloads: Sequence[Workload]
+) -> Generator[None]:
+    """Yield after each step of the work, which has two parts at the same time if the session has a second worker.
 
-    The first is done alone, so that what cannot be loaded is tried in only one lane.
+    The second lane begins after the first workload, so that what cannot be loaded is tried once.
     """
-    idle, lanes = SimpleQueue[Session](), [session, *(copy.copy(session) for _ in session.lanes)]
-    for lane, client in zip(lanes, [session.client, *session.lanes], strict=True):
-        lane.client = client
-        idle.put(lane)
+    if session.second is None:
+        yield from work(session, workloads)
+        return
+    mine, others = parts(workloads)
+    steps, is_over, second = SimpleQueue[bool | BaseException](), threading.Event(), copy.copy(session)
+    second.client = session.second
+    first = work(session, mine)
+    yield from islice(first, len(session.plan.cells(mine[0])))
 
-    def done(workload: Workload) -> Result:
-        lane = idle.get()
+    def go(lane: Iterator[None]) -> None:
         try:
-            return work(lane, workload)
-        finally:
-            idle.put(lane)
+            for _ in lane:
+                steps.put(True)  # noqa: FBT003 - a step; False: the last one was before
+                if is_over.is_set():
+                    return
+            steps.put(False)  # noqa: FBT003
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+            steps.put(error)
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
+    threads = [threading.Thread(target=go, args=[lane]) for lane in (first, work(second, others))]
+    with session.second:
         try:
-            yield from pool.map(done, workloads[:1])
-            yield from pool.map(done, workloads[1:])
+            for thread in threads:
+                thread.start()
+            for _ in threads:
+                while step := steps.get():
+                    if isinstance(step, BaseException):
+                        raise step  # noqa: TRY301 - of a lane
+                    yield
         except BaseException:
-            session.is_over.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            for lane in lanes:
-                lane.client.stop()
+            is_over.set()
+            session.client.abandon()
+            session.second.abandon()
             raise
+        finally:
+            for thread in threads:
+                thread.join()
 
 
-def num_lanes(plan: Plan) -> int:
-    """How many workers check a plan at the same time: one if they would share a device, or much memory."""
-    if not all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked):
-        return 1
-    return max(1, min(containers.processors(), MOST_LANES, len(plan.asked) // CELLS_OF_A_LANE))
+def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
+    """The workloads of the first one's scope, with gradients or without, and all others: rules depend on both axes."""
+    kinds = [(each.scope, each.direction == "inference") for each in workloads]
+    is_first = [kind == kinds[0] for kind in kinds]
+    return [*compress(workloads, is_first)], [*compress(workloads, map(not_, is_first))]
+
+
+def has_lanes(plan: Plan) -> bool:
+    """Whether two lanes check a plan: each needs a processor and some work, and they share no device or much memory."""
+    is_small = all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked)
+    is_worth = min(map(len, parts(plan.asked))) >= WORKLOADS_OF_A_LANE
+    return is_small and is_worth and containers.processors() > 1
 
 
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
@@ -592,7 +622,7 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     stages: Collection[str] = STAGES,
     *,
     stops_when_wrong: bool = False,
-    template: Template | None = None,
+    templates: Sequence[Template] = (),
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
@@ -600,7 +630,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    run before `stages`. Workers are forked from `template`, if set. `client`, `clock` and `read_counters` default to a
+    run before `stages`. Workers are forked from the first of `templates`, those of a second lane of checks from another
+    one. `client`, `clock` and `read_counters` default to a
     worker process and the machine; studies/simulated replaces them.
 
     Raises:
@@ -613,13 +644,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
             "the times of Triton's interpreter say nothing of a kernel: check it with attnbench check --interpret, "
             "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
         )
-    client = client or client_for(plan, folder, template)
-    number = 1 if template is None else num_lanes(plan)
-    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker, ExitStack() as stack:
+    client = client or client_for(plan, folder, *templates[:1])
+    second = client_for(plan, folder, templates[1]) if len(templates) > 1 and has_lanes(plan) else None
+    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
         if isinstance(worker, Runners):
             worker.evidence = journal.state.evidence
-        lanes = [stack.enter_context(client_for(plan, folder, template, lane)) for lane in range(1, number)]
-        session = Session(plan, journal, worker, watch, clock, read_counters, lanes)
+        session = Session(plan, journal, worker, watch, clock, read_counters, second)
         if journal.state.started is None:
             journal.append(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
@@ -652,16 +682,22 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 
 
 @contextmanager
-def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
-    """A template for checks, which begins its imports now. Checks time nothing, so one environment serves all plans."""
+def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[list[Template]]:
+    """The templates of both lanes, or of one on a single processor, which begin their imports now.
+
+    Checks time nothing, so one environment serves all plans.
+    """
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
     settings = spin | patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
-    with closing(Template(folder / "worker.log", settings)) as template:
-        template.start()
-        yield template
+    names = ("worker", "second")[: containers.processors()]
+    with ExitStack() as stack:
+        templates = [stack.enter_context(closing(Template(folder / f"{name}.log", settings))) for name in names]
+        for each in templates:
+            each.start()
+        yield templates
 
 
-def client_for(plan: Plan, folder: Path, template: Template | None = None, lane: int = 0) -> WorkerClient:
+def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
     settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
@@ -672,8 +708,7 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None, lane:
     settings = patience(plan.timeout_s) | settings
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
-        template = template or Template(log, settings)
-        shared = ProcessClient(template, plan.timeout_s, lane=lane, is_sibling=lane > 0)
+        shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
         return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     home = harness_folder(folder / SIDES_FOLDER / "modules")

@@ -359,6 +359,11 @@ class Runners(WorkerClient):
             judge.ask("judge_output", NoneType, cell=cell, handed=handed, **drawn)
         return statistics.median(call_s)
 
+    def abandon(self) -> None:
+        """See WorkerClient."""
+        for name in self.first:
+            self.clients[name].abandon()
+
     def stop(self) -> None:
         """Stop all workers at once."""
         for client in self.clients.values():

@@ -98,6 +98,10 @@ class WorkerClient(Protocol):
     def stop(self) -> object:
         """Stop the worker at once."""
 
+    def abandon(self) -> None:
+        """Let the request in progress fail, and start no process again; may be called by another thread."""
+        return
+
     def __enter__(self) -> Self:
         return self
 
@@ -128,20 +132,22 @@ class Template:
         self._line: socket.socket | None = None
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._has_forked = False
-        self._lock = threading.RLock()  # lanes of checks share a template
-        self.judges: dict[int, ProcessClient] = {}  # by lane; each is started at its first check
+        self.is_over = threading.Event()  # it was interrupted: nothing is started any more
+        self.judge: ProcessClient | None = None  # started at the first check
 
-    def fork(self, line: socket.socket, log: Path, heartbeat: int) -> int:
-        """Start a worker that listens to `line` and prints into `log`; return its process id.
+    def fork(self, line: socket.socket, heartbeat: int) -> int:
+        """Start a worker that listens to `line`; return its process id.
 
         Raises:
-            OSError: the template cannot start, or has ended.
+            OSError: the template cannot start, has ended, or was interrupted.
         """
-        with self._lock, log.open("ab") as printed:
-            if self._process is None or self._process.poll() is not None:
-                self.start()
-            self._has_forked = True
-            return self._ask(messages.FORK, [line.fileno(), printed.fileno(), heartbeat])
+        if self.is_over.is_set():
+            raise InterruptedError("interrupted")
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        self._has_forked = True
+        with self.log.open("ab") as log:
+            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
         """End a worker and all its descendants; return its exit code, or minus the signal that had ended it before.
@@ -159,8 +165,13 @@ class Template:
 
     def close(self) -> None:
         """End the template and all its workers."""
-        while self.judges:
-            self.judges.popitem()[1].close()
+        judge, self.judge = self.judge, None
+        if judge is not None:
+            judge.close()
+        self._end()
+
+    def _end(self) -> None:
+        """End the process and all its workers; their clients see it at their next request."""
         if self._process is None:
             return
         assert self._line is not None
@@ -184,7 +195,7 @@ class Template:
         Raises:
             OSError: it cannot start.
         """
-        self.close()
+        self._end()
         if messages.spawns():
             self._files = tempfile.TemporaryDirectory(prefix="attnbench-tensors-")
             self.environment[messages.FILES] = self._files.name
@@ -201,31 +212,45 @@ class Template:
             )
         self._line.settimeout(START_TIMEOUT_S)
 
+    def log_size(self) -> int:
+        """Bytes printed up to now; a flooded log is cut."""
+        with suppress(OSError):
+            if self.log.stat().st_size > LONGEST_LOG:
+                os.truncate(self.log, KEPT_LOG)
+            return self.log.stat().st_size
+        return 0
+
+    def printed_since(self, start: int) -> str:
+        """The last line printed since the log had `start` bytes; "" if there is none."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(start, self.log_size() - LONGEST_LINE))
+            lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
+            return next((line for line in reversed(lines) if line), "")
+        return ""
+
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
         """Send a request to the template; after a failure close it: a late reply would answer the next request."""
         if self._line is None:
             raise ConnectionResetError("it was closed")
-        with self._lock:
-            try:
-                socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
-                answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
-                if len(answer) < messages.NUMBER.size:
-                    raise ConnectionResetError("it ended")
-            except OSError:  # it may have been killed without showing it yet
-                self.close()
-                raise
+        try:
+            socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
+            answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
+            if len(answer) < messages.NUMBER.size:
+                raise ConnectionResetError("it ended")
+        except OSError:  # it may have been killed without showing it yet
+            self._end()
+            raise
         return int(messages.NUMBER.unpack(answer)[0])
 
 
 class ProcessClient(WorkerClient):
     """A runner: a process that holds implementations, and answers one request at a time; each start replaces it.
 
-    Its lane's judge loads none: it knows the answers, and compares. `timeout_s` limits a step without a heartbeat.
+    Its template's judge loads none: it knows the answers, and compares. `timeout_s` limits a step without a heartbeat.
     """
 
-    def __init__(self, template: Template, timeout_s: float, *, lane: int = 0, is_sibling: bool = False) -> None:
-        self.template, self.timeout_s, self.lane, self.is_sibling = template, timeout_s, lane, is_sibling
-        self.log = template.log.with_stem(f"{template.log.stem}{lane or ''}")
+    def __init__(self, template: Template, timeout_s: float, *, is_sibling: bool = False) -> None:
+        self.template, self.timeout_s, self.is_sibling = template, timeout_s, is_sibling
         self.is_spent = False  # unusable: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
@@ -234,7 +259,7 @@ class ProcessClient(WorkerClient):
 
     def sibling(self) -> "ProcessClient":
         """Another runner with the same judge. Exit it before this one, which closes the template."""
-        return ProcessClient(self.template, self.timeout_s, lane=self.lane, is_sibling=True)
+        return ProcessClient(self.template, self.timeout_s, is_sibling=True)
 
     @property
     def process_id(self) -> int:
@@ -274,7 +299,7 @@ class ProcessClient(WorkerClient):
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    self._worker = self.template.fork(theirs, self.log, self._heartbeat.file)
+                    self._worker = self.template.fork(theirs, self._heartbeat.file)
                 except OSError as error:
                     ours.close()
                     reply: Started | Failed | Request = Failed(status=Status.crashed, message=f"its template: {error}")
@@ -284,11 +309,11 @@ class ProcessClient(WorkerClient):
             if isinstance(reply, Started):
                 return reply
         assert isinstance(reply, Failed)
-        last = self.printed_since(0) or "it printed nothing"
+        last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """See WorkerClient; the process is started if necessary. The lane's judge answers JUDGED."""
+        """See WorkerClient; the process is started if necessary. The template's judge answers JUDGED."""
         if not self.is_running:
             self.start()
         request = messages.request(function, arguments)
@@ -304,7 +329,7 @@ class ProcessClient(WorkerClient):
 
     def _judged(self, request: Request, result: type[T]) -> T | Failed | Request:
         """The judge's reply; this runner answers its questions about the implementation."""
-        judge = self.template.judges[self.lane] = self.template.judges.get(self.lane) or self.sibling()
+        judge = self.template.judge = self.template.judge or self.sibling()
         if not judge.is_running:
             judge.start()
         reply = judge.exchange(request, result, may_ask=True)
@@ -316,22 +341,6 @@ class ProcessClient(WorkerClient):
         if isinstance(reply, Failed) and not judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
-
-    def log_size(self) -> int:
-        """Bytes that it has printed; a flooded log is cut."""
-        with suppress(OSError):
-            if self.log.stat().st_size > LONGEST_LOG:
-                os.truncate(self.log, KEPT_LOG)
-            return self.log.stat().st_size
-        return 0
-
-    def printed_since(self, start: int) -> str:
-        """The last line printed since the log had `start` bytes; "" if there is none."""
-        with suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(start, self.log_size() - LONGEST_LINE))
-            lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
-            return next((line for line in reversed(lines) if line), "")
-        return ""
 
     def exchange(
         self,
@@ -347,7 +356,7 @@ class ProcessClient(WorkerClient):
         if self._line is None:
             return Failed(status=Status.crashed, message="the process has ended", is_lost=True)
         self._heartbeat.beat(messages.Heartbeat.HARNESS)
-        self._log_start = self.log_size()
+        self._log_start = self.template.log_size()
         try:
             self._line.settimeout(timeout_s)
             self._send(self._line, message)
@@ -378,7 +387,7 @@ class ProcessClient(WorkerClient):
         step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
         while not parts[-1].endswith(b"\n"):
             ready = wait([self._line], POLL_S)
-            self.log_size()
+            self.template.log_size()
             if ready:
                 parts.append(self._line.recv(CHUNK))
                 length += len(parts[-1])
@@ -386,8 +395,8 @@ class ProcessClient(WorkerClient):
                     raise ConnectionResetError("the line was closed")
                 if length > LONGEST_ANSWER:
                     raise msgspec.DecodeError("no answer is so long")
-            elif self._has_ended():
-                raise ConnectionResetError("the process ended")
+            elif self.template.is_over.is_set() or self._has_ended():
+                raise ConnectionResetError("the process ended, or was interrupted")
             count, _ = self._heartbeat.read()
             waited_s = waited_s + POLL_S if not ready and count == step else 0.0
             step = count
@@ -407,7 +416,7 @@ class ProcessClient(WorkerClient):
             why = ", perhaps by the system because memory ran out" * (name == "SIGKILL")
             message = f"the process was killed by {name}{why}"
         elif not message:
-            printed = self.printed_since(self._log_start)
+            printed = self.template.printed_since(self._log_start)
             message = f"the process exited with code {code}" + f": {printed}" * bool(printed)
         visit = sent.arguments.get("visit") if isinstance(sent, Request) else None
         arms = () if visit is None else msgspec.json.decode(visit, type=messages.SampleBlocks).arms
@@ -431,6 +440,10 @@ class ProcessClient(WorkerClient):
             if time.monotonic() >= until_s:
                 return False
             time.sleep(WATCH_S)
+
+    def abandon(self) -> None:
+        """See WorkerClient."""
+        self.template.is_over.set()
 
     def stop(self) -> int | None:
         """Stop the worker and all its descendants at once; return its exit code, if known."""

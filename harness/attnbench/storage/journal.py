@@ -92,12 +92,12 @@ class Journal:
         if not is_there:
             raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
         with self._lock:
-            self._num_lines += 1
-            line = signed(event, self._num_lines)
+            line = signed(event, self._num_lines + 1)
             if self._copy is not None:
                 self._copy += line
             self._file.write(line)
             self._file.flush()
+            self._num_lines += 1
             if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
                 os.fsync(self._file.fileno())
                 self._synced_s = time.monotonic()
