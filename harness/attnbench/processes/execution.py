@@ -115,19 +115,19 @@ class Session:
     lanes: Sequence[WorkerClient] = ()
 
     def __post_init__(self) -> None:
-        """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
+        """Start the clock at the time spent before the run was resumed, as far as its journal shows."""
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
-        self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self.is_over = threading.Event()  # it was interrupted
-        self._start = self._stage_start = self.clock()
+        self._stage_start = self.clock()
+        self._start = self._stage_start - self.state.spent_s
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds spent on the run, earlier processes included."""
-        return self.earlier_s + self.clock() - self._start
+        return self.clock() - self._start
 
     @property
     def live_cells(self) -> list[tuple[Workload, Arm]]:
@@ -151,7 +151,7 @@ class Session:
         started = events.WorkerStarted(
             time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
         )
-        began = self.state.began or started
+        began = next((each for each in self.state.history if isinstance(each, events.WorkerStarted)), started)
         for first, here in ((began.environment, started.environment), (began.base, started.base)):
             if first is not None and here is not None and first.fingerprint != here.fingerprint:
                 there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
