@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from io import FileIO
 from typing import Any
 
@@ -299,49 +299,43 @@ class _Called:
 class Candidates:
     """The candidate's end: its modules, and the arguments of their calls."""
 
+    _exchange: Exchange  # of the request
+
     def __init__(self) -> None:
-        self._exchange: Exchange | None = None
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
         self._inputs: OrderedDict[tuple[str, Place], Tensor] = OrderedDict()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
-        self._masks: dict[object, BoundMask] = {}
+        self._bound = cache(BoundMask)
 
     def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
-        if self._exchange is None:
-            self._exchange = Exchange(request.exchange)
+        self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
         here = generators(workload.device)
         set_states(here, request.random)
-        if isinstance(request, Call):
-            reply = self._call(request, implementation, self._exchange, workload)
-        else:
-            reply = self._backward(request, self._exchange)
+        reply = self._call(request, implementation, workload) if isinstance(request, Call) else self._backward(request)
         return msgspec.structs.replace(reply, random=states_of(here))
 
-    def _call(self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload) -> Tensors:
+    def _call(self, request: Call, implementation: Implementation, workload: Workload) -> Tensors:
         if request.weights:
             here = device(workload.device).torch_device
-            sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
+            sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
                 self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
-        tensors = self._received(request, exchange)
+        tensors = self._received(request)
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
         has_weights = any(name not in tensors for name in request.needs)
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
-        key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
-        if key not in self._masks:
-            bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
-            self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
-        mask = self._masks[key]
+        named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
+        mask = self._bound(parse_mask(request.mask), request.sizes, request.device, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
@@ -363,13 +357,12 @@ class Candidates:
         self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
-        return self._reply(request, tensors, {"output": copy}, seen, exchange)
+        return self._reply(request, tensors, {"output": copy}, seen)
 
-    def _backward(self, request: Backward, exchange: Exchange) -> Tensors:
+    def _backward(self, request: Backward) -> Tensors:
         called = self._calls[request.call]
         module, weights = self._modules[called.module]
-        place = request.tensors[GRADIENT]
-        grad_output = exchange.receive(place, called.output.device)
+        grad_output = self._exchange.receive(request.tensors[GRADIENT], called.output.device)
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
             gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
@@ -382,9 +375,9 @@ class Candidates:
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
         made = {name: each for name, each in named.items() if each is not None}
-        return self._reply(request, {GRADIENT: grad_output}, made, seen, exchange)
+        return self._reply(request, {GRADIENT: grad_output}, made, seen)
 
-    def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
+    def _received(self, request: Call) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
         Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
@@ -403,27 +396,22 @@ class Candidates:
             else:
                 key = name, place
                 if key not in self._inputs:
-                    self._inputs[key] = exchange.receive(request.tensors[name], request.device)
+                    self._inputs[key] = self._exchange.receive(request.tensors[name], request.device)
                 received[name] = self._inputs[key]
-                bytes_of(received[name]).copy_(exchange.read(request.tensors[name]))
+                bytes_of(received[name]).copy_(self._exchange.read(request.tensors[name]))
                 self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)
         return received
 
     def _reply(
-        self,
-        request: Backward,
-        given: Mapping[str, Tensor],
-        made: dict[str, Tensor],
-        faults: dict[str, str],
-        exchange: Exchange,
+        self, request: Backward, given: Mapping[str, Tensor], made: dict[str, Tensor], faults: dict[str, str]
     ) -> Tensors:
         """One message with the results, given tensors that differ from the sent bytes, and changed earlier outputs."""
         changed = {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()
-            if not torch.equal(bytes_of(tensor).cpu(), exchange.read(request.tensors[name]))
+            if not torch.equal(bytes_of(tensor).cpu(), self._exchange.read(request.tensors[name]))
         }
         overwritten = {}
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
@@ -435,5 +423,5 @@ class Candidates:
                 called.sent = overwritten[f"{number}"] = now.clone()
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
         contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
-        places = dict(zip(groups, exchange.send(*contiguous), strict=True))
+        places = dict(zip(groups, self._exchange.send(*contiguous), strict=True))
         return Tensors(**places, faults=faults, random=())
