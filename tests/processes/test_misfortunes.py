@@ -252,7 +252,7 @@ def test_a_device_that_is_not_there_breaks_no_worker():
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     "forged",
-    [reply(None), reply(request("compute", {}))],
+    [reply(None), request("compute", {})],
     ids=["of another kind", "a question, which only a judge may ask"],
 )
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch, forged):

@@ -208,30 +208,30 @@ class FailedError(Exception):
         self.failed = failed
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a function of the worker, with its keyword arguments."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A call of a function of the worker, with its keyword arguments.
+
+    A judge may first ask something of the process with the candidate: it answers a request by another one.
+    """
 
     function: str
     arguments: dict[str, msgspec.Raw]
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a request, or its failure; a judge may first ask something of the process with the candidate."""
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of a request, or its failure."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    question: Request | None = None
     ends: bool = False  # the worker is unusable: its device fails, or its state was changed
 
-    def value(self, result: type[T], *, may_ask: bool = False) -> T | Failed | Request:
-        """The result as this type, or what stands in its place.
+    def value(self, result: type[T]) -> T | Failed:
+        """The result as this type, or the failure.
 
         Raises:
-            msgspec.DecodeError: it is none, or a question that may not be asked.
+            msgspec.DecodeError: it is of another type.
         """
-        if self.question is not None and not may_ask:
-            raise msgspec.DecodeError("only a judge asks")
-        return self.failed or self.question or msgspec.json.decode(self.result, type=result)
+        return self.failed or msgspec.json.decode(self.result, type=result)
 
 
 CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
@@ -252,14 +252,10 @@ def request(function: str, arguments: Mapping[str, object]) -> Request:
 
 
 def reply(value: object, *, ends: bool = False) -> Reply:
-    """Encode a result, a failure or a question for sending."""
-    match value:
-        case Failed():
-            return Reply(failed=value, ends=ends)
-        case Request():
-            return Reply(question=value)
-        case _:
-            return Reply(result=msgspec.Raw(msgspec.json.encode(value)), ends=ends)
+    """Encode a result or a failure for sending."""
+    if isinstance(value, Failed):
+        return Reply(failed=value, ends=ends)
+    return Reply(result=msgspec.Raw(msgspec.json.encode(value)), ends=ends)
 
 
 def line(message: Request | Reply) -> bytes:

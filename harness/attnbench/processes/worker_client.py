@@ -351,15 +351,16 @@ class ProcessClient(WorkerClient):
         try:
             self._line.settimeout(timeout_s)
             self._send(self._line, message)
-            reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=Reply)
-            value = reply.value(result, may_ask=may_ask)
+            kind = Reply | Request if may_ask else Reply
+            reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=kind)
+            value: T | Failed | Request = reply if isinstance(reply, Request) else reply.value(result)
         except TimeoutError:
             return self._lost(message, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
             return self._lost(message, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(message, Status.crashed, "")
-        self.is_spent |= reply.ends
+        self.is_spent |= isinstance(reply, Reply) and reply.ends
         return value
 
     @staticmethod
@@ -368,23 +369,22 @@ class ProcessClient(WorkerClient):
             raise msgspec.DecodeError("an answer before its request is forged")
         line.sendall(messages.line(message))
 
-    def _read_line(self, timeout_s: float, num_steps: float) -> bytes:
+    def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
         """Read one line, which is a complete reply: the worker handles one request at a time.
 
         Any process can announce steps without end, so their number is limited, too.
         """
         assert self._line is not None
         until_s = time.monotonic() + num_steps * timeout_s
-        step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
-        while not parts[-1].endswith(b"\n"):
+        step, waited_s, text = self._heartbeat.read()[0], 0.0, bytearray()
+        while not text.endswith(b"\n"):
             ready = wait([self._line], POLL_S)
             self.log_size()
             if ready:
-                parts.append(self._line.recv(CHUNK))
-                length += len(parts[-1])
-                if not parts[-1]:
+                if not (part := self._line.recv(CHUNK)):
                     raise ConnectionResetError("the line was closed")
-                if length > LONGEST_ANSWER:
+                text += part
+                if len(text) > LONGEST_ANSWER:
                     raise msgspec.DecodeError("no answer is so long")
             elif self._has_ended():
                 raise ConnectionResetError("the process ended")
@@ -393,7 +393,7 @@ class ProcessClient(WorkerClient):
             step = count
             if waited_s >= timeout_s or time.monotonic() > until_s:
                 raise TimeoutError
-        return b"".join(parts)
+        return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
         """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
