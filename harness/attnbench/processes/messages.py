@@ -120,7 +120,6 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
     sizes: tuple[int, int, int]
     num_heads: int
     scale: float | None
-    device: str
     dropout: float
     mask_form: str = ""
     world_size: int = 1
@@ -144,7 +143,7 @@ class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
     """Results that a worker hands in: tensors by call number and name; none if dropout makes them random."""
 
     exchange: str
-    tensors: dict[str, Place]
+    tensors: dict[int, dict[str, Place]]
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):

@@ -186,7 +186,6 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=device(self._cell.workload.device).torch_device,  # the judge's tensors may be on the host
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
@@ -299,7 +298,8 @@ class _Called:
 class Candidates:
     """The candidate's end: its modules, and the arguments of their calls."""
 
-    _exchange: Exchange  # of the request
+    _exchange: Exchange  # of the request,
+    _generators: list[Generator]  # and of its device
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
@@ -312,14 +312,13 @@ class Candidates:
         self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
-        here = generators(workload.device)
-        set_states(here, request.random)
-        reply = self._call(request, implementation, workload) if isinstance(request, Call) else self._backward(request)
-        return msgspec.structs.replace(reply, random=states_of(here))
+        self._generators = generators(workload.device)
+        set_states(self._generators, request.random)
+        return self._call(request, implementation, workload) if isinstance(request, Call) else self._backward(request)
 
     def _call(self, request: Call, implementation: Implementation, workload: Workload) -> Tensors:
+        here = device(workload.device).torch_device
         if request.weights:
-            here = device(workload.device).torch_device
             sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
@@ -327,7 +326,7 @@ class Candidates:
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
-        tensors = self._received(request)
+        tensors = self._received(request, here)  # the judge's tensors may be on the host
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
@@ -335,7 +334,7 @@ class Candidates:
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
         named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
-        mask = self._bound(parse_mask(request.mask), request.sizes, request.device, **named)
+        mask = self._bound(parse_mask(request.mask), request.sizes, here, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
@@ -377,7 +376,7 @@ class Candidates:
         made = {name: each for name, each in named.items() if each is not None}
         return self._reply(request, {GRADIENT: grad_output}, made, seen)
 
-    def _received(self, request: Call) -> dict[str, Tensor]:
+    def _received(self, request: Call, here: str) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
         Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
@@ -391,12 +390,12 @@ class Candidates:
                 received[name] = received[place.same_as]
             elif others:
                 storage = received[others[0]].untyped_storage()
-                empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
+                empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=here)
                 received[name] = empty.set_(storage, place.offset, place.shape, place.stride)
             else:
                 key = name, place
                 if key not in self._inputs:
-                    self._inputs[key] = self._exchange.receive(request.tensors[name], request.device)
+                    self._inputs[key] = self._exchange.receive(request.tensors[name], here)
                 received[name] = self._inputs[key]
                 bytes_of(received[name]).copy_(self._exchange.read(request.tensors[name]))
                 self._inputs.move_to_end(key)
@@ -424,4 +423,4 @@ class Candidates:
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
         contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
         places = dict(zip(groups, self._exchange.send(*contiguous), strict=True))
-        return Tensors(**places, faults=faults, random=())
+        return Tensors(**places, faults=faults, random=states_of(self._generators))

@@ -255,7 +255,10 @@ class Worker:
             self.is_broken = True
             is_ours = function in {"check", "judge_output", "measure_ceilings"}
             arm = PROBE if is_ours else self.turn if visit is not None else arguments["cell"].arm
-            reply = self._blamed(arm, workload, reply)
+            # Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss
+            # of the candidate's process: its later calls would only show the device's failure.
+            said = f"{reply.message}; " if isinstance(reply, Failed) and reply.message else ""
+            reply = Failed(arm=arm, status=Status.error, message=f"{said}{workload.device} {BROKEN}")
         return reply
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
@@ -295,17 +298,6 @@ class Worker:
             is_predicted=is_predicted,
             is_unloadable=error is self.load_error,
         )
-
-    def _blamed(self, arm: Arm, workload: Workload, reply: object) -> Failed:
-        """The failure that replaces any reply once the device fails in this process.
-
-        Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss of the
-        candidate's process: its later calls would only show the device's failure.
-        """
-        message = f"{workload.device} {BROKEN}"
-        if isinstance(reply, Failed) and reply.message:
-            message = f"{reply.message}; {message}"
-        return Failed(arm=arm, status=Status.error, message=message)
 
     def _load(self, spec: str) -> Implementation:
         self.guard.require_unchanged()  # earlier changes are not the import's
@@ -462,10 +454,10 @@ class Worker:
         bench = self.bench(cell.workload)
         case = bench.cased(cell.arm, self.implementation(cell.spec))
         timed = bench.calls.get(cell.arm)
+        self.returned = []
         with case.grad_mode():
             call = case.call() if timed is None else timed.call
-        self.returned, start = [], time.perf_counter()
-        with case.grad_mode():
+            start = time.perf_counter()
             for _ in range(num_before):
                 call()
                 if time.perf_counter() - start > MOST_BEFORE_S:
@@ -485,7 +477,7 @@ class Worker:
 
     def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
-        self.turn, tensors = cell.arm, dict[str, Tensor]()
+        self.turn, tensors = cell.arm, {number: dict[str, Tensor]() for number in numbers}
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
@@ -494,9 +486,10 @@ class Worker:
             for name, tensor in self.witnesses[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
-                    tensors[f"{number} {name}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    tensors[number][name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.witnesses, self.returned = [], []
-        return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors)[0])
+        places = dict(zip(tensors, self.exchange.send(*tensors.values()), strict=True))
+        return messages.HandedIn(exchange=self.exchange.path, tensors=places)
 
     def judge_output(
         self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
@@ -506,12 +499,10 @@ class Worker:
         inputs, exchange = draw_normal(workload, 0), Exchange(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
-            prefix = f"{number} "
-            sent = {name: at for name, at in handed.tensors.items() if name.startswith(prefix)}
             wrong = agreement.judge(
                 workload,
                 inputs,
-                {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},
+                {name: exchange.receive(at) for name, at in handed.tensors.get(number, {}).items()},
                 number,
                 seed,
                 judge_seed=row_seed,
