@@ -75,11 +75,6 @@ class Part:
     spent_s: float = 0.0
     lost_s: float = 0.0
 
-    @property
-    def measured(self) -> list[tuple[Arm, str]]:
-        """The arms that are neither controls nor the interference probe."""
-        return [(arm, spec) for arm, spec in self.arms if arm.role is Role.measured]
-
     def ask(self, function: str, result: type[T], /, **arguments: object) -> tuple[T, float]:
         """Call a function of the runner; return its result, and the seconds on the coordinator's clock.
 
@@ -290,8 +285,9 @@ class Runners(WorkerClient):
         trusted arm shows how much longer: its heads may be grouped where others read repeated ones, and on a busy
         machine other work takes a share of each call. Without a trusted arm the cost of memory is a guess.
         """
-        cells = [(part, cell) for part in parts if part.owner is not None for cell in part.measured]
-        trusted = [(part, cell) for part in parts if part.owner is None for cell in part.measured]
+        measured = [(part, cell) for part in parts for cell in part.arms if cell[0].role is Role.measured]
+        cells = [(part, cell) for part, cell in measured if part.owner is not None]
+        trusted = [(part, cell) for part, cell in measured if part.owner is None]
         own_s, extra_s = math.inf, None
         if cells and trusted:
             part, cell = min(trusted, key=lambda each: _claimed_s(visit, each[1][0]))
@@ -313,7 +309,7 @@ class Runners(WorkerClient):
         factors, least = dict[str, float](), HIDDEN if is_host else FAR
         doubts: dict[str, str] = {}
         for part, cell in cells:
-            _require_idle(part)
+            _require_idle(cast("ProcessClient", part.client), cell[0])
             found = factor(part, cell)
             if not is_host and found * _claimed_s(visit, cell[0]) < LEAST_DEVICE_S:
                 continue
@@ -367,20 +363,19 @@ class Runners(WorkerClient):
         self._exits.close()
 
 
-def _require_idle(part: Part) -> None:
+def _require_idle(client: ProcessClient, arm: Arm) -> None:
     """Check that neither threads nor children of an untrusted process use the processors between its requests.
 
     Raises:
         FailedError: one does, even on a second look.
     """
     for _ in range(NUM_LOOKS):
-        if (before_s := part.client.processor_s) is None:
-            return
+        before_s = client.processor_s
         time.sleep(IDLE_S)
-        if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
+        if (share := (client.processor_s - before_s) / IDLE_S) < BUSY_SHARE:
             return
     message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
-    raise FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
+    raise FailedError(Failed(arm=arm, status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:

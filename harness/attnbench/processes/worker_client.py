@@ -76,11 +76,6 @@ class WorkerClient(Protocol):
         """How long each thread of worker and coordinator has waited for a processor; none: not counted."""
         return {}
 
-    @property
-    def processor_s(self) -> float | None:
-        """Processor seconds of the worker and its children; None: not counted."""
-        return None
-
     def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
 
@@ -252,7 +247,7 @@ class ProcessClient(WorkerClient):
         return waits(self.process_id) | waits(os.getpid())
 
     @property
-    def processor_s(self) -> float | None:
+    def processor_s(self) -> float:
         """Processor seconds of the process and its children."""
         total_s = 0.0
         with suppress(psutil.Error):
