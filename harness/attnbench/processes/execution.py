@@ -31,7 +31,7 @@ from attnbench.devices import containers, device, read_counters
 from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder, patience
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
@@ -46,7 +46,7 @@ from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
@@ -59,6 +59,9 @@ https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
 and then sleep, so that they leave the cores to the other worker."""
+RANKS_SHARE = 0.5
+"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
+killed."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
 CEILINGS_SHARE = 0.05
@@ -644,6 +647,12 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     if "trace" in names:
         trace(session)
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
+def _usual(timeout_s: float, spin: dict[str, str]) -> dict[str, str]:
+    """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
+    usual = spin | {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+    return {name: value for name, value in usual.items() if name not in os.environ}
+
+
     for name, strategy in strategies.items():
         if name in names and is_timed:
             reason = Timing(session, name).run(strategy)
@@ -653,8 +662,7 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 @contextmanager
 def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[Template]:
     """A template for checks, which begins its imports now. Checks time nothing, so one environment serves all plans."""
-    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
-    settings = spin | patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
+    settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     with closing(Template(folder / "worker.log", settings)) as template:
         template.start()
         yield template
@@ -662,13 +670,11 @@ def checking_template(folder: Path, timeout_s: float, *, is_interpreted: bool = 
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None, lane: int = 0) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
-    settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
+    settings = _usual(plan.timeout_s, SHORT_SPIN if plan.has_runners else {})
+    settings |= ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
-        settings = settings | {PRELOADED: ",".join(sorted(slow))}
-    if plan.has_runners:
-        settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
-    settings = patience(plan.timeout_s) | settings
+        settings |= {PRELOADED: ",".join(sorted(slow))}
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
         template = template or Template(log, settings)

@@ -26,7 +26,6 @@ from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
-from attnbench.workloads.workload import RANKS_TIMEOUT
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
@@ -38,9 +37,6 @@ MOST_STEPS = 20  # timeouts that a request may take in all, for each arm of a vi
 JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Inductor's pool of compiling processes would run next to timed calls."""
-RANKS_SHARE = 0.5
-"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
-killed."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2
@@ -446,8 +442,3 @@ class ProcessClient(WorkerClient):
         self.close()
         if not self.is_sibling:
             self.template.close()
-
-
-def patience(timeout_s: float) -> dict[str, str]:
-    """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
-    return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
