@@ -74,7 +74,7 @@ class Saboteur(SimulatedClient):
 
     def sample_blocks(self, visit):
         if any(spec == "slow" for _, spec in visit.arms):
-            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+            return Failed(arm=PROBE, status=Status.crashed, message="killed", is_lost=True)
         return super().sample_blocks(visit)
 
 
@@ -109,7 +109,7 @@ class Killed(SimulatedClient):
         Killed.num_requests += 1
         if Killed.num_requests == 2:
             self.stop()
-            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+            return Failed(arm=PROBE, status=Status.crashed, message="killed", is_lost=True)
         return super().sample_blocks(visit)
 
 

@@ -123,8 +123,7 @@ class Session:
         self.specs: dict[Arm, str] = self.plan.specs
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self.is_over = threading.Event()  # it was interrupted
-        self._stage_start = self.clock()
-        self._start = self._stage_start - self.state.spent_s
+        self._start = self.clock() - self.state.spent_s
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
@@ -174,19 +173,17 @@ class Session:
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
-        is_visit = "visit" in arguments
-        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full or (is_visit and reply.is_crash_of_harness)):
+        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full):
             if reply.is_full:  # other workers hold memory, too
                 self.client.stop()
             self.require_worker()
-            if is_visit:
+            if "visit" in arguments:
                 epoch = self.state.num_workers - 1
                 arguments["visit"] = msgspec.structs.replace(arguments["visit"], epoch=epoch)
             reply = self.client.ask(function, result, **arguments)
         if isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **arguments["cell"].names)
-        accepted = events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished
-        if isinstance(reply, accepted) and (problem := self.state.problem(reply)):
+        if isinstance(reply, events.Event) and (problem := self.state.problem(reply)):
             return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
@@ -422,21 +419,15 @@ class Timing:
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
+        self.workloads = {workload.id: workload for workload in self.plan.workloads}
 
     def run(self, strategy: Strategy) -> str:
         """Run visits until the strategy ends; return its reason for ending."""
-        workloads = {workload.id: workload for workload in self.plan.workloads}
 
         def live() -> dict[str, list[Arm]]:
             return {workload: self.live(workload, self.session.specs) for workload in self.places}
 
-        def visit(step: Step) -> None:
-            if step.is_fresh:
-                self.session.start_worker()
-            self._show_progress(step)
-            self.visit(workloads[step.workload], step.arms)
-
-        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, visit)
+        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """The arms that are live on a workload; for two sides those that are live on both."""
@@ -476,13 +467,16 @@ class Timing:
             fixed_s, most = max(fixed_s, rest_s - fixed_s), MOST_PATIENT_BLOCKS * least
         return int(min(most, max(least, fixed_s / block_s)))
 
-    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """Take one visit with the arms, A/A controls and the interference probe, in a random order.
+    def visit(self, step: Step) -> None:
+        """Take one visit with the step's arms, A/A controls and the interference probe, in a random order.
 
         An arm that fails is dropped, and the visit repeated without it.
         """
-        arms = list(arms)
-        while live := self.live(workload.id, arms):
+        if step.is_fresh:
+            self.session.start_worker()
+        self._show_progress(step)
+        workload = self.workloads[step.workload]
+        while live := self.live(workload.id, step.arms):
             self.session.require_worker()  # first, since the request names the epoch
             number = self.state.num_visits[workload.id]
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
@@ -647,16 +641,16 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     if "trace" in names:
         trace(session)
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
-def _usual(timeout_s: float, spin: dict[str, str]) -> dict[str, str]:
-    """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
-    usual = spin | {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
-    return {name: value for name, value in usual.items() if name not in os.environ}
-
-
     for name, strategy in strategies.items():
         if name in names and is_timed:
             reason = Timing(session, name).run(strategy)
     return reason
+
+
+def _usual(timeout_s: float, spin: dict[str, str]) -> dict[str, str]:
+    """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
+    usual = spin | {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+    return {name: value for name, value in usual.items() if name not in os.environ}
 
 
 @contextmanager

@@ -188,11 +188,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
         """Whether memory ran out, which earlier requests to the process may have caused."""
         return self.status is Status.out_of_memory and not self.is_predicted
 
-    @property
-    def is_crash_of_harness(self) -> bool:
-        """Whether a process ended outside of all calls, as all do if foreign code kills their template."""
-        return self.status is Status.crashed and self.arm == PROBE
-
     def __post_init__(self) -> None:
         """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
         if self.status is Status.ok:
