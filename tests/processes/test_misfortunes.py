@@ -74,7 +74,7 @@ class Saboteur(SimulatedClient):
 
     def sample_blocks(self, visit):
         if any(spec == "slow" for _, spec in visit.arms):
-            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+            return Failed(arm=PROBE, status=Status.crashed, message="killed", is_lost=True)
         return super().sample_blocks(visit)
 
 
@@ -109,7 +109,7 @@ class Killed(SimulatedClient):
         Killed.num_requests += 1
         if Killed.num_requests == 2:
             self.stop()
-            return Failed(arm=PROBE, status=Status.crashed, message="killed")
+            return Failed(arm=PROBE, status=Status.crashed, message="killed", is_lost=True)
         return super().sample_blocks(visit)
 
 
@@ -252,7 +252,7 @@ def test_a_device_that_is_not_there_breaks_no_worker():
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     "forged",
-    [reply(None), reply(request("compute", {}))],
+    [reply(None), request("compute", {})],
     ids=["of another kind", "a question, which only a judge may ask"],
 )
 def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch, forged):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 
 import msgspec
@@ -39,7 +40,7 @@ class Clock:
         return self.now_s
 
 
-class Scripted:
+class Scripted(AbstractContextManager):
     """A worker whose samples claim `claimed_s` for each call, but take `sampled_s` (`fresh_s` on fresh inputs).
 
     Of all that time the worker waits `delay` for a processor. `answers` replaces the answer to a function.
@@ -48,7 +49,7 @@ class Scripted:
     def __init__(self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, delay=0.0, wrong="", failing=None):
         self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
         self.failing, self.wrong, self.delay, self.waits = failing, wrong, delay, {"1": 0.0}
-        self.asked, self.layouts, self.siblings, self.is_running, self.processor_s = [], [], [], False, None
+        self.asked, self.layouts, self.siblings, self.is_running, self.processor_s = [], [], [], False, 0.0
         self.change = lambda _function, _arguments, answer: answer
 
     def sibling(self):
@@ -61,9 +62,6 @@ class Scripted:
 
     def stop(self):
         self.is_running = False
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.stop()
@@ -107,7 +105,9 @@ class Scripted:
 
 
 @pytest.fixture
-def client():
+def client(monkeypatch):
+    monkeypatch.setattr(runners, "IDLE_S", 1e-6)
+
     def made(wrong="", load=0.0, **theirs):
         clock = Clock()
         shared = Scripted(clock, wrong=wrong, delay=load)
@@ -259,7 +259,7 @@ def test_a_resumed_run_remembers_the_witness_samples_of_its_journal(client):
 def test_code_that_computes_between_its_requests_is_found_from_outside():
     busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
     with pytest.raises(FailedError) as raised:
-        runners._require_idle(runners.Part(busy, ((THEIRS, "x.py:f"),), THEIRS))
+        runners._require_idle(busy, THEIRS)
     assert "between its calls it goes on using 1" in raised.value.failed.message
 
 

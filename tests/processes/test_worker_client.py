@@ -135,7 +135,7 @@ DEEDS = {
     "closes all files": ("os.closerange(0, 256)", "exited with code 1"),
     "forges an answer": (FORGES.format("{}"), "wrote no valid answer"),
     "forges a check that it passed": (
-        FORGES.format('{"failed": {"status": "ok", "message": "forged"}}'),
+        FORGES.format('{"type": "Reply", "failed": {"status": "ok", "message": "forged"}}'),
         "wrote no valid answer",
     ),
     "hangs": ("time.sleep(600)", "no end in sight"),

@@ -46,16 +46,15 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
         if "attnbench" in plugins.imported(spec):
             by_file[plugins.split(plugins.variant(spec)[0])[0]].append(spec)
     declarations: dict[str, Declared] = {}
-    if by_file:
-        with worker(START_TIMEOUT_S, template) as process:
-            for specs_of_file in by_file.values():
-                process.start()
-                for spec in specs_of_file:
-                    reply = process.ask("declare", Declared, spec=spec)
-                    if isinstance(reply, Declared):
-                        declarations[spec] = reply
-                    elif reply.raised:
-                        declarations[spec] = Declared(problem=reply.message)
+    with worker(START_TIMEOUT_S, template) as process:
+        for specs_of_file in by_file.values():
+            process.start()
+            for spec in specs_of_file:
+                reply = process.ask("declare", Declared, spec=spec)
+                if isinstance(reply, Declared):
+                    declarations[spec] = reply
+                elif reply.raised:
+                    declarations[spec] = Declared(problem=reply.message)
     return declarations
 
 
@@ -118,8 +117,7 @@ def check_in_model(
         if len(right) > 1 and budget_s > 0:
             note("timing")
             process.timeout_s += budget_s
-            times, more = tuple[StepTime, ...], {"attentions": right, "budget_s": budget_s}
-            timed = process.ask("time_in_model", times, model=spec, **more)
+            timed = process.ask("time_in_model", tuple[StepTime, ...], model=spec, attentions=right, budget_s=budget_s)
             if isinstance(timed, Failed):
                 outcome.trouble = timed.message
             else:

@@ -31,7 +31,7 @@ from attnbench.devices import containers, device, read_counters
 from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
-from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder, patience
+from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
@@ -46,7 +46,7 @@ from attnbench.timing.blocks import WARM_S, known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
@@ -59,6 +59,9 @@ https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
 and then sleep, so that they leave the cores to the other worker."""
+RANKS_SHARE = 0.5
+"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
+killed."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
 CEILINGS_SHARE = 0.05
@@ -114,18 +117,17 @@ class Session:
     second: WorkerClient | None = None  # not entered yet
 
     def __post_init__(self) -> None:
-        """Start the clock; `earlier_s` is the time spent before the run was resumed, as far as its journal shows."""
+        """Start the clock at the time spent before the run was resumed, as far as its journal shows."""
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
-        self.earlier_s = self.state.spent_s
         self.unloadable: set[str] = set()  # specs that cannot be loaded
-        self._start = self._stage_start = self.clock()
+        self._start = self.clock() - self.state.spent_s
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds spent on the run, earlier processes included."""
-        return self.earlier_s + self.clock() - self._start
+        return self.clock() - self._start
 
     @property
     def live_cells(self) -> list[tuple[Workload, Arm]]:
@@ -146,7 +148,7 @@ class Session:
         started = events.WorkerStarted(
             time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
         )
-        began = self.state.began or started
+        began = next((each for each in self.state.history if isinstance(each, events.WorkerStarted)), started)
         for first, here in ((began.environment, started.environment), (began.base, started.base)):
             if first is not None and here is not None and first.fingerprint != here.fingerprint:
                 there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
@@ -166,19 +168,17 @@ class Session:
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
-        is_visit = "visit" in arguments
-        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full or (is_visit and reply.is_crash_of_harness)):
+        if isinstance(reply, Failed) and (reply.is_lost or reply.is_full):
             if reply.is_full:  # other workers hold memory, too
                 self.client.stop()
             self.require_worker()
-            if is_visit:
+            if "visit" in arguments:
                 epoch = self.state.num_workers - 1
                 arguments["visit"] = msgspec.structs.replace(arguments["visit"], epoch=epoch)
             reply = self.client.ask(function, result, **arguments)
         if isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **arguments["cell"].names)
-        accepted = events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished
-        if isinstance(reply, accepted) and (problem := self.state.problem(reply)):
+        if isinstance(reply, events.Event) and (problem := self.state.problem(reply)):
             return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
         return reply
 
@@ -450,21 +450,15 @@ class Timing:
         self.places = {workload: number for number, workload in enumerate(alive)}
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
+        self.workloads = {workload.id: workload for workload in self.plan.workloads}
 
     def run(self, strategy: Strategy) -> str:
         """Run visits until the strategy ends; return its reason for ending."""
-        workloads = {workload.id: workload for workload in self.plan.workloads}
 
         def live() -> dict[str, list[Arm]]:
             return {workload: self.live(workload, self.session.specs) for workload in self.places}
 
-        def visit(step: Step) -> None:
-            if step.is_fresh:
-                self.session.start_worker()
-            self._show_progress(step)
-            self.visit(workloads[step.workload], step.arms)
-
-        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, visit)
+        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """The arms that are live on a workload; for two sides those that are live on both."""
@@ -504,13 +498,16 @@ class Timing:
             fixed_s, most = max(fixed_s, rest_s - fixed_s), MOST_PATIENT_BLOCKS * least
         return int(min(most, max(least, fixed_s / block_s)))
 
-    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """Take one visit with the arms, A/A controls and the interference probe, in a random order.
+    def visit(self, step: Step) -> None:
+        """Take one visit with the step's arms, A/A controls and the interference probe, in a random order.
 
         An arm that fails is dropped, and the visit repeated without it.
         """
-        arms = list(arms)
-        while live := self.live(workload.id, arms):
+        if step.is_fresh:
+            self.session.start_worker()
+        self._show_progress(step)
+        workload = self.workloads[step.workload]
+        while live := self.live(workload.id, step.arms):
             self.session.require_worker()  # first, since the request names the epoch
             number = self.state.num_visits[workload.id]
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
@@ -681,14 +678,19 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     return reason
 
 
+def _usual(timeout_s: float, spin: dict[str, str]) -> dict[str, str]:
+    """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
+    usual = spin | {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+    return {name: value for name, value in usual.items() if name not in os.environ}
+
+
 @contextmanager
 def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[list[Template]]:
     """The templates of both lanes, or of one on a single processor, which begin their imports now.
 
     Checks time nothing, so one environment serves all plans.
     """
-    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
-    settings = spin | patience(timeout_s) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
+    settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     names = ("worker", "second")[: containers.processors()]
     with ExitStack() as stack:
         templates = [stack.enter_context(closing(Template(folder / f"{name}.log", settings))) for name in names]
@@ -699,13 +701,11 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
-    settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
+    settings = _usual(plan.timeout_s, SHORT_SPIN if plan.has_runners else {})
+    settings |= ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
-        settings = settings | {PRELOADED: ",".join(sorted(slow))}
-    if plan.has_runners:
-        settings = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ} | settings
-    settings = patience(plan.timeout_s) | settings
+        settings |= {PRELOADED: ",".join(sorted(slow))}
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
         shared = ProcessClient(template or Template(log, settings), plan.timeout_s)

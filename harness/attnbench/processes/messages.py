@@ -120,7 +120,6 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
     sizes: tuple[int, int, int]
     num_heads: int
     scale: float | None
-    device: str
     dropout: float
     mask_form: str = ""
     world_size: int = 1
@@ -144,7 +143,7 @@ class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
     """Results that a worker hands in: tensors by call number and name; none if dropout makes them random."""
 
     exchange: str
-    tensors: dict[str, Place]
+    tensors: dict[int, dict[str, Place]]
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
@@ -189,11 +188,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
         """Whether memory ran out, which earlier requests to the process may have caused."""
         return self.status is Status.out_of_memory and not self.is_predicted
 
-    @property
-    def is_crash_of_harness(self) -> bool:
-        """Whether a process ended outside of all calls, as all do if foreign code kills their template."""
-        return self.status is Status.crashed and self.arm == PROBE
-
     def __post_init__(self) -> None:
         """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
         if self.status is Status.ok:
@@ -208,30 +202,30 @@ class FailedError(Exception):
         self.failed = failed
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a function of the worker, with its keyword arguments."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A call of a function of the worker, with its keyword arguments.
+
+    A judge may first ask something of the process with the candidate: it answers a request by another one.
+    """
 
     function: str
     arguments: dict[str, msgspec.Raw]
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a request, or its failure; a judge may first ask something of the process with the candidate."""
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of a request, or its failure."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    question: Request | None = None
     ends: bool = False  # the worker is unusable: its device fails, or its state was changed
 
-    def value(self, result: type[T], *, may_ask: bool = False) -> T | Failed | Request:
-        """The result as this type, or what stands in its place.
+    def value(self, result: type[T]) -> T | Failed:
+        """The result as this type, or the failure.
 
         Raises:
-            msgspec.DecodeError: it is none, or a question that may not be asked.
+            msgspec.DecodeError: it is of another type.
         """
-        if self.question is not None and not may_ask:
-            raise msgspec.DecodeError("only a judge asks")
-        return self.failed or self.question or msgspec.json.decode(self.result, type=result)
+        return self.failed or msgspec.json.decode(self.result, type=result)
 
 
 CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
@@ -252,14 +246,10 @@ def request(function: str, arguments: Mapping[str, object]) -> Request:
 
 
 def reply(value: object, *, ends: bool = False) -> Reply:
-    """Encode a result, a failure or a question for sending."""
-    match value:
-        case Failed():
-            return Reply(failed=value, ends=ends)
-        case Request():
-            return Reply(question=value)
-        case _:
-            return Reply(result=msgspec.Raw(msgspec.json.encode(value)), ends=ends)
+    """Encode a result or a failure for sending."""
+    if isinstance(value, Failed):
+        return Reply(failed=value, ends=ends)
+    return Reply(result=msgspec.Raw(msgspec.json.encode(value)), ends=ends)
 
 
 def line(message: Request | Reply) -> bytes:

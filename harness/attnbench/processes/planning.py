@@ -144,15 +144,14 @@ def together(built_in: Mapping[str, Axes]) -> Axes:
         ValueError: two declare different values of an axis.
     """
     axes: dict[str, int | float | str] = {}
-    owners: dict[str, str] = {}
     for spec, own in built_in.items():
         for axis, value in own.items():
             if axes.setdefault(axis, value) != value:
-                one, other = (plugins.name_of(each) for each in (owners[axis], spec))
+                first = next(each for each in built_in if axis in built_in[each])
+                one, other = map(plugins.name_of, (first, spec))
                 raise ValueError(
                     f"{one} has {axis}={axes[axis]} built in, and {other} has {axis}={value}: compare them one by one"
                 )
-            owners.setdefault(axis, spec)
     return axes
 
 
@@ -167,10 +166,9 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     for workload in workloads:
         try:
             changed = workload.with_axes(axes)
+            distinct.setdefault(changed.id, changed)
         except ValueError as error:
             problem = error
-            continue
-        distinct.setdefault(changed.id, changed)
     if not distinct and problem is not None:
         raise problem
     return tuple(distinct.values())

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from io import FileIO
 from typing import Any
 
@@ -186,7 +186,6 @@ class Remote:
             sizes=mask.sizes,
             num_heads=mask.num_heads,
             scale=mask.scale,
-            device=device(self._cell.workload.device).torch_device,  # the judge's tensors may be on the host
             dropout=stand_in.dropout,
             mask_form=mask.form,
             world_size=mask.world_size,
@@ -299,49 +298,43 @@ class _Called:
 class Candidates:
     """The candidate's end: its modules, and the arguments of their calls."""
 
+    _exchange: Exchange  # of the request,
+    _generators: list[Generator]  # and of its device
+
     def __init__(self) -> None:
-        self._exchange: Exchange | None = None
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
         self._inputs: OrderedDict[tuple[str, Place], Tensor] = OrderedDict()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
-        self._masks: dict[object, BoundMask] = {}
+        self._bound = cache(BoundMask)
 
     def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
-        if self._exchange is None:
-            self._exchange = Exchange(request.exchange)
+        self._exchange = Exchange(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
-        here = generators(workload.device)
-        set_states(here, request.random)
-        if isinstance(request, Call):
-            reply = self._call(request, implementation, self._exchange, workload)
-        else:
-            reply = self._backward(request, self._exchange)
-        return msgspec.structs.replace(reply, random=states_of(here))
+        self._generators = generators(workload.device)
+        set_states(self._generators, request.random)
+        return self._call(request, implementation, workload) if isinstance(request, Call) else self._backward(request)
 
-    def _call(self, request: Call, implementation: Implementation, exchange: Exchange, workload: Workload) -> Tensors:
+    def _call(self, request: Call, implementation: Implementation, workload: Workload) -> Tensors:
+        here = device(workload.device).torch_device
         if request.weights:
-            here = device(workload.device).torch_device
-            sent = {name: exchange.receive(place, here) for name, place in request.weights.items()}
+            sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
             with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
                 self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
             set_dropout(module, request.dropout)
-        tensors = self._received(request, exchange)
+        tensors = self._received(request, here)  # the judge's tensors may be on the host
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in request.needs)
         parameters = dict(module.named_parameters())
         has_weights = any(name not in tensors for name in request.needs)
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
-        key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
-        if key not in self._masks:
-            bound = partial(BoundMask, parse_mask(request.mask), request.sizes, request.device)
-            self._masks[key] = bound(num_heads=request.num_heads, scale=request.scale, world_size=request.world_size)
-        mask = self._masks[key]
+        named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
+        mask = self._bound(parse_mask(request.mask), request.sizes, here, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
@@ -363,13 +356,12 @@ class Candidates:
         self._calls[request.call] = _Called(output, copy, leaves, request.module, mask)
         while len(self._calls) > NUM_CALLS:
             self._calls.popitem(last=False)
-        return self._reply(request, tensors, {"output": copy}, seen, exchange)
+        return self._reply(request, tensors, {"output": copy}, seen)
 
-    def _backward(self, request: Backward, exchange: Exchange) -> Tensors:
+    def _backward(self, request: Backward) -> Tensors:
         called = self._calls[request.call]
         module, weights = self._modules[called.module]
-        place = request.tensors[GRADIENT]
-        grad_output = exchange.receive(place, called.output.device)
+        grad_output = self._exchange.receive(request.tensors[GRADIENT], called.output.device)
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
             gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
@@ -382,9 +374,9 @@ class Candidates:
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
         made = {name: each for name, each in named.items() if each is not None}
-        return self._reply(request, {GRADIENT: grad_output}, made, seen, exchange)
+        return self._reply(request, {GRADIENT: grad_output}, made, seen)
 
-    def _received(self, request: Call, exchange: Exchange) -> dict[str, Tensor]:
+    def _received(self, request: Call, here: str) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
         Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
@@ -398,32 +390,27 @@ class Candidates:
                 received[name] = received[place.same_as]
             elif others:
                 storage = received[others[0]].untyped_storage()
-                empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=request.device)
+                empty = torch.empty(0, dtype=getattr(torch, place.dtype), device=here)
                 received[name] = empty.set_(storage, place.offset, place.shape, place.stride)
             else:
                 key = name, place
                 if key not in self._inputs:
-                    self._inputs[key] = exchange.receive(request.tensors[name], request.device)
+                    self._inputs[key] = self._exchange.receive(request.tensors[name], here)
                 received[name] = self._inputs[key]
-                bytes_of(received[name]).copy_(exchange.read(request.tensors[name]))
+                bytes_of(received[name]).copy_(self._exchange.read(request.tensors[name]))
                 self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)
         return received
 
     def _reply(
-        self,
-        request: Backward,
-        given: Mapping[str, Tensor],
-        made: dict[str, Tensor],
-        faults: dict[str, str],
-        exchange: Exchange,
+        self, request: Backward, given: Mapping[str, Tensor], made: dict[str, Tensor], faults: dict[str, str]
     ) -> Tensors:
         """One message with the results, given tensors that differ from the sent bytes, and changed earlier outputs."""
         changed = {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()
-            if not torch.equal(bytes_of(tensor).cpu(), exchange.read(request.tensors[name]))
+            if not torch.equal(bytes_of(tensor).cpu(), self._exchange.read(request.tensors[name]))
         }
         overwritten = {}
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
@@ -435,5 +422,5 @@ class Candidates:
                 called.sent = overwritten[f"{number}"] = now.clone()
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
         contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
-        places = dict(zip(groups, exchange.send(*contiguous), strict=True))
-        return Tensors(**places, faults=faults, random=())
+        places = dict(zip(groups, self._exchange.send(*contiguous), strict=True))
+        return Tensors(**places, faults=faults, random=states_of(self._generators))

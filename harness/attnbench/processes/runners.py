@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Self, cast
@@ -29,7 +29,6 @@ from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 from attnbench.workloads.workload import Workload
 
-Specs = tuple[tuple[Arm, str], ...]  # arms with the source of each implementation
 SHARED = ""  # the runner of all trusted arms
 FEWEST_WITNESSES = 3
 NUM_LOOKS = 4  # witness samples, the first included, before a cell is called invalid
@@ -63,32 +62,18 @@ other costs some percent on an idle machine, and each busy neighbour tens of per
 
 
 @dataclass
-class Load:
-    """Time that other work takes from requests of trusted processes, which code under test cannot influence."""
-
-    spent_s: float = 0.0
-    lost_s: float = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether these processes, or the coordinator, wait for a processor more than on a quiet machine."""
-        return self.lost_s > QUIET_SHARE * self.spent_s
-
-
-@dataclass(frozen=True)
 class Part:
-    """One runner's part of a visit."""
+    """One runner's part of a visit.
+
+    Other work takes `lost_s` of the `spent_s` of requests of a trusted process, which code under test cannot influence.
+    """
 
     client: WorkerClient
-    arms: Specs
+    arms: tuple[tuple[Arm, str], ...]  # with the source of each implementation
     owner: Arm | None = None  # the arm of an untrusted runner: it is responsible for any failure there
-    load: Load = field(default_factory=Load)  # of the visit
     now: Callable[[], float] = time.perf_counter
-
-    @property
-    def measured(self) -> list[tuple[Arm, str]]:
-        """The arms that are neither controls nor the interference probe."""
-        return [(arm, spec) for arm, spec in self.arms if arm.role is Role.measured]
+    spent_s: float = 0.0
+    lost_s: float = 0.0
 
     def ask(self, function: str, result: type[T], /, **arguments: object) -> tuple[T, float]:
         """Call a function of the runner; return its result, and the seconds on the coordinator's clock.
@@ -100,8 +85,8 @@ class Part:
         reply = self.client.ask(function, result, **arguments)
         spent_s = self.now() - start_s
         if self.owner is None and function in {"sample_blocks", "witness"}:  # others draw inputs in many threads
-            self.load.spent_s += spent_s
-            self.load.lost_s += longest_wait_s(waits, self.client.waits)
+            self.spent_s += spent_s
+            self.lost_s += longest_wait_s(waits, self.client.waits)
         if isinstance(reply, Failed):
             raise FailedError(msgspec.structs.replace(reply, arm=self.owner or reply.arm))
         return reply, spent_s
@@ -269,7 +254,7 @@ class Runners(WorkerClient):
         if len(parts) == 1:
             return parts[0].client.ask("sample_blocks", VisitFinished, visit=request)
         try:
-            return self._witnessed(request.workload, parts, take_turns(request, parts), parts[0].load)
+            return self._witnessed(request.workload, parts, take_turns(request, parts))
         except FailedError as error:
             failed = error.failed
             for part in parts:
@@ -284,24 +269,25 @@ class Runners(WorkerClient):
         for arm, spec in request.arms:
             if arm != PROBE:
                 by_runner.setdefault(self.runner(arm.as_measured()), []).append((arm, spec))
-        parts, load = list[Part](), Load()
+        parts = list[Part]()
         for name in sorted(by_runner, key=lambda name: name not in self.first):
             arms, is_foreign = by_runner[name], name not in self.first
             if name != SHARED and all(arm.role is Role.measured for arm, _ in arms):
                 arms = [*arms, *((arm.as_control(), spec) for arm, spec in arms)]
             owner = arms[0][0].as_measured() if is_foreign else None
-            parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner, load, self.now))
+            parts.append(Part(self._client(name), (*arms, (PROBE, "")), owner, self.now))
         return parts
 
-    def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished, load: Load) -> VisitFinished:
+    def _witnessed(self, workload: Workload, parts: Sequence[Part], visit: VisitFinished) -> VisitFinished:
         """Compare both clocks for each untrusted arm; add the factors, and reasons to distrust its times.
 
         Calls on uncached inputs, each with an output of its own, take longer than those of a sample. The fastest
         trusted arm shows how much longer: its heads may be grouped where others read repeated ones, and on a busy
         machine other work takes a share of each call. Without a trusted arm the cost of memory is a guess.
         """
-        cells = [(part, cell) for part in parts if part.owner is not None for cell in part.measured]
-        trusted = [(part, cell) for part in parts if part.owner is None for cell in part.measured]
+        measured = [(part, cell) for part in parts for cell in part.arms if cell[0].role is Role.measured]
+        cells = [(part, cell) for part, cell in measured if part.owner is not None]
+        trusted = [(part, cell) for part, cell in measured if part.owner is None]
         own_s, extra_s = math.inf, None
         if cells and trusted:
             part, cell = min(trusted, key=lambda each: _claimed_s(visit, each[1][0]))
@@ -309,17 +295,21 @@ class Runners(WorkerClient):
             call_s = min(self._witness(workload, part, cell, visit) for _ in range(NUM_OWN_LOOKS))
             extra_s = max(0.0, call_s - own_s) * workload.num_heads / workload.num_kv_heads
 
+        def is_busy() -> bool:
+            """Whether trusted processes, or the coordinator, wait for a processor more than on a quiet machine."""
+            return sum(part.lost_s for part in parts) > QUIET_SHARE * sum(part.spent_s for part in parts)
+
         def factor(part: Part, cell: tuple[Arm, str]) -> float:
             """The time of a call, without the extra cost, over the claimed time."""
             claimed_s, call_s = _claimed_s(visit, cell[0]), self._witness(workload, part, cell, visit)
-            scale = max(1.0, claimed_s / own_s) if load.is_busy else 1.0
+            scale = max(1.0, claimed_s / own_s) if is_busy() else 1.0
             return (call_s - (MOST_GUESS * claimed_s if extra_s is None else extra_s * scale)) / claimed_s
 
         is_host = device(workload.device).is_host
         factors, least = dict[str, float](), HIDDEN if is_host else FAR
         doubts: dict[str, str] = {}
         for part, cell in cells:
-            _require_idle(part)
+            _require_idle(cast("ProcessClient", part.client), cell[0])
             found = factor(part, cell)
             if not is_host and found * _claimed_s(visit, cell[0]) < LEAST_DEVICE_S:
                 continue
@@ -331,9 +321,9 @@ class Runners(WorkerClient):
             if (doubtful := beyond(seen, least)) is None:
                 continue
             doubts[arm.implementation] = in_words(doubtful, _claimed_s(visit, arm))
-            if beyond(seen, FAR if was_busy or load.is_busy or extra_s is None else least) is not None:
+            if beyond(seen, FAR if was_busy or is_busy() or extra_s is None else least) is not None:
                 raise FailedError(Failed(arm=arm, status=Status.invalid, message=doubts[arm.implementation]))
-        return msgspec.structs.replace(visit, factors=factors, is_busy=load.is_busy, doubts=doubts)
+        return msgspec.structs.replace(visit, factors=factors, is_busy=is_busy(), doubts=doubts)
 
     def _witness(self, workload: Workload, part: Part, measured: tuple[Arm, str], visit: VisitFinished) -> float:
         """Take a cell's witness sample, and judge foreign code; return the seconds of a call."""
@@ -378,20 +368,19 @@ class Runners(WorkerClient):
         self._exits.close()
 
 
-def _require_idle(part: Part) -> None:
+def _require_idle(client: ProcessClient, arm: Arm) -> None:
     """Check that neither threads nor children of an untrusted process use the processors between its requests.
 
     Raises:
         FailedError: one does, even on a second look.
     """
     for _ in range(NUM_LOOKS):
-        if (before_s := part.client.processor_s) is None:
-            return
+        before_s = client.processor_s
         time.sleep(IDLE_S)
-        if (share := ((part.client.processor_s or 0.0) - before_s) / IDLE_S) < BUSY_SHARE:
+        if (share := (client.processor_s - before_s) / IDLE_S) < BUSY_SHARE:
             return
     message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
-    raise FailedError(Failed(arm=part.measured[0][0], status=Status.error, message=message))
+    raise FailedError(Failed(arm=arm, status=Status.error, message=message))
 
 
 def _claimed_s(visit: VisitFinished, arm: Arm) -> float:

@@ -112,12 +112,12 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
     Raises:
         ValueError: a text describes no side.
     """
-    typed = [_side(text, _checkout(folder, place)) for place, text in enumerate(texts)]
-    one, other = (
-        [(each.root and Path(each.root).resolve(), each.commit, each.python) for each in both]
-        for both in (typed, (sides.base, sides.candidate))
-    )
-    return one == other
+
+    def parts(side: Side) -> tuple[Path | str, str, str]:
+        return side.root and Path(side.root).resolve(), side.commit, side.python
+
+    typed = [parts(_side(text, _checkout(folder, place))) for place, text in enumerate(texts)]
+    return typed == [parts(sides.base), parts(sides.candidate)]
 
 
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
@@ -235,13 +235,13 @@ def side_folders(side: Side) -> list[Path]:
     ]
 
 
-def repository_root(folder: Path = Path()) -> Path:
-    """The root of the repository that contains `folder`.
+def repository_root() -> Path:
+    """The root of the repository that contains the current folder.
 
     Raises:
         ValueError: it is in no repository, git refuses it, or there is no git.
     """
-    return Path(_git("rev-parse", "--show-toplevel", folder=folder).rstrip("\n"))
+    return Path(_git("rev-parse", "--show-toplevel").rstrip("\n"))
 
 
 def resolve(revision: str) -> str:

@@ -26,7 +26,6 @@ from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import plain
-from attnbench.workloads.workload import RANKS_TIMEOUT
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
@@ -38,9 +37,6 @@ MOST_STEPS = 20  # timeouts that a request may take in all, for each arm of a vi
 JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 """Inductor's pool of compiling processes would run next to timed calls."""
-RANKS_SHARE = 0.5
-"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
-killed."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2
@@ -75,11 +71,6 @@ class WorkerClient(Protocol):
     def waits(self) -> Waits:
         """How long each thread of worker and coordinator has waited for a processor; none: not counted."""
         return {}
-
-    @property
-    def processor_s(self) -> float | None:
-        """Processor seconds of the worker and its children; None: not counted."""
-        return None
 
     def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
@@ -277,7 +268,7 @@ class ProcessClient(WorkerClient):
         return waits(self.process_id) | waits(os.getpid())
 
     @property
-    def processor_s(self) -> float | None:
+    def processor_s(self) -> float:
         """Processor seconds of the process and its children."""
         total_s = 0.0
         with suppress(psutil.Error):
@@ -360,15 +351,16 @@ class ProcessClient(WorkerClient):
         try:
             self._line.settimeout(timeout_s)
             self._send(self._line, message)
-            reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=Reply)
-            value = reply.value(result, may_ask=may_ask)
+            kind = Reply | Request if may_ask else Reply
+            reply = msgspec.json.decode(self._read_line(timeout_s, num_steps), type=kind)
+            value: T | Failed | Request = reply if isinstance(reply, Request) else reply.value(result)
         except TimeoutError:
             return self._lost(message, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         except msgspec.DecodeError:
             return self._lost(message, Status.crashed, "the process wrote no valid answer")
         except OSError:
             return self._lost(message, Status.crashed, "")
-        self.is_spent |= reply.ends
+        self.is_spent |= isinstance(reply, Reply) and reply.ends
         return value
 
     @staticmethod
@@ -377,23 +369,22 @@ class ProcessClient(WorkerClient):
             raise msgspec.DecodeError("an answer before its request is forged")
         line.sendall(messages.line(message))
 
-    def _read_line(self, timeout_s: float, num_steps: float) -> bytes:
+    def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
         """Read one line, which is a complete reply: the worker handles one request at a time.
 
         Any process can announce steps without end, so their number is limited, too.
         """
         assert self._line is not None
         until_s = time.monotonic() + num_steps * timeout_s
-        step, waited_s, parts, length = self._heartbeat.read()[0], 0.0, [b""], 0
-        while not parts[-1].endswith(b"\n"):
+        step, waited_s, text = self._heartbeat.read()[0], 0.0, bytearray()
+        while not text.endswith(b"\n"):
             ready = wait([self._line], POLL_S)
             self.template.log_size()
             if ready:
-                parts.append(self._line.recv(CHUNK))
-                length += len(parts[-1])
-                if not parts[-1]:
+                if not (part := self._line.recv(CHUNK)):
                     raise ConnectionResetError("the line was closed")
-                if length > LONGEST_ANSWER:
+                text += part
+                if len(text) > LONGEST_ANSWER:
                     raise msgspec.DecodeError("no answer is so long")
             elif self.template.is_over.is_set() or self._has_ended():
                 raise ConnectionResetError("the process ended, or was interrupted")
@@ -402,7 +393,7 @@ class ProcessClient(WorkerClient):
             step = count
             if waited_s >= timeout_s or time.monotonic() > until_s:
                 raise TimeoutError
-        return b"".join(parts)
+        return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
         """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
@@ -464,8 +455,3 @@ class ProcessClient(WorkerClient):
         self.close()
         if not self.is_sibling:
             self.template.close()
-
-
-def patience(timeout_s: float) -> dict[str, str]:
-    """Environment that makes ranks give up before the coordinator, unless the user has set their timeout."""
-    return {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}

@@ -33,7 +33,6 @@ class State:
     history: list[events.WorkerStarted | events.RunFinished] = field(default_factory=list)
     worker: events.WorkerStarted | None = None  # the latest
     host: str = ""  # the host that measures; "" for this machine
-    began: events.WorkerStarted | None = None  # the first worker
     num_workers: int = 0
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
@@ -97,7 +96,7 @@ class State:
                 self.known = arms | {arm.as_control() for arm in arms} | {PROBE}
             case events.WorkerStarted():
                 self.worker, self.host = event, event.host
-                self.began, self.finished = self.began or event, None
+                self.finished = None
                 self.num_workers += 1
                 self.history.append(event)
             case events.RunFinished():

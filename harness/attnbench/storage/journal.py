@@ -346,10 +346,8 @@ def find_run(name: str | None, results: Path) -> Path:
         ValueError: there is none; the message names the newest runs.
     """
     for candidate in () if name is None else (results / "runs" / name, Path(name)):
-        if candidate.is_dir() and has_journal(candidate):
-            return candidate
-        if candidate.name in {JOURNAL, PACKED} and candidate.exists():
-            return candidate.parent
+        if (journal := journal_of(candidate)).name in {JOURNAL, PACKED} and journal.is_file():
+            return journal.parent
     runs = find_runs(results)
     if runs and name is None:
         return runs[-1]

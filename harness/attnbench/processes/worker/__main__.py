@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 import psutil
@@ -31,10 +31,8 @@ import torch.fx.experimental.symbolic_shapes  # noqa: F401 - at the first gradie
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
 from attnbench.processes import messages
-from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED, Reply, Request
+from attnbench.processes.messages import FOLDERS, FORK, NUMBER, PRELOADED, Reply, Request, T
 from attnbench.processes.worker.answers import Worker
-
-T = TypeVar("T")
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -159,10 +157,8 @@ def answer(line: int, heartbeat: int) -> None:
     is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # other drivers map far more
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
-        answers.write(messages.line(messages.reply(messages.request(function, arguments))))
-        value = msgspec.json.decode(lines.get(), type=Reply).value(result)
-        assert not isinstance(value, Request)
-        return value
+        answers.write(messages.line(messages.request(function, arguments)))
+        return msgspec.json.decode(lines.get(), type=Reply).value(result)
 
     worker = Worker(messages.Heartbeat(heartbeat), consult)
     try:
@@ -170,7 +166,9 @@ def answer(line: int, heartbeat: int) -> None:
             request = msgspec.json.decode(lines.get(), type=Request)
             if is_limited and request.function not in {"witness", "compute"}:  # timed by the coordinator, or frequent
                 limit_memory()  # again, since others may have taken memory meanwhile
-            reply = worker.answer(request.function, **decoded(request))
+            kinds = types(getattr(Worker, request.function))
+            arguments = {name: msgspec.json.decode(raw, type=kinds[name]) for name, raw in request.arguments.items()}
+            reply = worker.answer(request.function, **arguments)
             answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
         signal.setitimer(signal.ITIMER_REAL, 0)  # one of the implementation would interrupt the print
@@ -179,12 +177,6 @@ def answer(line: int, heartbeat: int) -> None:
 
 
 types = cache(get_type_hints)  # of a function's parameters
-
-
-def decoded(request: Request) -> dict[str, Any]:
-    """The arguments of a request."""
-    kinds = types(getattr(Worker, request.function))
-    return {name: msgspec.json.decode(value, type=kinds[name]) for name, value in request.arguments.items()}
 
 
 def search_folders() -> None:

@@ -111,7 +111,6 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
         self.calls: dict[Arm, blocks.TimedCall] = {}
-        self.replays: dict[Arm, Callable[[], object] | None] = {}  # each arm's call as a graph, if it is one
         self._reference: Reference | None = None
 
     def cased(self, arm: Arm, implementation: Implementation) -> Case:
@@ -129,8 +128,7 @@ class Bench:
         if arm not in self.calls:
             case = self.cased(arm, implementation)
             with case.grad_mode():
-                self.replays[arm] = replayed(case) if launch == "graph" else None
-                call = self.replays[arm] or case.call()
+                call = replayed(case) if launch == "graph" else case.call()
             self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
         return self.calls[arm]
 
@@ -141,16 +139,16 @@ class Bench:
             self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
         return self._reference
 
-    def verify(self, arm: Arm) -> str:
+    def verify(self, arm: Arm, launch: str = "eager") -> str:
         """Check a timed arm on other values in the same tensors; return its error in words, or "".
 
         Raises:
             CaptureError: a replay of its graph no longer matches the call.
         """
-        case, replay = self.cases[arm], self.replays[arm]
-        if replay is not None:
+        case = self.cases[arm]
+        if launch == "graph":
             with case.grad_mode():
-                require_replay(case, replay)
+                require_replay(case, self.calls[arm].call)
         return agreement.verify(case, self.reference())
 
 
@@ -180,6 +178,11 @@ def _settle(name: str) -> Callable[[], None]:
     return place.select
 
 
+def _probe(name: str, num_threads: int) -> blocks.TimedCall:
+    """The interference probe of a device."""
+    return blocks.TimedCall(arm=PROBE, call=device(name).interference_probe(num_threads))
+
+
 @cache
 def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
     """A model with the right answers of its layers, built at first use."""
@@ -201,7 +204,7 @@ class Worker:
         self.kept: Bench | None = None  # the latest
         self.references: tuple[tuple[object, ...], References] | None = None  # with their question
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
-        self.probes: dict[tuple[str, int], blocks.TimedCall] = {}  # by device and number of threads
+        self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.witnesses: list[agreement.Observed] = []  # calls of a witness sample,
@@ -252,7 +255,10 @@ class Worker:
             self.is_broken = True
             is_ours = function in {"check", "judge_output", "measure_ceilings"}
             arm = PROBE if is_ours else self.turn if visit is not None else arguments["cell"].arm
-            reply = self._blamed(arm, workload, reply)
+            # Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss
+            # of the candidate's process: its later calls would only show the device's failure.
+            said = f"{reply.message}; " if isinstance(reply, Failed) and reply.message else ""
+            reply = Failed(arm=arm, status=Status.error, message=f"{said}{workload.device} {BROKEN}")
         return reply
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
@@ -261,7 +267,9 @@ class Worker:
         try:
             reply = getattr(Worker, function)(self, **arguments)
             if not isinstance(reply, Failed):
-                self._account(is_making=function == "prepare")
+                if function == "prepare":
+                    self.guard.restored()  # a build is blamed only for what cannot be restored
+                self.guard.require_unchanged()
                 return reply
         except Exception as error:  # noqa: BLE001 - as said above
             reply = self._failure(error)
@@ -274,58 +282,39 @@ class Worker:
                 reply = msgspec.structs.replace(reply, message=message)
         return reply
 
-    def _failure(self, error: Exception, **more: Any) -> Failed:  # noqa: ANN401 - fields of Failed
+    def _failure(self, error: Exception) -> Failed:
         """The failure of an exception that the candidate, or the harness, raised."""
         is_predicted = isinstance(error, FailedError) and error.failed.is_predicted
         if not is_predicted:
             traceback.print_exc()  # to standard error, which is the run's log
         self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
         status, message = attempts.describe(error)
-        usual: dict[str, Any] = {
-            "arm": self.turn,
-            "status": status,
-            "message": message,
-            "raised": type(error).__name__,
-            "said": (str(error).splitlines() or [""])[0],
-            "is_predicted": is_predicted,
-            "is_unloadable": error is self.load_error,
-        }
-        return Failed(**usual | more)
-
-    def _blamed(self, arm: Arm, workload: Workload, reply: object) -> Failed:
-        """The failure that replaces any reply once the device fails in this process.
-
-        Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss of the
-        candidate's process: its later calls would only show the device's failure.
-        """
-        message = f"{workload.device} {BROKEN}"
-        if isinstance(reply, Failed) and reply.message:
-            message = f"{reply.message}; {message}"
-        return Failed(arm=arm, status=Status.error, message=message)
+        return Failed(
+            arm=self.turn,
+            status=status,
+            message=message,
+            raised=type(error).__name__,
+            said=(str(error).splitlines() or [""])[0],
+            is_predicted=is_predicted,
+            is_unloadable=error is self.load_error,
+        )
 
     def _load(self, spec: str) -> Implementation:
-        self._account(is_making=False)  # earlier changes are not the import's
+        self.guard.require_unchanged()  # earlier changes are not the import's
         _, arm = self.heartbeat.read()
         self.heartbeat.beat(messages.Heartbeat.LOADING)
         try:
             try:
                 return implementation(spec)
             finally:
-                self._account(is_making=True)
+                self.guard.restored()  # an import is blamed only for what cannot be restored
+                self.guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
+            self.is_altered |= isinstance(error, state.SharedStateError)
             self.load_error = attempts.load_error(spec, error)
             raise self.load_error from None
         finally:
             self.heartbeat.beat(arm)
-
-    def _account(self, *, is_making: bool) -> None:
-        """Restore changed settings and blame the implementation; an import or build only if they cannot be restored."""
-        changed = self.guard.restored()
-        if changed and is_making:
-            changed = self.guard.restored()
-        if changed:
-            self.is_altered = True
-            raise state.SharedStateError(changed)
 
     def start(self, layout: int = 0) -> messages.Started:
         """Describe the environment. `layout` shifts memory, so that every epoch has a different layout."""
@@ -400,7 +389,7 @@ class Worker:
         except RuntimeError as error:
             if not (refused := operators.refusal(cell.workload, candidate, error)):
                 raise
-            return self._failure(error, status=Status.fallback, message=refused)
+            return msgspec.structs.replace(self._failure(error), status=Status.fallback, message=refused)
 
     def check(
         self,
@@ -465,10 +454,10 @@ class Worker:
         bench = self.bench(cell.workload)
         case = bench.cased(cell.arm, self.implementation(cell.spec))
         timed = bench.calls.get(cell.arm)
+        self.returned = []
         with case.grad_mode():
             call = case.call() if timed is None else timed.call
-        self.returned, start = [], time.perf_counter()
-        with case.grad_mode():
+            start = time.perf_counter()
             for _ in range(num_before):
                 call()
                 if time.perf_counter() - start > MOST_BEFORE_S:
@@ -488,7 +477,7 @@ class Worker:
 
     def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
         """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
-        self.turn, tensors = cell.arm, dict[str, Tensor]()
+        self.turn, tensors = cell.arm, {number: dict[str, Tensor]() for number in numbers}
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
@@ -497,9 +486,10 @@ class Worker:
             for name, tensor in self.witnesses[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
-                    tensors[f"{number} {name}"] = tensor.detach().clone(memory_format=torch.contiguous_format)
+                    tensors[number][name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.witnesses, self.returned = [], []
-        return messages.HandedIn(exchange=self.exchange.path, tensors=self.exchange.send(tensors)[0])
+        places = dict(zip(tensors, self.exchange.send(*tensors.values()), strict=True))
+        return messages.HandedIn(exchange=self.exchange.path, tensors=places)
 
     def judge_output(
         self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
@@ -509,12 +499,10 @@ class Worker:
         inputs, exchange = draw_normal(workload, 0), Exchange(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
-            prefix = f"{number} "
-            sent = {name: at for name, at in handed.tensors.items() if name.startswith(prefix)}
             wrong = agreement.judge(
                 workload,
                 inputs,
-                {name.removeprefix(prefix): exchange.receive(at) for name, at in sent.items()},
+                {name: exchange.receive(at) for name, at in handed.tensors.get(number, {}).items()},
                 number,
                 seed,
                 judge_seed=row_seed,
@@ -571,24 +559,16 @@ class Worker:
         for arm, spec in visit.arms:
             on_turn(arm)
             if arm == PROBE:
-                kind = visit.workload.device, torch.get_num_threads()
-                if kind not in self.probes:
-                    self.probes[kind] = blocks.TimedCall(arm=PROBE, call=here.interference_probe(kind[1]))
-                calls.append(self.probes[kind])
+                calls.append(self.probe(visit.workload.device, torch.get_num_threads()))
             else:
                 calls.append(bench.timed(arm, self.implementation(spec), visit.launch))
         called_s = -sum(timed.called_s for timed in calls)
-        states: list[DeviceState] = []
-
-        def on_block() -> None:
-            if (seen := here.state()) is not None:
-                states.append(seen)
-
+        states: list[DeviceState | None] = []
         conditions = blocks.Conditions(
             on_turn=on_turn,
             read_waits=waiting.waits if here.is_host else dict,
             flush=here.flush if visit.cache == "cold" else None,
-            on_block=on_block,
+            on_block=lambda: states.append(here.state()),
             read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
         )
         with torch.set_grad_enabled(visit.workload.direction != "inference"):
@@ -602,7 +582,7 @@ class Worker:
         start = time.perf_counter()
         for arm in arms if visit.verifies else ():
             on_turn(arm)
-            if arm != PROBE and (wrong := bench.verify(arm)):
+            if arm != PROBE and (wrong := bench.verify(arm, visit.launch)):
                 return Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
-        return visit.finished(samples, called_s, states)
+        return visit.finished(samples, called_s, [*filter(None, states)])

@@ -39,9 +39,6 @@ MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
 """Folders whose frames in a traceback are not the user's."""
 
-Attempt = Callable[..., float | None]
-"""Calls a workload once and returns its seconds, or None if it is unsupported; `is_first`: at this length."""
-
 
 def out_of_reach(status: Status, reason: str) -> FailedError:
     """The error of a cell that is predicted not to fit, and is not tried."""
@@ -50,14 +47,6 @@ def out_of_reach(status: Status, reason: str) -> FailedError:
 
 class LoadError(Exception):
     """An implementation cannot be imported; the message has the whole cause."""
-
-    def __init__(self, spec: str, error: BaseException) -> None:
-        causes = [error]
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
-            causes.append(cause)
-        descriptions = [f"{type(each).__name__}: {' '.join(str(each).split())}"[:LONGEST_MESSAGE] for each in causes]
-        place = re.search(r" \([^()]+, line \d+\)$", describe(error)[1])
-        super().__init__(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
 STATUSES: Mapping[type[Exception], Status] = {
@@ -108,7 +97,14 @@ def load_error(spec: str, error: Exception) -> Exception:
     """The error of a file that cannot be imported, with its whole cause; refusals by the harness are unchanged."""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     is_ours = any(OURS in Path(file).parents for file in raised_in)
-    return error if is_ours and isinstance(error, ValueError) else LoadError(spec, error)
+    if is_ours and isinstance(error, ValueError):
+        return error
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    descriptions = [f"{type(each).__name__}: {' '.join(str(each).split())}"[:LONGEST_MESSAGE] for each in causes]
+    place = re.search(r" \([^()]+, line \d+\)$", describe(error)[1])
+    return LoadError(f"{spec} cannot be loaded: {'; from '.join(descriptions)}{place[0] if place else ''}")
 
 
 def require_within_limit(
@@ -158,11 +154,11 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def climb(limit_s: float, workload: Workload, attempt: Attempt, *, compiles: bool = False) -> None:
+def climb(limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False) -> None:
     """Climb the staircase; return if a single call should be within the limit.
 
-    Lengths at which `attempt` returns None are unsupported and skipped. The climb ends once even quadratic growth would
-    stay far below the limit.
+    `attempt` calls a workload once and returns its seconds; `is_first`: at this length. If it returns None, the length
+    is unsupported and skipped. The climb ends once even quadratic growth would stay far below the limit.
 
     Raises:
         FailedError: the prediction is above the limit; the message gives it and its basis.
