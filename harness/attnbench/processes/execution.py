@@ -346,7 +346,7 @@ def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) 
 
 
 def record_check(session: Session, reply: events.CellChecked) -> None:
-    """Record the result of a check, and tell the watcher of a wrong answer."""
+    """Record the result of a check; the watcher hears of a wrong answer."""
     session.journal.append(reply)
     if reply.status is Status.disagrees:
         workload, arm = reply.key
