@@ -346,7 +346,7 @@ def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) 
 
 
 def record_check(session: Session, reply: events.CellChecked) -> None:
-    """Record the result of a check; the watcher hears of a wrong answer."""
+    """Record the result of a check, and show a wrong answer at once."""
     session.journal.append(reply)
     if reply.status is Status.disagrees:
         workload, arm = reply.key
