@@ -209,7 +209,7 @@ def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
     [("inference", 1.5, True), ("forward_backward", 1.8, False), ("forward_backward", 2.5, True)],
 )
 def test_a_backward_pass_on_fresh_inputs_may_take_longer(client, direction, factor, is_found):
-    """An honest function with gradients had no time in 2 of 25 short runs, though the machine was idle."""
+    """An honest function with gradients had no time in 2 of 32 short runs, though the machine was idle."""
     workload = msgspec.structs.replace(VISIT.workload, direction=direction)
     reply = visited(client(fresh_s=factor * 1e-3), 16, workload=workload)
     assert isinstance(reply, Failed) is is_found
