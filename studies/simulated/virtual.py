@@ -4,12 +4,11 @@ The truth is known, a run of minutes takes a second, and the same seed gives the
 code: timing/blocks.py makes the visits, processes/execution.py writes the journal.
 """
 
-import gc
 import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -207,16 +206,6 @@ class SimulatedClient(WorkerClient):
         """End the process at once."""
         self._epoch = None
         self._calls.clear()
-
-    def __enter__(self) -> Self:
-        """Exclude existing objects from garbage collection, which takes seconds per visit in a large program."""
-        gc.freeze()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process."""
-        self.stop()
-        gc.unfreeze()
 
 
 class SimulatedPair(Runners):

@@ -18,7 +18,7 @@ from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
-from attnbench.storage.records import BASE, CONTROL_LATENCY, LATENCY, Arm, Flag, Key, Operators, Role, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Arm, Flag, Key, Operators, Status, Verdict
 from attnbench.storage.samples import Samples
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
@@ -55,8 +55,7 @@ class Comparison(Judgement):
 def session_effects(results: Results) -> dict[Key, Effect]:
     """The effect of each cell that has times and a reference; with two sides, also of all cells together."""
     samples = samples_of(results)
-    measured = {workload: [arm for arm in taken if arm.role is Role.measured] for workload, taken in samples.items()}
-    pairs = {name: {arm: reference(results, (name, arm)) for arm in arms} for name, arms in measured.items()}
+    pairs = {name: {arm: reference(results, (name, arm)) for arm in arms} for name, arms in samples.items()}
     return effects(results.plan, run_numbers(samples, pairs))
 
 
@@ -82,16 +81,15 @@ def reference(results: Results, key: Key) -> Arm:
 
 @lru_cache(maxsize=1)
 def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
-    """Times of a run by workload and arm, A/A controls included, without discarded blocks."""
+    """Times of a run by workload and arm, without discarded blocks."""
     taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
         if record.status is not Status.ok:
             continue
         workload = record.workload.id
-        for arm, metric in ((record.arm, LATENCY), (record.arm.as_control(), CONTROL_LATENCY)):
-            samples = Samples.of(record.samples(metric))
-            disturbed = are_among(samples.places, results.discarded.get(workload, ()))
-            taken.setdefault(workload, {})[arm] = samples.where(~disturbed)
+        samples = Samples.of(record.samples(LATENCY))
+        disturbed = are_among(samples.places, results.discarded.get(workload, ()))
+        taken.setdefault(workload, {})[record.arm] = samples.where(~disturbed)
     return taken
 
 
@@ -206,8 +204,7 @@ def waiting(results: Results) -> dict[Key, float]:
 @lru_cache(maxsize=1)
 def cell_doubts(results: Results) -> dict[Key, Warned]:
     """Reasons to distrust the times of single cells."""
-    busy = "other work kept the machine busy"
-    doubts = {key: Warn.disturbed.says(f"{busy}: {text}") for key, text in results.doubts.items()}
+    busy, doubts = "other work kept the machine busy", dict[Key, Warned]()
     for record in results.records:
         why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # a busy GPU is usually at its power cap
         if why and record.samples(LATENCY):

@@ -17,7 +17,6 @@ from attnbench.storage.events import DamagedError, Plan
 from attnbench.storage.fold import State
 from attnbench.storage.journal import FIRST_WITH_DIGESTS, fold, journal_of
 from attnbench.storage.records import (
-    CONTROL_LATENCY,
     LATENCY,
     Ceilings,
     Environment,
@@ -49,7 +48,6 @@ class Results:
     reason: str = ""  # why timing ended
     ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name and place
     warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
-    doubts: dict[Key, str] = field(default_factory=dict)  # by cell: why its times are doubtful
     system_load: SystemLoad | None = None  # load from other work during the run
     throttled: Mapping[str, int] = field(default_factory=dict)  # reasons by workload, as bits
     accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors
@@ -130,7 +128,6 @@ def judge(folder: Path, state: State) -> Results:
         reason=finished.reason if finished is not None else "",
         ceilings=state.ceilings,
         warnings=warnings,
-        doubts=state.doubts,
         system_load=system_load(state.history, state.timing_workers),
         throttled={workload: throttled_by(visits) for workload, visits in state.devices.items()},
         accepted=tuple(state.accepted),
@@ -159,9 +156,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
 
 
 def _times(state: State, key: Key) -> Iterator[Measurement]:
-    """Times of a cell, and those of its A/A control as a metric of their own."""
+    """The times of a cell."""
     workload, arm = key
-    arms = state.samples.get(workload, {})
-    for metric, timed in ((LATENCY, arm), (CONTROL_LATENCY, arm.as_control())):
-        if timed in arms:
-            yield Measurement(metric=metric, unit="s", samples=arms[timed])
+    if samples := state.samples.get(workload, {}).get(arm):
+        yield Measurement(metric=LATENCY, unit="s", samples=samples)

@@ -23,7 +23,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
-from attnbench.storage.records import CONTROL_LATENCY, LATENCY, Arm, Measurement, Record, Sample
+from attnbench.storage.records import LATENCY, Arm, Measurement, Record, Sample
 from attnbench.storage.samples import Samples
 from attnbench.units import grouped
 from attnbench.workloads import counts
@@ -276,7 +276,7 @@ def _verdict(compared: Comparison | None) -> Row:
 
 def metrics_of(record: Record) -> Iterator[Measurement]:
     """All measurements of a cell except its times, which have columns of their own."""
-    return (one for one in record.measurements if one.metric not in {LATENCY, CONTROL_LATENCY} and one.samples)
+    return (one for one in record.measurements if one.metric != LATENCY and one.samples)
 
 
 def _column(measurement: Measurement) -> str:

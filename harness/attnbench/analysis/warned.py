@@ -11,7 +11,6 @@ class Warn(enum.StrEnum):
     discarded_blocks = "discarded_blocks"
     machine_changed = "machine_changed"
     throttled = "throttled"
-    disturbed = "disturbed"
     too_noisy = "too_noisy"
     unfinished = "unfinished"
     left_out = "left_out"

@@ -65,7 +65,7 @@ def _measured(base: str, candidate: str, options: TimingOptions, results: Path, 
         raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
     else:
         fields, folder = options.fields(), execution.new_folder(results, "compare")
-        is_apart = fields.get("isolation") == "process"
+        is_apart = fields.get("isolation") == "process" or options.is_refereed
         planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
     how = "in processes of its own" if planned.has_runners else "in one process with the other"
     running.note(f"shapes: {len(planned.workloads)}, each side {how}, into {folder}")

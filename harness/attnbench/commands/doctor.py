@@ -10,9 +10,10 @@ from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.commands.terminal import print_table, say
 from attnbench.devices import containers, device, names
-from attnbench.statistics.effects import control_numbers
+from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdict import effect
+from attnbench.storage.records import Arm
 from attnbench.units import grouped, show
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 BUSY_SHARE = 0.3
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
-AA_S = 10.0
+AGAIN, AGAIN_S = "the same again", 10.0
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
 NOISE_ERROR = 0.05  # two-sided error of the interval of the noise
@@ -102,14 +103,14 @@ def noise_floor() -> Finding:
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
     probe = device("cpu").interference_probe(torch.get_num_threads())
-    compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one", gauge_work=probe)
-    compared.run(AA_S, stops=False)
+    compared = FunctionComparison(dict.fromkeys(("one", AGAIN), lambda: matrix @ matrix), "one", gauge_work=probe)
+    compared.run(AGAIN_S, stops=False)
     return judge_noise(compared)
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """Findings from the baseline and its A/A control."""
-    ratios = control_numbers(compared.samples, compared.reference, compared.discarded)
+    """Findings from a comparison of the baseline with itself."""
+    ratios = numbers(compared.samples, Arm(implementation=AGAIN), compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
     discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks

@@ -118,12 +118,15 @@ class TimingOptions(SelectionOptions):
         conditions (WORD,WORD): Conditions of timed calls: cold (empty caches), graph (a CUDA graph), sustained (until
             clocks settle), an allocator (system, steady or retain), and process or shared (one process for all code,
             if you trust it).
+        is_refereed (--referee): For code that wants to win: times are the coordinator's, over samples of 20 ms on
+            inputs that nobody could know before, and some outputs are judged afterwards. It takes longer.
     """
 
     budget_s: float | None = None
     smallest_effect: float | None = None
     num_rounds: int | None = None
     conditions: str = ""
+    is_refereed: bool = False
 
     def fields(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - as of `plan`
         """The parameters of build_plan that these options set, with the conditions.
@@ -137,6 +140,8 @@ class TimingOptions(SelectionOptions):
             plugins.require_known("condition", [word], fields)
             if (other := chosen.setdefault(fields[word], word)) != word:
                 raise ValueError(f"--conditions {other} and {word} exclude one another: give one of them")
+        if self.is_refereed and (unfit := sorted(chosen.keys() & {"launch", "pace", "cache", "isolation"})):
+            raise ValueError(f"--referee and --conditions {chosen[unfit[0]]} exclude one another: give one of them")
         return super().fields(**(chosen | more))
 
 

@@ -40,6 +40,7 @@ class Reading:
     """Times of some calls, as a clock read them."""
 
     elapsed_s: float
+    call_s: float = 0.0  # the typical call among them; 0: their mean
     host_s: float = 0.0  # time in which the host issued them, if it differs from the time of the calls; 0: it does not
     flags: int = 0  # from `Flag` in storage/records.py
 
@@ -48,6 +49,7 @@ class Clock(Protocol):
     """A source of time."""
 
     resolution_s: float
+    sample_s: float = 1e-3  # shortest sample
 
     def now(self) -> float:
         """Seconds since a fixed moment, by default on the host's monotonic timer."""

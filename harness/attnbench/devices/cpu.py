@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
+from statistics import median
 from time import get_clock_info, perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
-from attnbench.devices import Clock, Device, containers
+from attnbench.devices import Clock, Device, Reading, containers
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
 
@@ -34,6 +35,7 @@ RESERVE_BYTES = 2**27
 for tensors, which no limit of a process counts."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
+NUM_GROUPS = 64  # of the calls of a sample, each timed: an interruption of milliseconds moves one of them
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """Wider dtypes that hold all values of half precision and may be faster, without native instructions."""
 
@@ -42,6 +44,7 @@ class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     resolution_s = get_clock_info("perf_counter").resolution
+    sample_s = 10e-3  # long against the calls after the change of an arm, which find its data outside of the caches
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Wall time of the calls."""
@@ -49,6 +52,18 @@ class CpuClock(Clock):
         for _ in repeat(None, num_calls):
             call()
         return (perf_counter_ns() - start) * 1e-9
+
+    def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
+        """Time up to NUM_GROUPS groups of calls, or each call behind a `flush`; the median group counts."""
+        size = 1 if flush else -(-num_calls // NUM_GROUPS)
+        sizes = [min(size, num_calls - first) for first in range(0, num_calls, size)]
+        groups_s = list[float]()
+        for number in sizes:
+            if flush:
+                flush()
+            groups_s.append(self.elapsed(call, number))
+        call_s = median(group_s / number for group_s, number in zip(groups_s, sizes, strict=True))
+        return Reading(elapsed_s=sum(groups_s), call_s=call_s)
 
 
 class Cpu(Device):

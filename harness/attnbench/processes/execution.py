@@ -29,20 +29,21 @@ import msgspec
 from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
 from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
-from attnbench.processes.runners import SHARED, Runners
+from attnbench.processes.runners import SHARED, ByThreads, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
 from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
-from attnbench.statistics.verdict import LOOKS
+from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
-from attnbench.timing.blocks import WARM_S, known
+from attnbench.timing import visits
+from attnbench.timing.blocks import known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
@@ -53,12 +54,13 @@ STAGES = ("check", "operators", "metrics", "ceilings", "time")
 
 A plan may have further stages: "choose" looks for the fastest, and "search" for crossovers.
 """
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
 https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Set if two workers take turns: waiting threads spin for at most a millisecond, as between the operators of a call,
-and then sleep, so that they leave the cores to the other worker."""
+"""Environment of checks, in which two workers take turns: waiting threads spin for at most a millisecond, and leave the
+cores to the other worker."""
 RANKS_SHARE = 0.5
 """Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
 killed."""
@@ -71,10 +73,6 @@ budget."""
 VERIFY_EVERY = 4
 """Answers are verified in a workload's first visit and then in one visit of four, since the right answers cost as much
 as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
-FRESH_S, MOST_BLOCKS = 0.2, 4
-"""Seconds to prepare a process, shared by its visits; a shorter visit has more blocks, up to this factor."""
-PATIENT_FROM, MOST_PATIENT_BLOCKS = LOOKS[2], 16
-"""Processes of a comparison from which on its visits share the rest of the budget, and the factor then."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
@@ -428,6 +426,8 @@ def measure_ceilings(session: Session) -> None:
     for number, (place, workload) in enumerate(places.items()):
         if ("", place) in session.state.ceilings:
             continue
+        if not number:
+            session.start_worker()  # checks set the number of threads
         device, dtype, num_threads = place
         session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
         session.require_worker()
@@ -451,6 +451,7 @@ class Timing:
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
         self.workloads = {workload.id: workload for workload in self.plan.workloads}
+        self.spent_s, self.num_visits = 0.0, 0  # seconds besides samples, in these visits
 
     def run(self, strategy: Strategy) -> str:
         """Run visits until the strategy ends; return its reason for ending."""
@@ -469,40 +470,47 @@ class Timing:
     def _show_progress(self, step: Step) -> None:
         share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
         if self.name == "time":
-            visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
-            share = min(visits / (self.plan.num_rounds * len(self.places)), share)
+            num_first = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.places)
+            share = min(num_first / (self.plan.num_rounds * len(self.places)), share)
         number = self.state.num_visits[step.workload] + 1
         cell = f"{len(step.arms)} on {step.workload}, process {number}"
         self.session.show_progress(self.name, cell, share, 1.0)
 
-    def _num_blocks(self, workload: Workload) -> int:
-        """The number of blocks of the next visit: more if they are short compared with the cost of a fresh process.
-
-        Used from the second visit on, since it needs the time of a block. A comparison that is still open after
-        PATIENT_FROM processes spends the rest of the budget on those before its last look.
-        """
-        least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
+    def _share(self, workload: Workload, arms: Iterable[Arm]) -> visits.Share:
+        """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
+        taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if not taken:
-            return least
+            return visits.Share(num_blocks=least, longest_s=self._left_s() / FEWEST_PROCESSES if self.places else 0.0)
         block_s = sum(
             median(sample.value * sample.num_calls for sample in samples) for samples in taken.values() if samples
         )
-        fixed_s = FRESH_S / max(1, len(self.places))
-        if any(map(self.plan.is_alone, self.session.specs)):
-            block_s += 2 * WARM_S  # both processes of a comparison begin their part with untimed calls
-        else:
-            fixed_s += WARM_S  # untimed calls before the first block
-        most = MOST_BLOCKS * least
-        if PATIENT_FROM <= (number := self.state.num_visits[workload.id]) < LOOKS[-1]:
-            rest_s = (self.plan.budget_s - self.session.elapsed_s) / (LOOKS[-1] - number) / max(1, len(self.places))
-            fixed_s, most = max(fixed_s, rest_s - fixed_s), MOST_PATIENT_BLOCKS * least
-        return int(min(most, max(least, fixed_s / block_s)))
+        process_s = self.spent_s / self.num_visits if self.num_visits else visits.FRESH_S
+        costs = visits.Costs(process_s=process_s, block_s=block_s)
+        references = {arm: self.plan.reference(arm) for arm in arms}
+        wanted = visits.best(costs, *visits.variances(taken, references))
+        if not self.places:
+            return visits.Share(num_blocks=int(min(max(wanted, least), visits.MOST_TIMES * least)))
+        return visits.share(
+            costs,
+            wanted,
+            num_taken=self.state.num_visits[workload.id],
+            left_s=self._left_s(),
+            least=least,
+            num_rounds=self.plan.num_rounds,
+        )
+
+    def _left_s(self) -> float:
+        """The rest of the budget for each workload that is still visited."""
+        latest = max(map(self.state.num_visits.__getitem__, self.places), default=0)
+        num_open = sum(self.state.num_visits[workload] >= latest - 1 for workload in self.places)
+        return max(0.0, self.plan.budget_s - self.session.elapsed_s) / max(1, num_open)
 
     def visit(self, step: Step) -> None:
-        """Take one visit with the step's arms, A/A controls and the interference probe, in a random order.
+        """Take one visit with the step's arms and the interference probe, in a random order.
 
         An arm that fails is dropped, and the visit repeated without it.
         """
+        start_s = self.session.clock()
         if step.is_fresh:
             self.session.start_worker()
         self._show_progress(step)
@@ -513,30 +521,36 @@ class Timing:
             is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
             seed = visit_seed(self.plan.seed, workload.id, number)
             taken = [(arm, self.session.specs[arm]) for arm in live]
-            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
             taken.append((PROBE, ""))
             random.Random(seed).shuffle(taken)
+            share = self._share(workload, live)
             request = SampleBlocks(
                 workload=workload,
                 arms=tuple(taken),
                 epoch=self.state.num_workers - 1,
                 number=number,
-                num_blocks=self._num_blocks(workload),
-                longest_s=self.plan.visit_s,
+                num_blocks=share.num_blocks,
+                longest_s=share.longest_s,
+                references=tuple(filter(self.plan.is_reference, live)),
                 seed=seed,
                 known=known(self.state.samples.get(workload.id, {})),
                 cache=self.plan.cache,
                 launch=self.plan.launch,
                 sustained_s=SUSTAINED_S if self.plan.pace == "sustained" else 0.0,
                 verifies=is_due or number < self.num_verified,
+                is_refereed=self.plan.is_refereed,
             )
             reply = self.session.ask("sample_blocks", events.VisitFinished, visit=request)
             if isinstance(reply, events.VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.journal.append(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
+                samples = [sample for of_arm in reply.arms for sample in of_arm.samples]
+                sampled_s = sum(sample.value * sample.num_calls for sample in samples)
+                self.spent_s += max(0.0, self.session.clock() - start_s - sampled_s)
+                self.num_visits += 1
                 return
             if reply.arm != PROBE:
-                self.session.record_failure(self.session.cell(workload, reply.arm.as_measured()), reply)
+                self.session.record_failure(self.session.cell(workload, reply.arm), reply)
                 continue
             # The harness itself failed: code in a process of its own goes first, or else the workload ends for all.
             message = f"while the harness prepared or read the workload: {reply.message}"
@@ -644,8 +658,6 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     client = client or client_for(plan, folder, *templates[:1])
     second = client_for(plan, folder, templates[1]) if len(templates) > 1 and has_lanes(plan) else None
     with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client as worker:
-        if isinstance(worker, Runners):
-            worker.evidence = journal.state.evidence
         session = Session(plan, journal, worker, watch, clock, read_counters, second)
         if journal.state.started is None:
             journal.append(
@@ -678,10 +690,21 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     return reason
 
 
-def _usual(timeout_s: float, spin: dict[str, str]) -> dict[str, str]:
+def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
-    usual = spin | {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+    usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}
+
+
+def threads_settings(number: int) -> dict[str, str]:
+    """Environment of a process with that number of threads; 0: torch's own choice, which ignores a container's quota.
+
+    Threads are chosen by the environment, since torch.set_num_threads changes how MKL behaves.
+    """
+    is_set = any(name in os.environ for name in THREADS)
+    if not number and not is_set and containers.processors() < containers.affinity():
+        number = containers.processors()
+    return dict.fromkeys(THREADS, str(number)) if number else {}
 
 
 @contextmanager
@@ -701,8 +724,12 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
-    settings = _usual(plan.timeout_s, SHORT_SPIN if plan.has_runners else {})
-    settings |= ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
+    if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
+        of = {number: [each for each in plan.workloads if each.num_threads == number] for number in sorted(numbers)}
+        parts = {number: msgspec.structs.replace(plan, workloads=tuple(alike)) for number, alike in of.items()}
+        return ByThreads({number: client_for(part, folder, template) for number, part in parts.items()})
+    settings = _usual(plan.timeout_s) | threads_settings(*numbers) | ALLOCATORS[plan.allocator]
+    settings |= INTERPRETED if plan.is_interpreted else {}
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
     if slow and LATENCY in plan.metrics:
         settings |= {PRELOADED: ",".join(sorted(slow))}

@@ -155,6 +155,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
     launch: str = "eager"
     verifies: bool = True  # check the answers of all arms afterwards
     settles: bool = False  # answer only after all threads stopped spinning: another process follows
+    is_refereed: bool = False  # by the coordinator's clock (processes/runners.py, `Referee`)
 
     def finished(
         self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()
@@ -230,6 +231,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
 """Functions that a judge may call in the process with the candidate, and the types of their results."""
+LEAN = {"make_calls", "compute"}
+"""Functions without any preparation: timed by the coordinator, or frequent."""
 
 
 class Ask(Protocol):

@@ -127,8 +127,6 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         implementations=tuple(specs),
         baseline=plugins.name_of(baseline_spec),
         metrics=metrics,
-        num_blocks=chosen.num_blocks,
-        visit_s=chosen.visit_s,
         digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
         model="" if source is None else source.name,

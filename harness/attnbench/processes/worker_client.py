@@ -21,7 +21,6 @@ from typing import Any, Protocol, Self
 import msgspec
 import psutil
 
-from attnbench.devices.waiting import Waits, waits
 from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
@@ -66,11 +65,6 @@ class WorkerClient(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether a worker is running."""
-
-    @property
-    def waits(self) -> Waits:
-        """How long each thread of worker and coordinator has waited for a processor; none: not counted."""
-        return {}
 
     def start(self, layout: int = 0) -> Started:
         """Replace the worker by a fresh one; each number gives another memory layout.
@@ -261,11 +255,6 @@ class ProcessClient(WorkerClient):
     def is_running(self) -> bool:
         """Whether the process is running."""
         return self._line is not None
-
-    @property
-    def waits(self) -> Waits:
-        """How long each thread of the worker and of this process has waited for a processor."""
-        return waits(self.process_id) | waits(os.getpid())
 
     @property
     def processor_s(self) -> float:

@@ -122,6 +122,7 @@ def machine(results: Results) -> list[str]:
         return [*around, plain(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
+    parts += [results.plan.conditions] if results.plan.conditions != "warm" else []
     parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
     margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal."
     return [*around, plain(", ".join(parts)), margin]
@@ -164,7 +165,7 @@ def facts(results: Results) -> dict[str, str]:
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
         or "none",
-        "samples": f"{visits} visits of {plan.num_blocks} blocks, {processes} process{'es' * (processes != 1)}, "
+        "samples": f"{results.num_blocks} blocks in {visits} visits, {processes} process{'es' * (processes != 1)}, "
         f"caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),

@@ -8,21 +8,13 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample
 
 WHOLE: Key = ("*", Arm())  # key for all cells of a session with two sides together
-Taken = Mapping[Arm, Sequence[Sample]]  # the samples of one workload by arm, controls included
+Taken = Mapping[Arm, Sequence[Sample]]  # the samples of one workload by arm
 Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, one for each visit
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """One log ratio of an arm to another for each visit; an A/A control counts as the same code."""
-    arms, references = (
-        [samples for code in (one, one.as_control()) if len(samples := taken.get(code, ()))] for one in (arm, reference)
-    )
-    return visit_numbers(arms, references, discarded)
-
-
-def control_numbers(taken: Taken, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """The log ratio of an arm's A/A control to the arm for each visit: pure noise."""
-    return visit_numbers([taken.get(reference.as_control(), ())], [taken.get(reference, ())], discarded)
+    """One log ratio of an arm to another for each visit."""
+    return visit_numbers(taken.get(arm, ()), taken.get(reference, ()), discarded)
 
 
 def run_numbers(

@@ -4,7 +4,6 @@ A visit takes a few blocks, and each block samples every arm once. The unit insi
 adds one number to each comparison: the median log ratio of each visit, averaged over the visits of the process.
 """
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,21 +115,13 @@ def pairs(
 
 
 def visit_numbers(
-    arms: Iterable[Sequence[Sample]], baselines: Iterable[Sequence[Sample]], discarded: Collection[Block] = ()
+    arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> dict[Visit, float]:
-    """One log ratio for each visit; each side is code that is sampled once or twice in a block.
-
-    Takes the median over the visit's blocks for each combination of samples, then the mean of these medians. Averaging
-    two samples before taking the median would be biased: the mean of skewed noise is not distributed like a single
-    sample.
-    """
-    medians: list[tuple[Visit, float]] = []
-    for arm, baseline in itertools.product(arms, baselines):
-        codes, logs = pairs(arm, baseline, discarded)
-        first, of_visits = medians_by(codes, logs)
-        visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
-        medians += zip(visits, of_visits.tolist(), strict=True)
-    return means_of(sorted(medians))
+    """One log ratio of `arm` to `baseline` for each visit: the median over its blocks."""
+    codes, logs = pairs(arm, baseline, discarded)
+    first, medians = medians_by(codes, logs)
+    visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
+    return dict(sorted(zip(visits, medians.tolist(), strict=True)))
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:

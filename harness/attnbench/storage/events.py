@@ -25,7 +25,7 @@ adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are 
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 SHARE_OF_FREE = 0.75  # of the memory, which a call may use
 LIMITS = {  # the smallest and the largest value of fields of a Plan
-    **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s", "visit_s"), (0.0, math.inf)),
+    **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
     "false_share": (1e-9, records.FALSE_SHARE),
@@ -86,8 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float  # wall time of the whole run
     call_limit_s: float  # cells with a longer predicted call are not tried
     timeout_s: float  # longer steps (a probe, a sample, a metric) are killed
-    num_blocks: int = 4  # in each visit
-    visit_s: float = 0.0  # longer visits have fewer blocks, at least one; 0: no limit
+    num_blocks: int = 8  # fewest in each visit, if they fit into the budget
     num_rounds: int = 4  # first visits of each workload, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
     false_share: float = records.FALSE_SHARE  # largest expected share of false verdicts among faster and slower
@@ -96,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
     pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
     allocator: str = "system"  # the treatment of freed memory: a key of ALLOCATORS
+    is_refereed: bool = False  # times are the coordinator's (processes/runners.py, `Referee`)
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
@@ -132,8 +132,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def conditions(self) -> str:
         """Timing conditions in words; times under different conditions are never compared."""
-        others = ["CUDA graphs"] * (self.launch == "graph") + ["sustained"] * (self.pace == "sustained")
-        return ", ".join([self.cache, *others])
+        others = {"CUDA graphs": self.launch == "graph", "sustained": self.pace == "sustained"}
+        others["refereed"] = self.is_refereed
+        return ", ".join([self.cache, *(name for name, holds in others.items() if holds)])
 
     @property
     def asked(self) -> tuple[Workload, ...]:
@@ -183,8 +184,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_runners(self) -> bool:
-        """Whether some arms run in another process than their reference."""
-        return bool(self.alone) or (self.sides is not None and self.sides.is_apart)
+        """Whether several processes take turns, or a referee times them."""
+        return bool(self.alone) or (self.sides is not None and self.sides.is_apart) or self.is_refereed
 
     def is_alone(self, arm: Arm) -> bool:
         """Whether an arm runs in another process than its reference."""
@@ -283,9 +284,6 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     called_s: float = 0.0  # inside calls of the arms, untimed ones and checks of their answers included
     elapsed_s: float = 0.0  # of the run, at the end of the visit
     states: tuple[DeviceState, ...] = ()  # of the device, before and after the blocks of each request; none: unknown
-    doubts: dict[str, str] = msgspec.field(default_factory=dict)  # by implementation: reasons to distrust its times
-    factors: dict[str, float] = msgspec.field(default_factory=dict)  # by implementation: witnessed over claimed time
-    is_busy: bool = False  # trusted processes waited for a processor during the witness samples
     probe: str = ""  # the kind of interference probe: one device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:

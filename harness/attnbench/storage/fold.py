@@ -36,17 +36,15 @@ class State:
     num_workers: int = 0
     timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
     workloads: frozenset[str] = frozenset()
-    known: frozenset[Arm] = frozenset()  # the arms with their controls, and the probe
+    known: frozenset[Arm] = frozenset()  # the arms, and the probe
     done: set[tuple[Key, str]] = field(default_factory=set)  # cells and work that is done once
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
-    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with controls and probe
+    samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
     probes: list[ProbeVisit] = field(default_factory=list)
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
-    doubts: dict[Key, str] = field(default_factory=dict)  # from the last visit of each cell
-    evidence: dict[Key, tuple[list[float], bool]] = field(default_factory=dict)  # factors, and if a visit was busy
     ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
@@ -61,7 +59,7 @@ class State:
             return "it does not begin with run_started"
         match event:
             case events.VisitFinished():
-                arms = [taken.arm for taken in event.arms]
+                arms = [taken.arm for taken in event.arms if taken.arm.role is not Role.control]
                 times_s = [sample.value for taken in event.arms for sample in taken.samples]
                 if (last := self.num_visits[event.workload] - 1) >= event.visit:
                     return f"visit {event.visit} of {event.workload} comes after visit {last}"
@@ -77,7 +75,7 @@ class State:
         if event.workload not in self.workloads:
             return f"the plan has no workload {event.workload}"
         if unknown := [arm for arm in arms if arm not in self.known]:
-            return f"the plan has no implementation {unknown[0].as_measured()}"
+            return f"the plan has no implementation {unknown[0]}"
         if min(times_s, default=1.0) <= 0:
             return f"a sample says {min(times_s)} s for a call"
         samples = event.measurement.samples if isinstance(event, events.CellMeasured) else ()
@@ -93,7 +91,7 @@ class State:
                 self.started = event
                 self.workloads = frozenset(workload.id for workload in event.plan.workloads)
                 arms = frozenset(event.plan.specs)
-                self.known = arms | {arm.as_control() for arm in arms} | {PROBE}
+                self.known = arms | {PROBE}
             case events.WorkerStarted():
                 self.worker, self.host = event, event.host
                 self.finished = None
@@ -152,14 +150,8 @@ class State:
             self.devices[visit.workload].append(visit.states)
         arms = self.samples.setdefault(visit.workload, {})
         for taken in visit.arms:
-            if taken.arm.role is Role.measured:
-                self.doubts.pop((visit.workload, taken.arm), None)
-                if doubt := visit.doubts.get(taken.arm.implementation):
-                    self.doubts[visit.workload, taken.arm] = doubt
-                if (factor := visit.factors.get(taken.arm.implementation)) is not None:
-                    factors, was_busy = self.evidence.get((visit.workload, taken.arm), ([], False))
-                    self.evidence[visit.workload, taken.arm] = [*factors, factor], was_busy or visit.is_busy
-            arms.setdefault(taken.arm, Samples()).extend(taken.samples)
+            if taken.arm.role is not Role.control:
+                arms.setdefault(taken.arm, Samples()).extend(taken.samples)
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:

@@ -20,7 +20,7 @@ class Role(enum.StrEnum):
     """The role of an arm in a block."""
 
     measured = "measured"
-    control = "control"  # the reference once more, an A/A control: the apparent difference of identical code
+    control = "control"  # only in old runs: the reference once more
     probe = "probe"  # fixed work of the harness, which reveals interference
 
 
@@ -31,16 +31,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     side: str = ""  # BASE or CANDIDATE; empty for a single state of the code
     role: Role = Role.measured
 
-    def as_control(self) -> "Arm":
-        """This arm as an A/A control."""
-        return msgspec.structs.replace(self, role=Role.control)
-
-    def as_measured(self) -> "Arm":
-        """This arm as a measured one."""
-        return msgspec.structs.replace(self, role=Role.measured)
-
     def __str__(self) -> str:
-        """Format for messages: `fused`, `fused (base)`, `fused (base, control)`, `(probe)`."""
+        """Format for messages: `fused`, `fused (base)`, `(probe)`."""
         notes = [note for note in (self.side if self.side == BASE else "", self.role) if note and note != Role.measured]
         return f"{self.implementation} ({', '.join(notes)})".strip() if notes else self.implementation
 
@@ -303,7 +295,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # of Flag
 
 
-LATENCY, CONTROL_LATENCY = "latency", "latency_control"  # the metric of blocks, and that of A/A controls
+LATENCY = "latency"  # the metric of blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
 

@@ -5,7 +5,6 @@ drift of the machine does not affect. All arms of a visit are treated alike: the
 of untimed calls before it. Otherwise one slow reading of one arm would make identical code look different from then on.
 """
 
-import gc
 import math
 import os
 import random
@@ -23,7 +22,7 @@ from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
 Place = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
-MIN_SAMPLE_S, MIN_SAMPLE_TICKS = 1e-3, 1000
+MIN_SAMPLE_TICKS = 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
@@ -37,7 +36,7 @@ docs/method.md)."""
 LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
 """Rounds of a calibration, since one reading may be late; one is enough for calls ten times longer than a sample."""
-MOST_TIMES = 100  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
+MOST_TIMES = 10  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
 MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
 LONGEST_HEAT, STEADY = 4, 0.02
 """Heating lasts at most this many times the requested time; a clock within this share over half of it is steady."""
@@ -81,8 +80,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders.
 
     If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
-    limit. `sustained_s` is the time for which the arms are called without a pause beforehand, and makes samples longer;
-    `has_long_samples` does so without those calls.
+    limit. `references` take part in all of them, since others are compared with them. `sustained_s` is the time for
+    which the arms are called without a pause beforehand. Samples last `sample_s` at least; 0: as the clock needs.
     Settings follow from `known`, which may name arms of other processes, so that all processes choose the same
     settings; if an arm is missing there, they are calibrated.
     """
@@ -92,8 +91,9 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     seed: int
     longest_s: float = 0.0
+    references: tuple[Arm, ...] = ()
     sustained_s: float = 0.0
-    has_long_samples: bool = False
+    sample_s: float = 0.0
     known: tuple[Known, ...] = ()
 
 
@@ -161,10 +161,9 @@ def calibrate(
 def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
     """Choose the number of blocks of each arm by the seconds of its samples: the slowest arms get fewer until all fit.
 
-    Arms with an A/A control, the control and the interference probe are in every block, since others are compared with
-    them.
+    References and the interference probe are in every block.
     """
-    shared = {arm for arm in costs_s if arm == PROBE or arm.as_control() in costs_s}
+    shared = {arm for arm in costs_s if arm == PROBE or arm in at.references}
     blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)
     while at.longest_s and sum(blocks[arm] * costs_s[arm] for arm in blocks) > at.longest_s:
         most = max(blocks.values())
@@ -182,47 +181,40 @@ def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
 def visit(
     calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = SIMULATED
 ) -> dict[Arm, tuple[Sample, ...]]:
-    """Take the visit's blocks; return each arm's samples in time order. The garbage collector is off meanwhile."""
+    """Take the visit's blocks; return each arm's samples in time order."""
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
-    was_enabled = gc.isenabled()
-    gc.collect(1)  # young objects only: collecting all of torch takes a tenth of a second
-    gc.disable()
-    try:
-        for timed in calls:
-            if not timed.called_s:  # the first call in a process allocates and compiles
-                conditions.on_turn(timed.arm)
-                timed.spend(clock)
-                timed.flags = int(clock.inspect(timed.call))
-        measured = [timed for timed in calls if timed.arm != PROBE]
-        paced_s = SUSTAINED_SAMPLE_S if at.sustained_s or at.has_long_samples else MIN_SAMPLE_S
-        least_s = max(paced_s, MIN_SAMPLE_TICKS * clock.resolution_s)
-        seconds = dict(at.known)
-        if any(timed.arm not in seconds for timed in measured):
-            seconds |= calibrate(measured, clock, least_s, conditions.on_turn)
-        settings = choose(seconds, least_s, is_cold=conditions.flush is not None)
-        nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
-        if at.sustained_s:
-            heat(measured, clock, at.sustained_s, conditions, seconds)
-        if settings.is_warmed and at.num_blocks and not at.sustained_s:
-            warm(measured, clock, settings.num_calls, conditions)
-        in_turn = settings.num_calls + settings.num_touches
-        costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
-        shares = num_blocks_each(costs_s, at)
+    for timed in calls:
+        if not timed.called_s:  # the first call in a process allocates and compiles
+            conditions.on_turn(timed.arm)
+            timed.spend(clock)
+            timed.flags = int(clock.inspect(timed.call))
+    measured = [timed for timed in calls if timed.arm != PROBE]
+    paced_s = SUSTAINED_SAMPLE_S if at.sustained_s else clock.sample_s
+    least_s = max(paced_s, at.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
+    seconds = dict(at.known)
+    if any(timed.arm not in seconds for timed in measured):
+        seconds |= calibrate(measured, clock, least_s, conditions.on_turn)
+    settings = choose(seconds, least_s, is_cold=conditions.flush is not None)
+    nums = {timed.arm: NUM_PROBE_CALLS if timed.arm == PROBE else settings.num_calls for timed in calls}
+    if at.sustained_s:
+        heat(measured, clock, at.sustained_s, conditions, seconds)
+    if settings.is_warmed and at.num_blocks and not at.sustained_s:
+        warm(measured, clock, settings.num_calls, conditions)
+    in_turn = settings.num_calls + settings.num_touches
+    costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
+    shares = num_blocks_each(costs_s, at)
+    conditions.on_block()
+    for block in range(max(shares.values())):
+        present = [timed for timed in calls if block < shares[timed.arm]]
+        for slot, timed in enumerate(draws.sample(present, len(present))):
+            conditions.on_turn(timed.arm)
+            before = conditions.read_waits()  # first: it takes long, and sleeping threads start late
+            if settings.num_touches and timed.arm != PROBE:
+                timed.spend(clock, settings.num_touches)
+            taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, before)
+            samples[timed.arm].append(taken)
         conditions.on_block()
-        for block in range(max(shares.values())):
-            present = [timed for timed in calls if block < shares[timed.arm]]
-            for slot, timed in enumerate(draws.sample(present, len(present))):
-                conditions.on_turn(timed.arm)
-                before = conditions.read_waits()  # first: it takes long, and sleeping threads start late
-                if settings.num_touches and timed.arm != PROBE:
-                    timed.spend(clock, settings.num_touches)
-                taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, before)
-                samples[timed.arm].append(taken)
-            conditions.on_block()
-    finally:
-        if was_enabled:
-            gc.enable()
     return {arm: tuple(taken) for arm, taken in samples.items()}
 
 
@@ -272,7 +264,7 @@ def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
         waited = Flag.waits_read | (Flag.waited if waited_s > WAITED * reading.elapsed_s else Flag(0))
     timed.called_s += reading.elapsed_s
     return Sample(
-        value=reading.elapsed_s / number,
+        value=reading.call_s or reading.elapsed_s / number,
         num_calls=number,
         epoch=at.epoch,
         visit=at.number,

@@ -49,7 +49,6 @@ class FunctionComparison:
         load_libraries()
         self.reference = Arm(implementation=baseline)
         self.calls = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
-        self.calls.append(blocks.TimedCall(arm=self.reference.as_control(), call=calls[baseline]))
         self.calls.append(blocks.TimedCall(arm=PROBE, call=gauge_work or device("cpu").interference_probe()))
         self.plan = Plan(
             sweep=HERE,

@@ -41,9 +41,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # empty: all
     leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
-    allocator: Literal["system", "steady", "retain"] = "steady"
-    num_blocks: int = 4  # per visit
-    visit_s: float = 0.0  # a longer visit has fewer blocks, at least one; 0: no limit
+    allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
 

@@ -164,7 +164,7 @@ def answer(line: int, heartbeat: int) -> None:
     try:
         while True:
             request = msgspec.json.decode(lines.get(), type=Request)
-            if is_limited and request.function not in {"witness", "compute"}:  # timed by the coordinator, or frequent
+            if is_limited and request.function not in messages.LEAN:
                 limit_memory()  # again, since others may have taken memory meanwhile
             kinds = types(getattr(Worker, request.function))
             arguments = {name: msgspec.json.decode(raw, type=kinds[name]) for name, raw in request.arguments.items()}

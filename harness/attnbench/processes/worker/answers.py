@@ -4,13 +4,13 @@ The heartbeat announces each risky step in advance, so that after a crash or a h
 """
 
 import math
-import os
 import random
 import time
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
-MOST_BEFORE_S = 0.25  # seconds of calls before a cell's first witness sample
 MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "fails from now on in its process, which is replaced"
@@ -191,6 +190,23 @@ def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Toleran
     return model, in_model.expect(model)
 
 
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Set the number of threads inside the context; 0: leave it.
+
+    Never around timed calls: torch.set_num_threads has side effects, even with the number that is set already. It gives
+    MKL a number of threads for this thread, and turns its dynamic adjustment off, which no later call turns on again.
+    """
+    before = torch.get_num_threads()
+    if number not in {0, before}:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number not in {0, before}:
+            torch.set_num_threads(before)
+
+
 class Worker:
     """Its public methods are the functions that the coordinator calls; it keeps costly objects between them."""
 
@@ -207,7 +223,7 @@ class Worker:
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.witnesses: list[agreement.Observed] = []  # calls of a witness sample,
+        self.refereed: list[agreement.Observed] = []  # calls of a refereed sample,
         self.returned: list[object] = []  # and their results
         self.screened: set[tuple[str, str]] = set()  # cells with a judged output
         self.pads: list[bytearray] = []
@@ -215,9 +231,6 @@ class Worker:
         self.turn = PROBE  # the arm that is responsible for a failure
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
-        is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-        self.num_threads = torch.get_num_threads() if is_set else environment.usable_cores()
-        torch.set_num_threads(self.num_threads)
 
     def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - of any function
         """Call a function; for a workload, under its settings.
@@ -234,15 +247,17 @@ class Worker:
             self.observed = None
         if function != "compute":
             self.candidates = Candidates()
-        is_few = workload.num_scores <= FEW_SCORES and function in messages.CONSULTED
-        torch.set_num_threads(workload.num_threads or (1 if is_few else self.num_threads))
         usual = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(workload.float32_matmul_precision)
+        if (precision := workload.float32_matmul_precision) != usual:
+            torch.set_float32_matmul_precision(precision)
         self.settle(workload.device)()
         try:
-            reply = self._handled(function, arguments)
+            is_few = workload.num_scores <= FEW_SCORES
+            with threads((1 if is_few else workload.num_threads) if function in messages.CONSULTED else 0):
+                reply = self._handled(function, arguments)
         finally:
-            torch.set_float32_matmul_precision(usual)
+            if precision != usual:
+                torch.set_float32_matmul_precision(usual)
             if function == "judge_output" or (visit is not None and visit.settles):
                 waiting.settle()
         if isinstance(reply, Failed) and visit is not None:
@@ -406,22 +421,18 @@ class Worker:
         a workload of the same kind. For `rejects` see Plan.
         """
         assert self.consult is not None
-        num_threads = torch.get_num_threads()
-        try:
-            prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
-            if isinstance(prepared, Failed):
-                return prepared
-            candidate = stand_in(Remote(self.consult, cell), prepared)
-            answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
-            torch.set_num_threads(1)  # otherwise threads of both processes spin while the other one computes
+        prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
+        if isinstance(prepared, Failed):
+            return prepared
+        candidate = stand_in(Remote(self.consult, cell), prepared)
+        answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
+        with threads(1):  # otherwise threads of both processes spin while the other one computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
-            if candidate.is_approximate and agreed.probes:
-                return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
-            errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
-            if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
-                return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
-        finally:
-            torch.set_num_threads(num_threads)
+        if candidate.is_approximate and agreed.probes:
+            return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
+        errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
+        if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
+            return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
         return CellChecked(
             **cell.names,
             status=Status.disagrees if agreed.grade is Grade.wrong else Status.ok,
@@ -436,42 +447,30 @@ class Worker:
         beat()
         if self.references is None or self.references[0] != question:
             self.references = None  # free its memory
-            if workload.num_scores <= MOST_SERIAL:
-                torch.set_num_threads(1)
-            answers = References(workload, seed, beat, is_brief=is_brief, is_apart=True)
+            with threads(1 if workload.num_scores <= MOST_SERIAL else 0):
+                answers = References(workload, seed, beat, is_brief=is_brief, is_apart=True)
             self.references = question, answers
             beat()
         return self.references[1]
 
-    def prepare_witness(self, cell: Target, num_before: int, num_calls: int, seed: int) -> None:
-        """Prepare the calls of a witness sample, each on its own inputs drawn from `seed` (checking/agreement.py).
-
-        The implementation is first called `num_before` times, if there is time, to detect code that computes honestly
-        only for a while.
-        """
+    def prepare_calls(self, cell: Target, num_calls: int, seed: int) -> None:
+        """Prepare the calls of a refereed sample, each on its own inputs drawn from `seed` (checking/agreement.py)."""
         self.turn = cell.arm
         self.heartbeat.beat()
         bench = self.bench(cell.workload)
         case = bench.cased(cell.arm, self.implementation(cell.spec))
-        timed = bench.calls.get(cell.arm)
         self.returned = []
         with case.grad_mode():
-            call = case.call() if timed is None else timed.call
-            start = time.perf_counter()
-            for _ in range(num_before):
-                call()
-                if time.perf_counter() - start > MOST_BEFORE_S:
-                    break
-            self.witnesses = agreement.ready(case, bench.inputs, num_calls, seed)
-            start = time.perf_counter()
-            while time.perf_counter() - start < blocks.WARM_S:  # as before the samples that it is compared with
+            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)
+            call, start = case.call(), time.perf_counter()
+            while time.perf_counter() - start < blocks.WARM_S:
                 call()
 
-    def witness(self, cell: Target, first: int, last: int) -> None:
-        """Make the prepared calls from `first` up to, but not including, `last`; keep their results."""
-        self.turn, calls = cell.arm, self.witnesses[first:last]
+    def make_calls(self, cell: Target) -> None:
+        """Make the prepared calls, and keep their results."""
+        self.turn = cell.arm
         with torch.set_grad_enabled(cell.workload.direction != "inference"):
-            for call, _ in calls:
+            for call, _ in self.refereed:
                 self.returned.append(call())
         device(cell.workload.device).synchronize()
 
@@ -483,11 +482,11 @@ class Worker:
         for number in numbers if cell.workload.dropout == 0 else ():
             for each in _tensors(self.returned[number]):
                 require_plain("output", each)  # first: another kind may compute only when it is read
-            for name, tensor in self.witnesses[number][1](self.returned[number]).items():
+            for name, tensor in self.refereed[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
                     tensors[number][name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        self.witnesses, self.returned = [], []
+        self.refereed, self.returned = [], []
         places = dict(zip(tensors, self.exchange.send(*tensors.values()), strict=True))
         return messages.HandedIn(exchange=self.exchange.path, tensors=places)
 
@@ -551,12 +550,12 @@ class Worker:
         def on_turn(arm: Arm) -> None:  # before an arm's turn, a failure is the harness's own
             if here.is_broken():  # through work queued by the previous arm
                 raise RuntimeError(f"its call has failed after it returned, on {visit.workload.device}")
-            self.guard.require_unchanged()  # also by the previous arm
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
 
         calls = []
         for arm, spec in visit.arms:
+            self.guard.require_unchanged()
             on_turn(arm)
             if arm == PROBE:
                 calls.append(self.probe(visit.workload.device, torch.get_num_threads()))
@@ -573,16 +572,31 @@ class Worker:
         )
         with torch.set_grad_enabled(visit.workload.direction != "inference"):
             samples = blocks.visit(calls, here.clock, visit, conditions)
+            self._require_settings(calls, on_turn)
         called_s += sum(timed.called_s for timed in calls)
         if visit.verifies and any(arm != PROBE for arm in arms):
-            self.guard.require_unchanged()
             self.turn = PROBE  # the right answers are the harness's own work: not part of an arm's time or failures
             self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
         for arm in arms if visit.verifies else ():
+            self.guard.require_unchanged()
             on_turn(arm)
             if arm != PROBE and (wrong := bench.verify(arm, visit.launch)):
                 return Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
         return visit.finished(samples, called_s, [*filter(None, states)])
+
+    def _require_settings(self, calls: Sequence[blocks.TimedCall], on_turn: Callable[[Arm], None]) -> None:
+        """Check after the blocks that no arm changed a setting; the arm whose next call changes it again is blamed.
+
+        Raises:
+            SharedStateError: one was changed.
+        """
+        if changed := self.guard.restored():
+            for timed in calls:
+                on_turn(timed.arm)
+                timed.call()
+                self.guard.require_unchanged()
+            self.turn = PROBE
+            raise state.SharedStateError(changed)
