@@ -103,7 +103,7 @@ def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
 def planned(points: tuple[Workload, ...], names: tuple[str, ...], **fields: Any) -> Plan:
     """Plan a run of few processes next to the baseline."""
     usual: dict[str, Any] = {"sweep": "example", "baseline": BASELINE, "metrics": ("latency",), "budget_s": 0.0}
-    usual |= {"call_limit_s": 10.0, "timeout_s": 60.0}
+    usual |= {"call_limit_s": 10.0, "timeout_s": 60.0, "num_blocks": 4}
     return Plan(workloads=points, implementations=names, **(usual | fields))
 
 
@@ -244,7 +244,7 @@ def _visit(
     slowdown, time_of = times
     live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
     measured = [Arm(implementation=name) for name in live]
-    arms = [*measured, *(arm.as_control() for arm in measured if plan.is_reference(arm)), PROBE]
+    arms = [*measured, PROBE]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
     of_visit = rng.normal(0, 0.03)
     of_arm = {arm: rng.normal(0, 0.002) for arm in arms}

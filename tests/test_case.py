@@ -86,8 +86,8 @@ def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_pr
 
 
 @pytest.mark.parametrize("direction", ["inference", "backward", "forward_backward"])
-def test_a_witnessed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monkeypatch, direction):
-    """Otherwise honest code looks slower on the coordinator's clock."""
+def test_a_refereed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monkeypatch, direction):
+    """Else the referee's time would include work of the harness."""
     made = from_function(lambda query, key, value: (query @ key.mT).softmax(-1) @ value, "a test")
     workload = Workload(**POINT.axes() | {"direction": direction})
     inputs = place(draw_normal(workload, 0), workload)

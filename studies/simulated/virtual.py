@@ -57,7 +57,7 @@ PROBE_S = 0.3e-3
 """Duration of a sample of the interference probe."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
 """Ceilings in FLOP/s and bytes/s, higher than any simulated work needs."""
-START_S = 4.0
+START_S = 0.5
 """Time to start two workers."""
 CHECK_S = 0.05
 """Approximate duration of a check: a second for every twenty cells."""

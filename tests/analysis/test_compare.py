@@ -5,16 +5,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from attnbench.analysis.comparisons import Comparison, comparisons, doubts, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
 from attnbench.reports import story
 from attnbench.statistics.intervals import median
-from attnbench.storage.events import ArmSamples, Event, VisitFinished
-from attnbench.storage.fold import State
-from attnbench.storage.records import LATENCY, Arm, Sample
+from attnbench.storage.records import LATENCY, Arm
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests import journals, tables
@@ -99,39 +96,11 @@ def test_a_run_ends_by_saying_what_is_open_and_what_would_show(tmp_path: Path) -
     assert re.fullmatch(r"undecided \(\d+(\.\d+)? % would show\), same kernel", cells["near"]), cells
 
 
-OTHER, MINE = Arm(implementation="sdpa"), Arm(implementation="mine")
-
-
-def visit(number: int, doubt: str, arms=(OTHER, MINE)) -> VisitFinished:
-    taken = tuple(ArmSamples(arm=arm, samples=(Sample(1e-3),)) for arm in arms)
-    doubts = {"mine": doubt} if doubt else {}
-    return VisitFinished(workload="w", epoch=0, visit=number, arms=taken, doubts=doubts)
-
-
-def test_the_last_visit_of_a_cell_decides_whether_its_time_is_doubtful():
-    timed = State()
-    timed.apply(visit(0, "late"))
-    timed.apply(visit(1, "", (OTHER,)))
-    assert timed.doubts == {("w", MINE): "late"}
-    timed.apply(visit(2, ""))
-    assert not timed.doubts
-
-
-def test_a_doubt_survives_the_journal_and_older_journals_have_none():
-    stored = msgspec.json.encode(visit(0, "late"))
-    assert msgspec.json.decode(stored, type=Event).doubts == {"mine": "late"}
-    older = {name: value for name, value in msgspec.json.decode(stored).items() if name != "doubts"}
-    older["arms"][0]["samples"][0] = older["arms"][0]["samples"][0][:11]  # before untimed calls were recorded
-    read = msgspec.json.decode(msgspec.json.encode(older), type=Event)
-    assert not read.doubts
-
-
 def test_a_doubt_is_said_before_any_verdict_once_for_each_implementation(tmp_path):
     points = journals.workloads(seq_len=(256, 512))
     results = journals.write(tmp_path / "run", points, ("fused", "sdpa"), num_epochs=1, num_visits=1)
-    fused = Arm(implementation="fused")
-    doubtful = replace(results, doubts={(point.id, fused): "clocks differ" for point in points})
-    (line,) = [each for each in doubts(doubtful) if "clocks differ" in each]
-    assert "fused" in line
-    assert line in story.troubles(doubtful)
-    assert not any("clocks differ" in each for each in doubts(results))
+    doubtful = replace(results, throttled={point.id: 0x8 for point in points})
+    lines = [each for each in doubts(doubtful) if "throttled" in each]
+    assert [next(name for name in ("fused", "sdpa") if name in line) for line in lines] == ["fused", "sdpa"]
+    assert set(lines) <= set(story.troubles(doubtful))
+    assert not any("throttled" in each for each in doubts(results))

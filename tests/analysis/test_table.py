@@ -63,7 +63,7 @@ def test_what_has_no_time_is_missing_and_never_zero(table: pd.DataFrame) -> None
 def test_raw_samples_keep_their_place_and_say_their_metric(folder: Path, table: pd.DataFrame) -> None:
     raw = samples(folder / "runs" / "2025-11-02-first")
     assert list(raw.columns) == list(SAMPLE_COLUMNS)
-    assert set(raw["metric"]) == {"latency", "latency_control", "peak_memory"}
+    assert set(raw["metric"]) == {"latency", "peak_memory"}
     latency = raw[raw["metric"] == "latency"]
     assert len(latency) == table["num_samples"].sum()
     cell = latency[(latency["implementation"] == "sdpa") & (latency["workload"] == POINTS[0].id)]

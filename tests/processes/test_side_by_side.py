@@ -94,12 +94,9 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
     assert verdicts(results) == {"slower"}
     arms = {taken.arm for event in events(results, VisitFinished) for taken in event.arms}
     base, candidate = ({Arm(implementation=name, side=side) for name in names} for side in (BASE, CANDIDATE))
-    controls = {arm.as_control() for arm in (base | candidate if is_apart else base)}
-    assert arms == base | candidate | controls | {PROBE}
+    assert arms == base | candidate | {PROBE}
     old, new = by_side(results)
     assert [each.implementation for each in old] == [each.implementation for each in new] == list(names)
-    assert all(each.measurement("latency_control") is not None for each in old)
-    assert all((each.measurement("latency_control") is not None) is is_apart for each in new)
 
 
 def events(results, kind):
@@ -139,7 +136,7 @@ def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path
     class Failing(SimulatedClient):
         def sample_blocks(self, visit):
             if visit.number == 1 and any(arm == base for arm, _ in visit.arms):
-                return Failed(arm=base.as_control(), status=Status.error, message="no more")
+                return Failed(arm=base, status=Status.error, message="no more")
             return super().sample_blocks(visit)
 
     asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))

@@ -82,7 +82,7 @@ def test_a_closed_client_leaves_no_process_and_no_file(tmp_path, monkeypatch):
         client.start()
         worker, files = psutil.Process(client.process_id), Path(client.template._files.name)
         assert files.exists()
-        assert isinstance(client.ask("witness", NoneType, cell=cell_of("fused", Workload()), first=0, last=0), NoneType)
+        assert isinstance(client.ask("make_calls", NoneType, cell=cell_of("fused", Workload())), NoneType)
         assert len(list(files.iterdir())) == 1
         client.stop()
         assert list(files.iterdir()) == []  # of a worker that has ended

@@ -16,7 +16,7 @@ from attnbench.contract.loading import implementation
 from attnbench.reports import titles
 from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.records import BASE, CANDIDATE, CONTROL_LATENCY, LATENCY, PROBE, Arm, Sample, Status
+from attnbench.storage.records import BASE, CANDIDATE, LATENCY, PROBE, Arm, Role, Sample, Status
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import RETIRED, Workload
 from tests import journals
@@ -32,6 +32,11 @@ def started(*specs: str, schema: int = 3, **changes) -> Line:
     """Build the first line of a run of these implementations."""
     plan = {**PLAN, "implementations": specs, **changes}
     return {"type": "run_started", "schema": schema, "run": "old", "time": "", "commit": "abc", "plan": plan}
+
+
+def control(arm: Arm) -> Arm:
+    """Return the arm once more, as old runs had it."""
+    return msgspec.structs.replace(arm, role=Role.control)
 
 
 def checked(name: str) -> Line:
@@ -70,7 +75,7 @@ def test_the_baseline_has_a_control_and_a_name_that_ends_alike_is_a_name(tmp_pat
     assert first.schema == 3
     assert first.plan.specs == {SDPA: "sdpa", ODD: "odd (twin)=odd.py:f"}
     assert [cell.key for cell in cells if isinstance(cell, CellChecked)] == [(WORKLOAD.id, SDPA), (WORKLOAD.id, ODD)]
-    assert taken == expected(ODD, PROBE, baseline.as_control(), SDPA)
+    assert taken == expected(ODD, PROBE, control(baseline), SDPA)
 
 
 @pytest.mark.parametrize("is_apart", [True, False])
@@ -86,26 +91,25 @@ def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path:
     assert isinstance(first, RunStarted)
     assert isinstance(cell, CellChecked)
     base, new = Arm(implementation="x", side=BASE), Arm(implementation="x", side=CANDIDATE)
-    odd = new.as_control() if is_apart else Arm(implementation="x (twin)", side=CANDIDATE)
+    odd = control(new) if is_apart else Arm(implementation="x (twin)", side=CANDIDATE)
     specs = {base: "old/x.py:f", new: "new/x.py:f", Arm(implementation="y", side=CANDIDATE): "sdpa"}
     assert first.plan.specs == (specs if is_apart else specs | {odd: "new/x.py:g"})
     assert (first.plan.implementations, first.plan.baseline, cell.key) == ((), "", (WORKLOAD.id, base))
-    assert taken == expected(odd, base.as_control(), PROBE, base)
+    assert taken == expected(odd, control(base), PROBE, base)
 
 
 def test_a_journal_that_was_gone_on_with_has_lines_of_both_schemas(tmp_path: Path) -> None:
     write(tmp_path, started("sdpa", "fused"), checked("sdpa"), visit("sdpa", "sdpa (twin)", "(canary)"))
     later = [
         CellChecked(workload=WORKLOAD.id, implementation="fused", status=Status.ok),
-        expected(FUSED, SDPA.as_control(), PROBE, SDPA, number=1),
+        expected(FUSED, control(SDPA), PROBE, SDPA, number=1),
     ]
     with Journal(tmp_path) as journal:
         for event in later:
             journal.append(event)
-    assert list(events(tmp_path / JOURNAL))[2:] == [expected(SDPA, SDPA.as_control(), PROBE), *later]
+    assert list(events(tmp_path / JOURNAL))[2:] == [expected(SDPA, control(SDPA), PROBE), *later]
     sdpa, fused = read(tmp_path).records
-    assert [len(sdpa.samples(metric)) for metric in (LATENCY, CONTROL_LATENCY)] == [2, 2]
-    assert [len(fused.samples(metric)) for metric in (LATENCY, CONTROL_LATENCY)] == [1, 0]
+    assert [len(sdpa.samples(LATENCY)), len(fused.samples(LATENCY))] == [2, 1]  # no controls: they have no use today
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,8 @@ def start(state: State) -> None:
 def visited(state: State, step: Step) -> VisitFinished:
     """Build a visit of two blocks; arms of a base have no log ratio."""
     epoch, number = state.num_workers - 1, state.num_visits[step.workload]
-    arms = [arm for arm in step.arms for arm in ((arm, arm.as_control()) if ASKED.is_reference(arm) else (arm,))]
     taken = []
-    for arm in [*arms, PROBE]:
+    for arm in [*step.arms, PROBE]:
         log, swing = (0.0, 0.0) if arm.side == "base" else LOGS.get(arm.implementation, (0.0, 0.0))
         value = 1e-3 * math.exp(log + (swing if number % 4 in {1, 2} else -swing))
         samples = tuple(Sample(value=value, epoch=epoch, visit=number, block=block) for block in range(2))

@@ -20,7 +20,6 @@ from itertools import compress, islice
 from operator import not_
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import median
 from types import NoneType
 from typing import Any
 
@@ -481,23 +480,15 @@ class Timing:
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if not taken:
             return visits.Share(num_blocks=least, longest_s=self._left_s() / FEWEST_PROCESSES if self.places else 0.0)
-        block_s = sum(
-            median(sample.value * sample.num_calls for sample in samples) for samples in taken.values() if samples
-        )
         process_s = self.spent_s / self.num_visits if self.num_visits else visits.FRESH_S
-        costs = visits.Costs(process_s=process_s, block_s=block_s)
+        blocks_s, num_blocks = visits.in_blocks(taken)
+        costs = visits.Costs(process_s=process_s, block_s=blocks_s / num_blocks)
         references = {arm: self.plan.reference(arm) for arm in arms}
-        wanted = visits.best(costs, *visits.variances(taken, references))
+        spread = visits.spread_of(taken, references)
         if not self.places:
-            return visits.Share(num_blocks=int(min(max(wanted, least), visits.MOST_TIMES * least)))
-        return visits.share(
-            costs,
-            wanted,
-            num_taken=self.state.num_visits[workload.id],
-            left_s=self._left_s(),
-            least=least,
-            num_rounds=self.plan.num_rounds,
-        )
+            return visits.Share(num_blocks=int(min(max(visits.best(costs, spread), least), visits.MOST_TIMES * least)))
+        number, limits = self.state.num_visits[workload.id], (least, self.plan.num_rounds)
+        return visits.share(costs, spread, num_taken=number, left_s=self._left_s(), limits=limits)
 
     def _left_s(self) -> float:
         """The rest of the budget for each workload that is still visited."""
@@ -544,9 +535,8 @@ class Timing:
             if isinstance(reply, events.VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.journal.append(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
-                samples = [sample for of_arm in reply.arms for sample in of_arm.samples]
-                sampled_s = sum(sample.value * sample.num_calls for sample in samples)
-                self.spent_s += max(0.0, self.session.clock() - start_s - sampled_s)
+                blocks_s, _ = visits.in_blocks({each.arm: each.samples for each in reply.arms})
+                self.spent_s += max(0.0, self.session.clock() - start_s - blocks_s)
                 self.num_visits += 1
                 return
             if reply.arm != PROBE:

@@ -33,6 +33,7 @@ Longer calls warm themselves, and an extra call would double their cost; next to
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
+WARM_STEPS = 4  # about, in which arms alternate
 LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
 """Rounds of a calibration, since one reading may be late; one is enough for calls ten times longer than a sample."""
@@ -200,7 +201,7 @@ def visit(
     if at.sustained_s:
         heat(measured, clock, at.sustained_s, conditions, seconds)
     if settings.is_warmed and at.num_blocks and not at.sustained_s:
-        warm(measured, clock, settings.num_calls, conditions)
+        warm(measured, clock, max(1, int(settings.num_calls * WARM_S / (WARM_STEPS * least_s))), conditions)
     in_turn = settings.num_calls + settings.num_touches
     costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
     shares = num_blocks_each(costs_s, at)

@@ -1,8 +1,8 @@
 """How many blocks a process takes of a workload, from the data so far.
 
-More blocks reduce the noise inside a process, and more processes also the difference between processes. With the cost
-of a process, the cost of a block and both variances, the number of blocks that gives the narrowest interval in a given
-time is the square root of (cost of a process / cost of a block) * (variance inside / variance between).
+More blocks reduce the noise inside a process, and more processes also the difference between processes. The costs of a
+process and of a block and both variances decide what is worth more. The smallest error of a mean has the square root of
+(cost of a process / cost of a block) * (variance inside / variance between) blocks in each process.
 
 Source: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160,
 section 6.
@@ -16,8 +16,9 @@ from statistics import median
 import numpy as np
 
 from attnbench.statistics.intervals import medians_by, pairs
-from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
-from attnbench.storage.records import Arm, Sample
+from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS, half_widths
+from attnbench.storage.records import FALSE_SHARE, Arm, Sample
+from attnbench.storage.samples import Samples
 
 FRESH_S = 0.3  # seconds of a process besides its blocks, until some were measured
 BETWEEN, INSIDE = 0.002, 0.02
@@ -26,6 +27,7 @@ LEAST_BETWEEN = 0.001  # the variance between a few processes may look like 0
 MEDIAN_VARIANCE = math.pi / 2  # of a median, over that of a mean
 OF_DEVIATIONS = 1.4826  # a normal standard deviation over the median absolute one
 MOST_TIMES = 8  # the largest number of blocks, over the best one: a longer visit delays the first verdict
+LEAST_SHARE = 0.6  # of the time of a process that its blocks should have
 KEPT_SHARE = 0.95  # of the time that is left; the rest ends the run
 
 
@@ -45,8 +47,16 @@ class Share:
     longest_s: float = 0.0
 
 
-def variances(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> tuple[float, float]:
-    """The variances of log ratios inside a process and between processes: the medians over all comparisons."""
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Variances of log ratios between the blocks of a process, and between processes."""
+
+    inside: float
+    between: float
+
+
+def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> Spread:
+    """The medians over all comparisons."""
     inside, between = list[float](), list[float]()
     for arm, reference in references.items():
         visits, logs = pairs(taken.get(arm, ()), taken.get(reference, ()))
@@ -60,26 +70,49 @@ def variances(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Ar
         if len(middles) >= FEWEST_PROCESSES:
             of_medians = MEDIAN_VARIANCE * noise * len(middles) / len(logs)
             between.append(float(np.var(middles, ddof=1)) - of_medians)
-    return median(inside or [INSIDE**2]), max(LEAST_BETWEEN**2, median(between or [BETWEEN**2]))
+    return Spread(
+        inside=median(inside or [INSIDE**2]),
+        between=max(LEAST_BETWEEN**2, median(between or [BETWEEN**2])),
+    )
 
 
-def best(costs: Costs, inside: float, between: float) -> float:
-    """The number of blocks that gives the narrowest interval in a given time."""
-    return math.sqrt(costs.process_s / costs.block_s * MEDIAN_VARIANCE * inside / between)
+def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
+    """Seconds of all blocks, pauses and untimed calls between their samples included, and the number of blocks."""
+    arms = [Samples.of(samples) for samples in taken.values() if len(samples)]
+    visits = np.concatenate([each.visits for each in arms])
+    starts = np.concatenate([each.start_s for each in arms])
+    ends = starts + np.concatenate([each.value * each.num_calls for each in arms])
+    blocks = np.concatenate([each.block for each in arms])
+    seconds, number = 0.0, 0
+    for visit in np.unique(visits):
+        own = visits == visit
+        seconds += float(ends[own].max() - starts[own].min())
+        number += int(blocks[own].max()) + 1
+    return seconds, number
 
 
-def share(  # noqa: PLR0913 - the numbers that decide it
-    costs: Costs, wanted: float, *, num_taken: int, left_s: float, least: int, num_rounds: int
-) -> Share:
+def best(costs: Costs, spread: Spread) -> float:
+    """The number of blocks with the smallest error of a mean over processes in a given time."""
+    return math.sqrt(costs.process_s / costs.block_s * MEDIAN_VARIANCE * spread.inside / spread.between)
+
+
+def share(costs: Costs, spread: Spread, *, num_taken: int, left_s: float, limits: tuple[int, int]) -> Share:
     """The share of the next process after `num_taken` ones, if `left_s` seconds are left for the workload.
 
-    A comparison is judged at its looks only. The processes up to the last look that the time allows, with `wanted`
-    blocks or more, share all of it; before the first look they share it with fewer blocks if need be.
+    A comparison is judged at its looks only, so the processes up to one of them share the time that is left. The look
+    is the one at which the interval will be narrowest, among those that leave LEAST_SHARE of the time to the blocks.
+    `limits` are the fewest blocks, and the fewest processes.
     """
+    least, num_rounds = limits
     looks = [look for look in LOOKS if look > num_taken and look >= num_rounds] or [num_taken + 1]
-    least_s = costs.process_s + max(wanted, least) * costs.block_s
-    ahead = max((look - num_taken for look in looks if (look - num_taken) * least_s <= left_s), default=0)
-    ahead = ahead or looks[0] - num_taken
-    longest_s = max(KEPT_SHARE * left_s / ahead - costs.process_s, costs.block_s)
-    most = MOST_TIMES * max(wanted, least)
+    seconds = {look: KEPT_SHARE * left_s / (look - num_taken) - costs.process_s for look in looks}
+    least_s = max(least * costs.block_s, LEAST_SHARE / (1 - LEAST_SHARE) * costs.process_s)
+    fitting = [look for look in looks if seconds[look] >= least_s] or looks[:1]
+
+    def width(look: int) -> float:
+        error = math.sqrt((spread.between + MEDIAN_VARIANCE * spread.inside * costs.block_s / seconds[look]) / look)
+        return float(half_widths(error, look - 1.0, FALSE_SHARE / len(LOOKS)))
+
+    longest_s = max(seconds[min(fitting, key=width) if len(fitting) > 1 else fitting[0]], costs.block_s)
+    most = MOST_TIMES * max(best(costs, spread), least)
     return Share(num_blocks=max(least, int(min(longest_s / costs.block_s, most))), longest_s=longest_s)

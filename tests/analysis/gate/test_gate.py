@@ -13,7 +13,7 @@ from attnbench.analysis.gate.times import state_change
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import CeilingsMeasured, CellChecked, Event, RunStarted
-from attnbench.storage.records import Operator, Operators, Role, Status
+from attnbench.storage.records import Operator, Operators, Status
 from attnbench.workloads.counts import dense_flops
 from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import FIRST, NAMES, Change, ends, findings, holds, killed, run, scales, vanishes
@@ -267,7 +267,7 @@ def test_mistakes_of_usage_are_distinguished_from_findings(base: Results, tmp_pa
 
 
 def test_the_reference_itself_is_not_judged(base: Results, tmp_path: Path) -> None:
-    slow = run(tmp_path / "run", *(scales("sdpa", 1.3, role=role) for role in (Role.measured, Role.control)))
+    slow = run(tmp_path / "run", scales("sdpa", 1.3))
     rulings = judge(base, slow).rulings
     assert not [one for one in rulings if one.implementation == "sdpa" and one.metric == "latency"]
 
@@ -363,7 +363,7 @@ def test_with_a_fallen_ceiling_no_time_is_compared(kind: str, base: Results, tmp
 
 
 def test_what_moves_everything_alike_changes_no_ratio(base: Results, tmp_path: Path) -> None:
-    slower = [scales(name, 1.4, role=role) for name in NAMES for role in (Role.measured, Role.control)]
+    slower = [scales(name, 1.4) for name in NAMES]
     changes = [*slower, ceilings("matmul", 1.4), ceilings("copy", 1.4)]
     decision = judge(base, run(tmp_path / "worse", *changes, scales("fused", 1.3)))
     assert decision.outcome is Outcome.finding

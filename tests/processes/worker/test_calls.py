@@ -1,7 +1,6 @@
 """Timed calls, as launches and as graphs of them: calls that allow no graph have no time."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,13 +9,10 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, cpu, device
 from attnbench.processes.messages import Failed, FailedError, Heartbeat, SampleBlocks
 from attnbench.processes.planning import build_plan
-from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker, replayed
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
-from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
-from tests.checks import cell_of
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 
@@ -105,16 +101,3 @@ def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
     assert found.states == (DeviceState(clock_mhz=1500.0),) * 2
     monkeypatch.setattr(cpu.Cpu, "state", lambda _: None)
     assert Worker(Heartbeat()).answer("sample_blocks", visit=visit(SMALL, "sdpa")).states == ()
-
-
-def test_a_process_computes_before_a_witness_sample_as_before_any_other(monkeypatch):
-    """Otherwise its calls would look slower than the ones they are compared with."""
-    worker, cell, calls, ready = Worker(Heartbeat()), cell_of("sdpa", SMALL, "sdpa"), [], []
-    worker.answer("sample_blocks", visit=visit(SMALL, "sdpa"))
-    bench = worker.kept
-    timed, steps = bench.calls[cell.arm], itertools.count()
-    monkeypatch.setattr(timed, "call", lambda: calls.append(len(ready)))
-    monkeypatch.setattr(answers.agreement, "ready", lambda *_: ready.append(1) or [])
-    monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: next(steps) * blocks.WARM_S / 4))
-    worker.answer("prepare_witness", cell=cell, num_before=2, num_calls=1, seed=0)
-    assert calls == [0, 0, 1, 1, 1]

@@ -172,6 +172,6 @@ def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(
 @pytest.mark.parametrize("results", [type("Lazy", (list,), {})(), [type("Lazy", (torch.Tensor,), {})()]])
 def test_results_that_compute_when_they_are_read_are_refused(results):
     worker = Worker(Heartbeat())
-    worker.returned, worker.witnesses = results, [(None, lambda made: {"output": made + 0})]
+    worker.returned, worker.refereed = results, [(None, lambda made: {"output": made + 0})]
     failed = worker.answer("hand_in", cell=cell_of("x.py:f", SMALL), numbers=(0,))
     assert failed.raised in {"SharedStateError", "FormError"}
