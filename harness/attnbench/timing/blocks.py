@@ -201,7 +201,7 @@ def visit(
     if at.sustained_s:
         heat(measured, clock, at.sustained_s, conditions, seconds)
     if settings.is_warmed and at.num_blocks and not at.sustained_s:
-        warm(measured, clock, max(1, int(settings.num_calls * WARM_S / (WARM_STEPS * least_s))), conditions)
+        warm(measured, clock, max(1, int(settings.num_calls * min(1.0, WARM_S / (WARM_STEPS * least_s)))), conditions)
     in_turn = settings.num_calls + settings.num_touches
     costs_s = {arm: in_turn * seconds[arm] if arm in seconds else PROBE_SAMPLE_S for arm in nums}
     shares = num_blocks_each(costs_s, at)
