@@ -120,6 +120,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 NOT_RUN = {
     ("CONTRIBUTING.md", "nox -s cheats"): "minutes of real measurements; tests/studies/trust runs it in part",
     ("README.md", "attnbench compare rev:main"): "it needs two revisions: docs/side-by-side.md makes them",
+    ("docs/ci.md", "python examples/planted_slowdown.py"): "minutes; tests/analysis/gate/test_sides.py runs it",
     ("docs/ci.md", "git bisect start"): "examples/planted_history.py does it",
     ("docs/ci.md", "python -m venv now"): "it installs torch twice",
     ("docs/cluster.md", "python -m pip"): "it installs Ray",

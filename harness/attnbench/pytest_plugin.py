@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List each undecided comparison: a test that passes beside it has not shown that nothing is slower."""
+    """List each undecided comparison: a test that passes all the same has not shown that nothing is slower."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     lines = [
         f"{report.nodeid}: {text}"
