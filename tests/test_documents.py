@@ -13,6 +13,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import typer
 
+from attnbench.cli import app
 from tests import forks, recipes
 from tests.recipes import Block
 
@@ -28,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
 FENCED = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if "\n```" in path.read_text(encoding="utf-8")]
-DOCUMENTS = [*WITH_SET_UP, *(f"docs/{name}" for name in FENCED if name != "checking.md")]  # a line for a model
+DOCUMENTS = [*WITH_SET_UP, *(f"docs/{name}" for name in FENCED)]
 SHOWN = {"text", "console", "json", "yaml"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 TIMEOUT_S = 240
@@ -111,13 +114,72 @@ def test_every_block_says_its_language_and_set_up_stands_in_blocks_of_its_own(do
         assert not is_set_up(block) or all(map(SET_UP.match, commands(block))), block
 
 
+PROGRAMS = r"attnbench|bash|cd|git|nox|pip|pytest|python[\d.]*|ray|srun|source"
+TYPED = re.compile(rf"^(?:\$ )?((?:\w+=\S+ )*(?:{PROGRAMS}) .*|#!.*)$", re.MULTILINE)
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+NOT_RUN = {
+    ("CONTRIBUTING.md", "nox -s cheats"): "minutes of real measurements; tests/studies/trust runs it in part",
+    ("README.md", "attnbench compare rev:main"): "it needs two revisions: docs/side-by-side.md makes them",
+    ("docs/ci.md", "python examples/planted_slowdown.py"): "minutes; tests/analysis/gate/test_sides.py runs it",
+    ("docs/ci.md", "git bisect start"): "examples/planted_history.py does it",
+    ("docs/ci.md", "python -m venv now"): "it installs torch twice",
+    ("docs/cluster.md", "python -m pip"): "it installs Ray",
+    ("docs/cluster.md", "RAY_worker_niceness=0 ray start"): "it needs several machines; `nox -s cluster` has them",
+    ("docs/cluster.md", "#!/bin/bash"): "it needs Slurm",
+    ("docs/cuda.md", "attnbench check mine.py:attention --set device=cuda"): "it needs a GPU",
+    ("docs/side-by-side.md", "attnbench compare rev:main"): "it needs two revisions: the next block makes them",
+    ("docs/side-by-side.md", "git worktree add"): "it builds a package of the reader's",
+    ("docs/triton.md", "attnbench check my_triton.py"): "it needs triton: tests/implementations/test_triton.py",
+    ("docs/profiling.md", "attnbench tensorboard"): "a server, which tests/tracing/test_viewer.py starts",
+    ("docs/findings.md", "python -m pip install"): "it needs other packages: `nox -s field`",
+    ("docs/findings.md", "attnbench check sdpa"): "docs/findings.py runs it",
+}
+"""The reason for each block that shows commands and that no test runs, by its document and its beginning."""
+GENERATED = {"README.md", "docs/first-hour.md"}
+"""Documents whose blocks of the kind `console` are the output of docs/first_hour.py."""
+
+
+def typed(block: Block) -> list[str]:
+    """The commands in a block that only shows them, with their environment."""
+    return TYPED.findall(block.text.replace("\\\n", " ")) if block.language in SHOWN - {"json", "yaml"} else []
+
+
+def test_a_block_of_commands_that_no_test_runs_has_a_reason() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in pages if "```" in path.read_text(encoding="utf-8"))
+    assert names == sorted(DOCUMENTS), "a document with blocks whose blocks are not run"
+    reasons = dict.fromkeys(NOT_RUN, 0)
+    for document in names:
+        fences = re.findall(r"^\s*(?:```|~~~)", (ROOT / document).read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(fences) == 2 * len(blocks(document)), f"{document}: a block that is not found"
+        for block in blocks(document):
+            if not typed(block) or (document in GENERATED and block.language == "console"):
+                continue
+            (why,) = [key for key in NOT_RUN if key[0] == document and typed(block)[0].startswith(key[1])] or [None]
+            assert why, f"{block}\nmake it `bash`, which is run, or give the reason in NOT_RUN"
+            reasons[why] += 1
+    assert [key for key, number in reasons.items() if not number] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_command_that_is_only_shown_can_be_typed(document: str) -> None:
+    for command in (line for block in blocks(document) for line in typed(block)):
+        for part in re.split(r"&&|;|\|", command):
+            words = shlex.split(part, comments=True)
+            if "attnbench" in words:
+                name, *arguments = words[words.index("attnbench") + 1 :]
+                COMMANDS[name].make_context(name, arguments)
+
+
 @pytest.mark.parametrize("document", WITH_SET_UP)
 def test_set_up_is_what_ci_runs(document: str) -> None:
     run = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     tests = next(line for line in run if "nox -s tests" in line and not line.startswith("#"))
-    typed = [command for block in blocks(document) if is_set_up(block) for command in commands(block)]
-    assert tests in typed
-    for command in typed:
+    typed_in_set_up = [command for block in blocks(document) if is_set_up(block) for command in commands(block)]
+    assert tests in typed_in_set_up
+    for command in typed_in_set_up:
+        for path, _, name in re.findall(r" (tests/\S+\.py)(::(\w+))?", command):
+            assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), command
         for named in re.findall(r"\bnox\b.* -s (\w+)", command):
             assert named in sessions(), f"{command}: there is no session {named}"
         if " && nox" in command:

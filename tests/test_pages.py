@@ -193,6 +193,14 @@ def test_the_readme_is_short_and_shows_what_its_commands_print():
         assert len(block.splitlines()) > 8
 
 
+def test_the_readme_shows_what_was_measured_on_a_gpu():
+    gpu = text_of("README.md").partition("## Does it work on my GPU?")[2].partition("\n## ")[0]
+    shown = re.findall(r"```text\n(.*?)```", gpu, re.DOTALL)
+    assert len(shown) == 1
+    assert shown[0] in text_of("results/gallery/gpu/README.md")
+    assert "](docs/cuda.md)" in gpu
+
+
 def test_each_command_can_be_typed():
     hour = program("docs/first_hour.py")
     for question in [*hour.QUESTIONS, *hour.SHOWN.values()]:

@@ -12,8 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench.api
 from attnbench.pytest_plugin import MOST_SEEDS, AttentionBench, pytest_configure
-from tests import forks
+from attnbench.storage.records import Status
+from tests import forks, journals
+from tests.analysis.gate import scripts
 from tests.repositories import PLAIN
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
@@ -35,6 +39,10 @@ def test_a_much_slower_one_is_slower(attention_bench, benchmark):
     assert benchmark.stats is not None
 
 
+def test_of_a_planted_slowdown(attention_bench):
+    attention_bench(slow, "sdpa", **AXES, budget_s=1.0).require_not_slower()
+
+
 def test_that_fails(attention_bench):
     attention_bench("sdpa", "fused", **AXES, budget_s=0.0)
     raise ValueError("no")
@@ -52,7 +60,8 @@ def test_a_suite_of_ones_own_uses_the_engine_and_pytest_benchmark_in_a_few_lines
     stored = f"--benchmark-storage={tmp_path / 'stored'}"
     options = [stored, "--benchmark-save=one", "--benchmark-save-data", "--attnbench-seed=7"]
     done = run_pytest(tmp_path, *PLUGIN, *options)
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    is_listed = "test_mine.py::test_of_a_planted_slowdown: slow on T=32: " in done.stdout  # beside a busy neighbour
+    assert ("1 failed, 2 passed" if is_listed else "2 failed, 1 passed") in done.stdout, done.stdout + done.stderr
     assert "The same inputs again: --attnbench-seed 7" in done.stdout
     assert "<sdpa: " in done.stdout  # the outcome, in the report of the test that fails
     (path,) = tmp_path.glob("stored/*/*_one.json")
@@ -64,6 +73,93 @@ def test_a_suite_of_ones_own_uses_the_engine_and_pytest_benchmark_in_a_few_lines
     read = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert read.returncode == 0, read.stderr
     assert "test_a_much_slower_one" in read.stdout
+
+
+UNDECIDED = "undecided comparison"
+REQUIRED = """
+import pytest
+
+
+def test_speed(attention_bench):
+    attention_bench("fused", "sdpa").require_not_slower({chosen})
+"""
+OLD_FORM = """
+def test_speed(attention_bench):
+    assert attention_bench("fused", "sdpa").verdict != "slower"
+"""
+TIMES = {"equal": 1.0, "slower": 1.1, "faster": 0.9, "unclear": 1.0, "disturbed": 3.0}
+"""The time of `fused` if that of `sdpa` is 1: `unclear` ones vary between processes, the last is disturbed."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Outcomes of simulated comparisons whose truth is known, by name."""
+    points = journals.workloads(seq_len=(128,), scope=("attention",), direction=("inference",))
+    found = {}
+    for name, ratio in TIMES.items():
+        changes = {"unclear": [scripts.shaken], "disturbed": [scripts.disturbed]}.get(name, [])
+        times = {"sdpa": 1e-3, "fused": ratio * 1e-3}
+        asked = {"names": tuple(times), "points": points, "time_of": lambda _, arm, times=times: times[arm]}
+        results = scripts.run(tmp_path_factory.mktemp("measured") / name, *changes, **asked)
+        found[name] = attnbench.api.outcome(results)
+        assert len(found[name].undecided) == (name in {"unclear", "disturbed"})  # imports what it needs, too
+    return found
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch, measured):
+    """Run a test whose comparison ends as one of `measured`, in a pytest of its own."""
+
+    def run(text, name, *arguments):
+        monkeypatch.setattr(attnbench.api, "compare", lambda *_, **__: measured[name])
+        pytester.makepyfile(text)
+        return pytester.runpytest_inprocess(*PLUGIN, "-p", "no:benchmark", "-W", "default", *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("chosen", ["", "pytest.skip", "pytest.fail"])
+@pytest.mark.parametrize(("name", "ends"), [("equal", "passed"), ("faster", "passed"), ("slower", "failed")])
+def test_a_decided_comparison_passes_or_fails(suite, name, ends, chosen):
+    done = suite(REQUIRED.format(chosen=chosen), name)
+    done.assert_outcomes(**{ends: 1})
+    assert UNDECIDED not in done.stdout.str()
+    if name == "slower":
+        done.stdout.fnmatch_lines(["E*AssertionError: fused on T=128: 1.10*x slower than sdpa (*)"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ends"),
+    [("", {"passed": 1, "warnings": 1}), ("pytest.skip", {"skipped": 1}), ("pytest.fail", {"failed": 1})],
+)
+@pytest.mark.parametrize(
+    ("name", "reason"), [("unclear", "interval too wide"), ("disturbed", "other work disturbed the machine")]
+)
+def test_an_undecided_comparison_warns_skips_or_fails_and_is_always_listed(suite, chosen, ends, name, reason):
+    done = suite(REQUIRED.format(chosen=chosen), name, "-rs")
+    done.assert_outcomes(**ends)
+    sentence = f"fused on T=128: *x * than sdpa*, undecided: {reason}"
+    done.stdout.fnmatch_lines([f"*= attnbench: 1 {UNDECIDED} =*", f"*::test_speed: {sentence}"])
+    assert done.stdout.str().count(f", undecided: {reason}") >= 2  # as a warning or a reason, too
+
+
+@pytest.mark.parametrize("arguments", [(), ("-q", "-p", "xdist", "-n1")])
+def test_a_slowdown_that_a_busy_machine_hides_is_listed_whatever_the_test_asserts(suite, pytester, measured, arguments):
+    if arguments:  # another process: the comparison is replaced there, too
+        pytester.makeconftest(
+            "import attnbench.api\n"
+            f"attnbench.api.compare = lambda *_, **__: attnbench.api.load({str(measured['disturbed'].folder)!r})\n"
+        )
+    done = suite(OLD_FORM, "disturbed", *arguments)
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines([f"*= attnbench: 1 {UNDECIDED} =*", "*::test_speed: fused on T=128: *"])
+
+
+def test_what_could_not_be_compared_is_not_passed(tmp_path):
+    crash = scripts.ends(Status.crashed, "killed by signal 9")
+    found = attnbench.api.outcome(scripts.run(tmp_path / "run", crash, names=("sdpa", "einsum", "fused")))
+    with pytest.raises(AssertionError, match=r"fused on .*T=128: not compared \(crashed: killed by signal 9\)$"):
+        found.require_not_slower()
 
 
 def seed_of(option=None):

@@ -1,10 +1,11 @@
-"""The recipes of CONTRIBUTING.md in a copy: all fit the code, and a new axis, metric and report show everywhere.
+"""The recipes of CONTRIBUTING.md in a copy: all fit the code, pass lint, and show everywhere.
 
 test_documents.py tests that the blocks run.
 """
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -50,12 +51,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
+def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,), timeout_s: float = 240) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "120", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s
     )
     assert done.returncode in allowed, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
@@ -63,6 +64,25 @@ def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,))
 
 def test_every_recipe_fits_the_code(copy: Path) -> None:
     command([forks.python(), "-c", ADDED], copy)
+
+
+PACKAGES = ["harness", "implementations"]
+LINT = (
+    ["-m", "ruff", "check", *PACKAGES],
+    ["-m", "ruff", "format", "--check", *PACKAGES],
+    ["-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+)
+
+
+@pytest.mark.parametrize("arguments", LINT, ids=["style", "format", "imports"])
+def test_every_recipe_passes_lint(copy: Path, arguments: list[str]) -> None:
+    command([sys.executable, *arguments], copy)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # nothing is cached: torch's types are read, too
+def test_every_recipe_has_types(copy: Path) -> None:
+    command([sys.executable, "-m", "mypy", "--package", "attnbench"], copy, timeout_s=900)
 
 
 @pytest.mark.long

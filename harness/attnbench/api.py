@@ -12,12 +12,15 @@ import base64
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.analysis.comparisons import Comparison, comparisons
+from attnbench.analysis.conclusion import factor
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.recommendation import Recommendation, recommend
 from attnbench.analysis.results import Results, read
@@ -34,7 +37,7 @@ from attnbench.reports import Picture, answers, recommended, screen, story, titl
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import FALSE_SHARE
+from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -114,6 +117,37 @@ class Outcome:
     def ratio(self) -> float:
         """The time ratio of the only comparison to the baseline: below 1 is faster."""
         return self.comparison.ratio
+
+    @property
+    def undecided(self) -> list[str]:
+        """A sentence for each undecided comparison: its ratio and interval, and why nothing is decided."""
+        return [f"{self._sentence(each)}, undecided: {each.reason}" for each in self.comparisons if each.reason]
+
+    def require_not_slower(self, undecided: Callable[[str], object] = warnings.warn) -> None:
+        """Fail unless every implementation is faster than the baseline, or equal to it, on every workload.
+
+        If nothing is slower but something is undecided, `undecided` is called with the sentences about it: the default
+        warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
+
+        Raises:
+            AssertionError: something is slower, or could not be compared.
+        """
+        __tracebackhide__ = True  # pytest shows the test's own line
+        shapes, cells = titles.names(self.results), self.results.records
+        bad = [self._sentence(each) for each in self.comparisons if each.verdict is Verdict.slower]
+        compared = {(each.workload.id, each.implementation) for each in self.comparisons}
+        ends = {(each.workload.id, each.implementation): f"{each.status}: {each.message}" for each in cells}
+        missing = [key for key in product(shapes, self.verdicts) if key not in compared]
+        bad += [f"{key[1]} on {shapes[key[0]]}: not compared ({ends.get(key, 'not reached')})" for key in missing]
+        if bad:
+            raise AssertionError("\n".join(bad))
+        if self.undecided:
+            undecided("\n".join(self.undecided))
+
+    def _sentence(self, compared: Comparison) -> str:
+        name = titles.names(self.results)[compared.workload.id]
+        ratio = factor(compared.ratio, compared.low, compared.high, compared.baseline)
+        return f"{compared.implementation} on {name}: {ratio}"
 
     @property
     def answer(self) -> list[str]:

@@ -2,9 +2,11 @@
 
     def test_mine_is_no_slower(attention_bench):
         found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
-        assert found.verdict != "slower"
+        found.require_not_slower()
 
-Pytest loads it automatically if attnbench is installed; heavy imports wait until a test uses the fixture. In a test
+The end of pytest's output lists each undecided comparison, whatever the test asserts.
+
+Pytest loads the fixture automatically if attnbench is installed; heavy imports wait until a test uses it. In a test
 that also has the fixture `benchmark` of pytest-benchmark, the candidate's samples become that test's rounds.
 """
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 MOST_SEEDS = 2**31
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
+UNDECIDED = "attnbench-undecided"
+"""The property of a test's report that holds the sentence of an undecided comparison: xdist and JUnit XML keep it."""
 
 
 class AttentionBench:
@@ -59,6 +63,7 @@ class AttentionBench:
             outcome = compare(candidate, baseline=baseline, results=folder, budget=budget_s, **(usual | more))
         if self.node is not None:
             self.node.add_report_section("call", "attnbench", repr(outcome))
+            self.node.user_properties += [(UNDECIDED, sentence) for sentence in outcome.undecided]
         for record in outcome.results.records:
             if record.is_wrong:
                 where = f"{record.workload.id} (seed {outcome.results.plan.seed})"
@@ -116,6 +121,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.attnbench_seed = secrets.randbelow(MOST_SEEDS)
     if config.option.attnbench_seed < 0:
         raise pytest.UsageError(f"--attnbench-seed {config.option.attnbench_seed} is not allowed: give 0 or more")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List each undecided comparison: a test that passes all the same has not shown that nothing is slower."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    lines = [
+        f"{report.nodeid}: {text}"
+        for report in reports
+        if getattr(report, "when", "") == "teardown"  # each test has one, with all that it measured
+        for name, text in report.user_properties
+        if name == UNDECIDED
+    ]
+    if lines:
+        terminalreporter.section(f"attnbench: {len(lines)} undecided comparison{'s' * (len(lines) > 1)}")
+        for line in lines:
+            terminalreporter.line(line)
+        terminalreporter.line("A larger budget_s, or a machine without other work, may decide them.")
 
 
 @pytest.fixture

@@ -73,13 +73,16 @@ def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @needs_triton
-def test_the_kernel_of_the_document_is_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_out", ["", " * rescale[:, None]"])
+def test_the_kernel_of_the_document_is_right_and_its_mistake_is_named_as_there(left_out: str, tmp_path: Path) -> None:
     document = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n# file: my_triton.py\n(.*?)```", document, re.DOTALL)
-    (tmp_path / "my_triton.py").write_text(block)
+    (said,) = re.findall(r'the check says: "It looks as if ([^"]+)"', document)
+    (tmp_path / "my_triton.py").write_text(block.replace(f"result{left_out} +", "result +"))
     settings = ("direction=inference", "mask=none,causal", "seq_len=70", "num_heads=2", "head_dim=16")
-    code, _ = checked("my_triton.py:attention", tmp_path, *settings)
-    assert code == 0
+    code, report = checked("my_triton.py:attention", tmp_path, *settings)
+    assert code == bool(left_out)
+    assert (" ".join(said.split()) in json.dumps(report)) is bool(left_out)
 
 
 @pytest.mark.long

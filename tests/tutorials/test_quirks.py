@@ -1,5 +1,6 @@
 """The quirks of the tutorials, as a learner would write them: the diagnosis names each."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from attnbench.workloads.workload import Workload
 from tests.checks import references
 
 LEARNERS = Path(__file__).with_name("learners.py")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tutorials.md"
 SIZES = {"batch_size": 2, "seq_len": 9, "head_dim": 8}
 ONE_HEAD = Workload(**SIZES, num_heads=1)
 HEADS = Workload(**SIZES, num_heads=3)
@@ -24,6 +26,14 @@ QUIRKS = [
     ("mask_lost", PADDED, "padding_ignored"),
     ("dropout_always", CAUSAL, "dropout_in_evaluation"),
 ]
+
+SHOWN = re.findall(r"^  (It looks as if .*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+"""What the tutorials say that the check says."""
+
+
+def said(text: str) -> str:
+    """The first sentence, without the share of dropped weights, which varies."""
+    return re.sub(r"[\d.]+%", "%", re.split(r"\.(?=\s|$)", text, maxsplit=1)[0].removeprefix("It looks as if "))
 
 
 def judged(name: str, workload: Workload) -> Agreement:
@@ -40,6 +50,7 @@ def test_the_diagnosis_names_the_quirk(name: str, workload: Workload, mistake: s
     assert found.mistakes == (mistake,)
     known = [planted.words for planted in catalogue(asked) if planted.name == mistake]
     assert (known or ["dropout is active in evaluation"])[0].split(":")[0] in found.diagnosis
+    assert said(found.diagnosis) in map(said, SHOWN)
     assert found.step == ("masked scores" if mistake == "padding_ignored" else "weights")
 
 
