@@ -112,7 +112,8 @@ class TimingOptions(SelectionOptions):
     """Selection and timing options.
 
     Options:
-        budget_s (--budget SECONDS): Wall time of the run; it ends earlier when all is decided. Default: the sweep's.
+        budget_s (--budget SECONDS): Wall time of the run, once torch is imported (3 s). It ends earlier when all is
+            decided. Default: the sweep's.
         smallest_effect (SHARE): Differences below this share count as equal. Default: the sweep's, or 0.02.
         num_rounds (--rounds N): Fewest processes for each cell: a verdict needs 4, and a gate is good with 8.
         conditions (WORD,WORD): Conditions of timed calls: cold (empty caches), graph (a CUDA graph), sustained (until

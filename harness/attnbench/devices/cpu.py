@@ -44,7 +44,7 @@ class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     resolution_s = get_clock_info("perf_counter").resolution
-    sample_s = 10e-3  # long against the calls after the change of an arm, which find its data outside of the caches
+    sample_s = 20e-3  # long against the calls after the change of an arm, which find its data outside of the caches
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Wall time of the calls."""

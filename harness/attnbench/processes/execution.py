@@ -35,7 +35,7 @@ from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
-from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS
+from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
@@ -43,7 +43,7 @@ from attnbench.storage.journal import Journal
 from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.timing import visits
 from attnbench.timing.blocks import known
-from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, visit_seed
+from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, load_libraries, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
@@ -65,7 +65,7 @@ RANKS_SHARE = 0.5
 killed."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
 """Bundled implementations with slow packages: the template imports these for fresh processes."""
-CEILINGS_SHARE = 0.05
+CEILINGS_SHARE = 0.02
 CEILINGS_S = 1.0
 """Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
 budget."""
@@ -82,6 +82,7 @@ UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, i
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
+LONGER_TURNS = 4  # than samples of arms in one process
 SEARCHED = "every search came to its end"
 
 
@@ -103,7 +104,10 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress: that of the journal. Only checks use `second`."""
+    """One run in progress. `state` is its progress: that of the journal. Only checks use `second`.
+
+    Its time begins when the first worker is there: to import torch takes seconds, which are no part of the budget.
+    """
 
     plan: Plan
     journal: Journal
@@ -118,7 +122,7 @@ class Session:
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
         self.unloadable: set[str] = set()  # specs that cannot be loaded
-        self._start = self.clock() - self.state.spent_s
+        self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
 
     @property
@@ -140,8 +144,11 @@ class Session:
         for spec, digest in self.plan.digests.items():
             if plugins.digest(spec) != digest:
                 raise ValueError(f"{spec} has changed since the run began, so its check is obsolete: start a new run")
-        before = self.read_counters()
+        before, start_s = self.read_counters(), self.clock()
         reply = self.client.start(self.state.num_workers)
+        if not self.has_started:
+            self._start += self.clock() - start_s
+            self.has_started = True
         started = events.WorkerStarted(
             time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
         )
@@ -478,8 +485,11 @@ class Timing:
     def _share(self, workload: Workload, arms: Iterable[Arm]) -> visits.Share:
         """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
+        if self.plan.has_runners:  # whose samples are as many times longer
+            least = math.ceil(least / LONGER_TURNS)
         if not taken:
-            return visits.Share(num_blocks=least, longest_s=self._left_s() / FEWEST_PROCESSES if self.places else 0.0)
+            longest_s = max(self._left_s() / LOOKS[1] - visits.FRESH_S, 0.0) if self.places else 0.0
+            return visits.Share(num_blocks=least, longest_s=longest_s)
         process_s = self.spent_s / self.num_visits if self.num_visits else visits.FRESH_S
         blocks_s, num_blocks = visits.in_blocks(taken)
         costs = visits.Costs(process_s=process_s, block_s=blocks_s / num_blocks)
@@ -653,6 +663,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
             journal.append(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
+        if is_timed:
+            threading.Thread(target=load_libraries).start()  # while the worker imports torch
         session.start_worker()
         reason = _run_stages(session, plan.stages or stages, stops_when_wrong=stops_when_wrong)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())

@@ -26,10 +26,10 @@ MIN_SAMPLE_TICKS = 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
 """Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
-MOST_TOUCHES, TOUCH_BELOW_S = 4, 10e-3
-"""With warm caches, shorter calls get untimed calls first, as many as are timed, but at most MOST_TOUCHES: the arm
-before has evicted their data, and the first calls of a textbook form take some 20, 8, 4 and 3 % longer than later ones.
-Longer calls warm themselves, and an extra call would double their cost; next to such an arm all get one at most."""
+TOUCH_BELOW_S = 10e-3
+"""With warm caches, a sample of shorter calls begins with an untimed call: the arm before has evicted its data. Later
+calls of a sample are slower by some percent, too, and its median leaves them out. Longer calls warm themselves, and an
+extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
@@ -130,10 +130,9 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
     num_calls = 1
     while num_calls * quickest_s < least_s and 2 * num_calls * slowest_s <= MOST_TIMES * least_s:
         num_calls *= 2
-    touches = min(num_calls, MOST_TOUCHES if slowest_s < TOUCH_BELOW_S else 1)
     return Settings(
         num_calls=min(num_calls, MOST_COLD_CALLS) if is_cold else num_calls,
-        num_touches=touches if quickest_s < TOUCH_BELOW_S and not is_cold else 0,
+        num_touches=int(quickest_s < TOUCH_BELOW_S and not is_cold),
         is_warmed=quickest_s < LONGEST_WARMED_S,
     )
 

@@ -21,13 +21,13 @@ from attnbench.storage.records import FALSE_SHARE, Arm, Sample
 from attnbench.storage.samples import Samples
 
 FRESH_S = 0.3  # seconds of a process besides its blocks, until some were measured
-BETWEEN, INSIDE = 0.002, 0.02
+BETWEEN, INSIDE = 0.005, 0.02
 """Standard deviations of a log ratio between processes and between the blocks of one, until some were measured."""
 LEAST_BETWEEN = 0.001  # the variance between a few processes may look like 0
 MEDIAN_VARIANCE = math.pi / 2  # of a median, over that of a mean
 OF_DEVIATIONS = 1.4826  # a normal standard deviation over the median absolute one
 MOST_TIMES = 8  # the largest number of blocks, over the best one: a longer visit delays the first verdict
-LEAST_SHARE = 0.6  # of the time of a process that its blocks should have
+LEAST_SHARE = 0.7  # of the time of a process that its blocks should have
 KEPT_SHARE = 0.95  # of the time that is left; the rest ends the run
 
 
