@@ -21,8 +21,9 @@ torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "li
 def read():
     """All settings that can be read, by name."""
     found = {"parallel": torch.__config__.parallel_info(), "threads": torch.get_num_threads()}
+    of_others = ("cuda", "xpu", "mtia", "tracing", "obj_in", "version_map")  # the map is printed in any order
     for name in dir(torch._C):
-        if name.startswith("_get_") and not any(word in name for word in ("cuda", "xpu", "mtia", "tracing", "obj_in", "version_map")):
+        if name.startswith("_get_") and not any(word in name for word in of_others):
             try:
                 found[name] = repr(getattr(torch._C, name)())
             except Exception:
