@@ -1,0 +1,150 @@
+"""Run all tests once in each of several places: instruction sets, addresses, threads, load, environments.
+
+`nox -s places` runs all and renews results/gallery/places/places.md; `nox -s places -- avx2 shifted` renews two rows.
+The outputs of pytest are in build/places.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnbench.devices import processor
+
+ROOT = Path(__file__).parents[1]
+SHIFTING = Path(__file__).with_name("shifting.c")
+LOGS = ROOT / "build" / "places"
+ORDER = "ATTNBENCH_TEST_ORDER"
+"""The variable with a seed: the tests run in a random order (conftest.py)."""
+SAMPLE = (
+    *("tests/captured", "tests/checking", "tests/contract", "tests/implementations", "tests/inspection"),
+    *("tests/invariance", "tests/models", "tests/ranks", "tests/processes/test_remote.py", "tests/test_case.py"),
+)
+"""The tests that compute tensors, for places where numbers come out otherwise."""
+BUSY = "while True: pass"
+HEAD = ("place", "what differs", "passed", "failed", "skipped", "seconds", "processor")
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Variables, None for one that is unset, and more, that differ from those of `nox -s tests`."""
+
+    words: str
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    num_busy: int = 0
+
+
+def of(capability: str) -> Place:
+    """PyTorch limited to an instruction set; it ignores one that the processor lacks."""
+    return Place(f"instruction set {capability}", {"ATEN_CPU_CAPABILITY": capability})
+
+
+def shift() -> Mapping[str, str | None]:
+    """Compile the allocator that shifts tensors; return the variables that preload it."""
+    library = Path(tempfile.mkdtemp()) / "shifting.so"  # LD_PRELOAD allows no blanks
+    subprocess.run([compiler(), "-O2", "-shared", "-fPIC", "-o", str(library), str(SHIFTING)], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+def compiler() -> str:
+    """The C compiler, or ""."""
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
+
+
+def places(folder: Path) -> dict[str, Place]:
+    """All that this machine has, by name; `folder` gets a folder for temporary files."""
+    strange = folder / "mit Leerzeichen und Umläuten"
+    strange.mkdir()
+    found = {
+        "native": Place("nothing"),
+        "avx2": of("avx2"),
+        "default": of("default"),
+        "threads": Place("2 threads", {"OMP_NUM_THREADS": "2"}),
+        "order": Place("random order of tests", {ORDER: str(time.time_ns())}),
+        "one_processor": Place("one processor", prefix=("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))),
+        "busy": Place("beside two busy processes", num_busy=2),
+        "locale": Place("C locale, another time zone", {"LC_ALL": "C", "LANG": None, "TZ": "Pacific/Chatham"}),
+        "no_home": Place("no HOME", {"HOME": None}),
+        "folder": Place("blanks and umlauts in TMPDIR", {"TMPDIR": str(strange)}),
+    }
+    if compiler():
+        found["shifted"] = Place("tensors at shifted addresses", shift())
+    return found
+
+
+@contextlib.contextmanager
+def busy(number: int) -> Iterator[None]:
+    """Keep processors busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run(name: str, place: Place, options: Sequence[str]) -> tuple[str, ...]:
+    """Run the tests in a place; return its row."""
+    environment = {key: value for key, value in (os.environ | place.variables).items() if value is not None}
+    command = [*place.prefix, sys.executable, "-m", "pytest", "--numprocesses=logical", "--dist=worksteal", "-q"]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    start_s = time.monotonic()
+    with busy(place.num_busy), (LOGS / f"{name}.log").open("w", encoding="utf-8") as log:
+        code = subprocess.run([*command, *options], cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
+    lines = (LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    counts = {kind: int(number) for number, kind in COUNTS.findall(lines[-1])}
+    failed = counts.get("failed", 0) + counts.get("error", 0) or int(code.returncode != 0)
+    print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n")  # noqa: T201 - it is run
+    numbers = (counts.get("passed", 0), failed, counts.get("skipped", 0), round(time.monotonic() - start_s))
+    return (name, place.words, *map(str, numbers), f"{processor()}, {len(os.sched_getaffinity(0))} processors")
+
+
+def table(rows: Mapping[str, Sequence[str]]) -> str:
+    """The rows in Markdown."""
+    lines = [HEAD, ["---"] * len(HEAD), *rows.values()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def rows_of(page: str) -> dict[str, tuple[str, ...]]:
+    """The rows of a page, by place."""
+    cells = [tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if line.startswith("| ")]
+    return {row[0]: row for row in cells[2:]}
+
+
+def main() -> None:
+    """Run the tests in the places named, or in all; exit with 1 if a test fails."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="nox -s places --")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--to", type=Path, help="the folder of the table")
+    parser.add_argument("--sample", action="store_true", help="only the tests that compute tensors; no table")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        known = places(Path(folder))
+        if unknown := set(asked.names) - set(known):
+            parser.error(f"no {', '.join(sorted(unknown))} here: choose among {', '.join(known)}")
+        page = asked.to / "places.md"
+        rows = rows_of(page.read_text(encoding="utf-8")) if page.exists() else {}
+        made = {}
+        for name in asked.names or known:
+            made[name] = run(name, known[name], SAMPLE if asked.sample else ())
+            print(" | ".join(made[name]), flush=True)  # noqa: T201 - likewise
+            if not asked.sample:
+                asked.to.mkdir(parents=True, exist_ok=True)
+                rows[name] = made[name]
+                page.write_text(f"# The tests in other places\n\n`nox -s places` made this table.\n\n{table(rows)}")
+    sys.exit(any(row[3] != "0" for row in made.values()))
+
+
+if __name__ == "__main__":
+    main()
