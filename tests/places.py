@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,12 @@ def compiler() -> str:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
 
 
+def locale() -> str:
+    """An installed locale of another language; else that of C."""
+    known = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=False).stdout.split()
+    return next((name for name in known if not name.startswith(("C", "POSIX", "en"))), "C")
+
+
 def places(folder: Path) -> dict[str, Place]:
     """All that this machine has, by name; `folder` gets a folder for temporary files."""
     strange = folder / "mit Leerzeichen und Umläuten"
@@ -73,7 +79,7 @@ def places(folder: Path) -> dict[str, Place]:
         "order": Place("random order of tests", {ORDER: str(time.time_ns())}),
         "one_processor": Place("one processor", prefix=("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))),
         "busy": Place("beside two busy processes", num_busy=2),
-        "locale": Place("C locale, another time zone", {"LC_ALL": "C", "LANG": None, "TZ": "Pacific/Chatham"}),
+        "locale": Place(f"locale {locale()}, another time zone", {"LC_ALL": locale(), "TZ": "Pacific/Chatham"}),
         "no_home": Place("no HOME", {"HOME": None}),
         "folder": Place("blanks and umlauts in TMPDIR", {"TMPDIR": str(strange)}),
     }
@@ -110,16 +116,16 @@ def run(name: str, place: Place, options: Sequence[str]) -> tuple[str, ...]:
     return (name, place.words, *map(str, numbers), f"{processor()}, {len(os.sched_getaffinity(0))} processors")
 
 
-def table(rows: Mapping[str, Sequence[str]]) -> str:
+def table(rows: Iterable[Sequence[str]]) -> str:
     """The rows in Markdown."""
-    lines = [HEAD, ["---"] * len(HEAD), *rows.values()]
+    lines = [HEAD, ["---"] * len(HEAD), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def rows_of(page: str) -> dict[str, tuple[str, ...]]:
-    """The rows of a page, by place."""
+def rows_of(page: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The rows of a page, by place and processor."""
     cells = [tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if line.startswith("| ")]
-    return {row[0]: row for row in cells[2:]}
+    return {(row[0], row[-1]): row for row in cells[2:]}
 
 
 def main() -> None:
@@ -141,8 +147,8 @@ def main() -> None:
             print(" | ".join(made[name]), flush=True)  # noqa: T201 - likewise
             if not asked.sample:
                 asked.to.mkdir(parents=True, exist_ok=True)
-                rows[name] = made[name]
-                page.write_text(f"# The tests in other places\n\n`nox -s places` made this table.\n\n{table(rows)}")
+                rows[name, made[name][-1]] = made[name]
+                page.write_text(f"# The tests in other places\n\n`nox -s places` made this.\n\n{table(rows.values())}")
     sys.exit(any(row[3] != "0" for row in made.values()))
 
 
