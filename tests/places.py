@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from attnbench.devices import processor
 
 ROOT = Path(__file__).parents[1]
@@ -28,8 +30,11 @@ SAMPLE = (
     *("tests/captured", "tests/checking", "tests/contract", "tests/implementations", "tests/inspection"),
     *("tests/invariance", "tests/models", "tests/ranks", "tests/processes/test_remote.py", "tests/test_case.py"),
 )
-"""The tests that compute tensors, for places where numbers come out otherwise."""
+"""The tests that compute tensors, for the places where numbers come out otherwise."""
+SAMPLED = ("avx2", "default", "shifted")
 BUSY = "while True: pass"
+LIMIT_S = 1800
+"""The limit of a test that hangs, also beside busy processes."""
 HEAD = ("place", "what differs", "passed", "failed", "skipped", "seconds", "processor")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
@@ -44,9 +49,14 @@ class Place:
     num_busy: int = 0
 
 
-def of(capability: str) -> Place:
-    """PyTorch limited to an instruction set; it ignores one that the processor lacks."""
-    return Place(f"instruction set {capability}", {"ATEN_CPU_CAPABILITY": capability})
+def capability() -> str:
+    """The instruction set that PyTorch uses."""
+    return torch.backends.cpu.get_cpu_capability().lower()
+
+
+def of(name: str) -> Place:
+    """PyTorch limited to an instruction set."""
+    return Place(f"instruction set {name}", {"ATEN_CPU_CAPABILITY": name})
 
 
 def shift() -> Mapping[str, str | None]:
@@ -72,7 +82,7 @@ def places(folder: Path) -> dict[str, Place]:
     strange = folder / "mit Leerzeichen und Umläuten"
     strange.mkdir()
     found = {
-        "native": Place("nothing"),
+        "native": Place(f"nothing: instruction set {capability()}"),
         "avx2": of("avx2"),
         "default": of("default"),
         "threads": Place("2 threads", {"OMP_NUM_THREADS": "2"}),
@@ -103,15 +113,18 @@ def busy(number: int) -> Iterator[None]:
 def run(name: str, place: Place, options: Sequence[str]) -> tuple[str, ...]:
     """Run the tests in a place; return its row."""
     environment = {key: value for key, value in (os.environ | place.variables).items() if value is not None}
-    command = [*place.prefix, sys.executable, "-m", "pytest", "--numprocesses=logical", "--dist=worksteal", "-q"]
+    command = [*place.prefix, sys.executable, "-m", "pytest", "-q", f"--timeout={LIMIT_S}"]
+    command += ["--numprocesses=logical", "--dist=worksteal"]
     LOGS.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
     with busy(place.num_busy), (LOGS / f"{name}.log").open("w", encoding="utf-8") as log:
         code = subprocess.run([*command, *options], cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
     lines = (LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    counts = {kind: int(number) for number, kind in COUNTS.findall(lines[-1])}
+    counts = {kind: int(number) for number, kind in COUNTS.findall("".join(lines[-1:]))}
     failed = counts.get("failed", 0) + counts.get("error", 0) or int(code.returncode != 0)
-    print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n")  # noqa: T201 - it is run
+    for line in lines:
+        if line.startswith(("FAILED", "ERROR")):
+            print(line)  # noqa: T201 - it is run
     numbers = (counts.get("passed", 0), failed, counts.get("skipped", 0), round(time.monotonic() - start_s))
     return (name, place.words, *map(str, numbers), f"{processor()}, {len(os.sched_getaffinity(0))} processors")
 
@@ -133,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="nox -s places --")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--to", type=Path, help="the folder of the table")
-    parser.add_argument("--sample", action="store_true", help="only the tests that compute tensors; no table")
+    parser.add_argument("--sample", action="store_true", help="tests that compute tensors, in three places; no table")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         known = places(Path(folder))
@@ -141,8 +154,9 @@ def main() -> None:
             parser.error(f"no {', '.join(sorted(unknown))} here: choose among {', '.join(known)}")
         page = asked.to / "places.md"
         rows = rows_of(page.read_text(encoding="utf-8")) if page.exists() else {}
+        sampled = [name for name in SAMPLED if name in known and name != capability()]
         made = {}
-        for name in asked.names or known:
+        for name in asked.names or (sampled if asked.sample else known):
             made[name] = run(name, known[name], SAMPLE if asked.sample else ())
             print(" | ".join(made[name]), flush=True)  # noqa: T201 - likewise
             if not asked.sample:

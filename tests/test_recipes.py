@@ -55,7 +55,7 @@ def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,))
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "120", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode in allowed, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

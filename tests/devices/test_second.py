@@ -59,7 +59,7 @@ class Place:
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> str:
         """Run Python with these arguments; return what it prints."""
-        place = {"cwd": self.folder, "env": self.environment, "timeout": 180}
+        place = {"cwd": self.folder, "env": self.environment, "timeout": 600}
         done = subprocess.run([sys.executable, *command], **place, capture_output=True, text=True, check=False)
         assert done.returncode in codes, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
