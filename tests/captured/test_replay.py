@@ -97,7 +97,9 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
     alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file), *PATIENT])
     assert (alone.exit_code, alone.stdout.splitlines()[-1]) == (0, "pass: right.")
     names = ("printing", "forging", "crashing")
-    others = CliRunner().invoke(app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file), *PATIENT])
+    others = CliRunner().invoke(
+        app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file), *PATIENT]
+    )
     assert others.exit_code == 3
     assert others.stdout.splitlines()[0].startswith("printing: right on 1 of 1 cell")
     assert "forging: error" in others.stdout
