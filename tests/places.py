@@ -5,6 +5,7 @@ The outputs of pytest are in build/places.
 """
 
 import argparse
+import atexit
 import contextlib
 import os
 import re
@@ -61,7 +62,8 @@ def of(name: str) -> Place:
 
 def shift() -> Mapping[str, str | None]:
     """Compile the allocator that shifts tensors; return the variables that preload it."""
-    library = Path(tempfile.mkdtemp()) / "shifting.so"  # LD_PRELOAD allows no blanks
+    library = Path(tempfile.mkdtemp(dir="/tmp")) / "shifting.so"  # LD_PRELOAD allows no blanks, TMPDIR does
+    atexit.register(shutil.rmtree, library.parent)
     subprocess.run([compiler(), "-O2", "-shared", "-fPIC", "-o", str(library), str(SHIFTING)], check=True)
     return {"LD_PRELOAD": str(library)}
 
@@ -73,7 +75,7 @@ def compiler() -> str:
 
 def locale() -> str:
     """An installed locale of another language; else that of C."""
-    known = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=False).stdout.split()
+    known = subprocess.run(["sh", "-c", "locale -a"], capture_output=True, text=True, check=False).stdout.split()
     return next((name for name in known if not name.startswith(("C", "POSIX", "en"))), "C")
 
 
@@ -81,18 +83,21 @@ def places(folder: Path) -> dict[str, Place]:
     """All that this machine has, by name; `folder` gets a folder for temporary files."""
     strange = folder / "mit Leerzeichen und Umläuten"
     strange.mkdir()
+    seed = os.environ.get(ORDER) or str(time.time_ns())
     found = {
         "native": Place(f"nothing: instruction set {capability()}"),
         "avx2": of("avx2"),
         "default": of("default"),
         "threads": Place("2 threads", {"OMP_NUM_THREADS": "2"}),
-        "order": Place("random order of tests", {ORDER: str(time.time_ns())}),
-        "one_processor": Place("one processor", prefix=("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))),
+        "order": Place(f"random order of tests, {ORDER}={seed}", {ORDER: seed}),
         "busy": Place("beside two busy processes", num_busy=2),
         "locale": Place(f"locale {locale()}, another time zone", {"LC_ALL": locale(), "TZ": "Pacific/Chatham"}),
         "no_home": Place("no HOME", {"HOME": None}),
         "folder": Place("blanks and umlauts in TMPDIR", {"TMPDIR": str(strange)}),
     }
+    if shutil.which("taskset"):
+        first = str(min(os.sched_getaffinity(0)))
+        found["one_processor"] = Place("one processor", prefix=("taskset", "--cpu-list", first))
     if compiler():
         found["shifted"] = Place("tensors at shifted addresses", shift())
     return found
