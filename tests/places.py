@@ -38,6 +38,7 @@ LIMIT_S = 1800
 """The limit of a test that hangs, also beside busy processes."""
 HEAD = ("place", "what differs", "passed", "failed", "skipped", "seconds", "processor")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
+SUMMARY = re.compile(rf"{COUNTS.pattern}.* in [\d.]+s")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def run(name: str, place: Place, options: Sequence[str]) -> tuple[str, ...]:
     with busy(place.num_busy), (LOGS / f"{name}.log").open("w", encoding="utf-8") as log:
         code = subprocess.run([*command, *options], cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
     lines = (LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    counts = {kind: int(number) for number, kind in COUNTS.findall("".join(lines[-1:]))}
+    summary = next(filter(SUMMARY.search, reversed(lines)), "")
+    counts = {kind: int(number) for number, kind in COUNTS.findall(summary)}
     failed = counts.get("failed", 0) + counts.get("error", 0) or int(code.returncode != 0)
     for line in lines:
         if line.startswith(("FAILED", "ERROR")):
