@@ -10,7 +10,7 @@ from attnbench.contract.loading import named
 from attnbench.processes.messages import Failed, Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked
-from attnbench.storage.records import Agreement, Arm
+from attnbench.storage.records import REPEATABLE, Agreement, Arm
 from attnbench.workloads.workload import Workload
 
 
@@ -41,10 +41,11 @@ def checked(
 
 
 def facts(agreement: Agreement) -> dict[str, object]:
-    """All that an agreement says except computed numbers, whose last digits depend on where a tensor lies in memory."""
+    """All that an agreement says, except digits and equal bits, which depend on where a tensor lies in memory."""
+    rules = [each for each in agreement.rules if each.rule != REPEATABLE]
     return {
         "tensors": [(probe, each.tensor, each.grade) for probe, each in agreement.tensors()],
-        "rules": {each.rule: (each.holds, each.is_noted, each.convention) for each in agreement.rules},
+        "rules": {each.rule: (each.holds, each.is_noted, each.convention) for each in rules},
         "mistakes": agreement.mistakes,
         "conventions": agreement.conventions,
         "step": agreement.step,
