@@ -183,11 +183,6 @@ def detection(session: nox.Session) -> None:
     session.run("python", "-m", "studies.detection", *(session.posargs or ["--to", folder]))
 
 
-NUMERIC = ["tests/checking/test_tolerance.py", "tests/checking/test_agreement.py", "tests/ranks/test_ranks.py"]
-CAPABILITIES = ("default", "avx2", "avx512")
-CAPABILITY = "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
-
-
 @nox.session
 def margins(session: nox.Session) -> None:
     """Measure how close honest code and numeric tests come to a limit: renew results/gallery/margins (15 minutes)."""
@@ -203,14 +198,14 @@ def margins(session: nox.Session) -> None:
 
 
 @nox.session
-def capabilities(session: nox.Session) -> None:
-    """Run the numeric tests with each instruction set that PyTorch can be limited to; `tests` uses the default."""
+def places(session: nox.Session) -> None:
+    """Run all tests in each of several places: renew results/gallery/places (40 minutes; -- NAME ... --sample).
+
+    Places are instruction sets, shifted addresses, threads, a busy machine, a random order, and other environments.
+    """
     borrow(session, "test")
-    options = [*IN_PARALLEL, "-q", "-k", "agree or right or tolerance or wrong", *NUMERIC]
-    fastest = session.run("python", "-c", CAPABILITY, silent=True)
-    for name in CAPABILITIES:  # PyTorch ignores one that the processor lacks
-        if name not in str(fastest):
-            session.run("python", "-m", "pytest", *options, env=ONE_THREAD | {"ATEN_CPU_CAPABILITY": name})
+    folder = str(RESULTS / "gallery" / "places")
+    session.run("python", "-m", "tests.places", "--to", folder, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -46,6 +46,7 @@ OTHERS = {
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
+    "places/places.md": "all tests on other instruction sets, at other addresses, and in other surroundings",
     "first_answer/first_answer.md": "how soon a check answers",
     "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",

@@ -10,7 +10,7 @@ from attnbench.contract.loading import named
 from attnbench.processes.messages import Failed, Heartbeat, Target
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked
-from attnbench.storage.records import Arm
+from attnbench.storage.records import REPEATABLE, Agreement, Arm
 from attnbench.workloads.workload import Workload
 
 
@@ -38,6 +38,18 @@ def checked(
     judge = judge or judge_of(runner or Worker(Heartbeat()))
     reply: CellChecked | Failed = judge.answer("check", cell=cell, limit_s=LIMIT_S, seed=0, **options)
     return reply
+
+
+def facts(agreement: Agreement) -> dict[str, object]:
+    """All that an agreement says, except digits and equal bits, which depend on where a tensor lies in memory."""
+    rules = [each for each in agreement.rules if each.rule != REPEATABLE]
+    return {
+        "tensors": [(probe, each.tensor, each.grade) for probe, each in agreement.tensors()],
+        "rules": {each.rule: (each.holds, each.is_noted, each.convention) for each in rules},
+        "mistakes": agreement.mistakes,
+        "conventions": agreement.conventions,
+        "step": agreement.step,
+    }
 
 
 def bundled() -> dict[str, Implementation]:

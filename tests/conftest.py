@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from attnbench.analysis import comparisons
 from attnbench.commands import OUTPUT
 from tests import forks
 from tests.closest import closest_call
+from tests.places import ORDER
 
 __all__ = ["closest_call"]
 """A hook: each test's closest call is recorded on demand."""
@@ -30,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] % mark.args[0]:
                 item.add_marker(pytest.mark.long)
             cases[test] += 1
+    if seed := os.environ.get(ORDER):
+        draws = random.Random(seed)
+        files = dict.fromkeys(item.path for item in items)  # those of a file stay together, with its fixtures
+        order = {path: draws.random() for path in files}
+        items.sort(key=lambda item: (order[item.path], draws.random()))
 
 
 def pytest_collection_finish() -> None:
@@ -54,9 +61,9 @@ def own_caches(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Use one thread: on small tensors a second one mostly waits, most of all on a busy machine."""
+    """Use one thread, if no number is set: on small tensors a second one mostly waits, or competes with other tests."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     yield
     torch.set_num_threads(before)
 

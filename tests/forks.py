@@ -85,7 +85,7 @@ def python() -> str:
         listening.listen(64)
         server = subprocess.Popen(
             [sys.executable, "-I", __file__, str(listening.fileno()), str(folder)],
-            env=environment | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+            env={"OMP_NUM_THREADS": "1"} | environment | {"MPLBACKEND": "agg"},
             pass_fds=[listening.fileno()],
             stdin=subprocess.PIPE,
             start_new_session=True,

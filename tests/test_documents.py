@@ -34,7 +34,7 @@ FENCED = [path.name for path in sorted((ROOT / "docs").glob("*.md")) if "\n```" 
 DOCUMENTS = [*WITH_SET_UP, *(f"docs/{name}" for name in FENCED)]
 SHOWN = {"text", "console", "json", "yaml"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 ONLY_PLANNED = {"docs/findings.md": "flex +compile"}
 """Dry runs in this document: each compilation takes half a minute, and other documents compile."""
 

@@ -21,8 +21,8 @@ def measured(length=128, winner="sdpa", **logs):
 
 def test_the_regret_is_that_of_the_nearest_other_shape():
     same = regret([measured(length, "bmm", bmm=-0.3) for length in LENGTHS])
-    assert same.mean == same.worst == 0
-    assert same.sdpa_mean == same.sdpa_worst == pytest.approx(math.expm1(0.3))
+    assert (same.mean, same.worst) == pytest.approx((0, 0))
+    assert (same.sdpa_mean, same.sdpa_worst) == pytest.approx((math.expm1(0.3),) * 2)
     others = [measured(length, "bmm", bmm=-0.3) for length in LENGTHS if length != 128]
     odd = regret([*others, measured(128, bmm=0.5)])
     assert odd.worst == pytest.approx(math.expm1(0.5))

@@ -1,6 +1,7 @@
-"""Reading a journal gives exactly the verdicts that the race had when it wrote it."""
+"""Reading a journal gives the verdicts that the race had when it wrote it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,14 @@ def judged(found: Judgement) -> Said:
 
 def as_read(results: Results) -> dict[Key, Said]:
     return {row.key: (row.ratio, row.low, row.high) for row in comparisons(results)}
+
+
+def near(verdicts: dict[Key, Said]) -> dict[Key, Any]:
+    """The same within rounding: sums over other arrays may end otherwise."""
+    return {
+        key: tuple(None if number is None else pytest.approx(number, rel=1e-9) for number in numbers)
+        for key, numbers in verdicts.items()
+    }
 
 
 @pytest.fixture
@@ -87,5 +96,6 @@ def test_a_reader_finds_the_verdicts_that_the_race_had_at_every_moment(world, sh
     moments = sorted(heard)
     assert len(moments) > 1
     for number in {moments[0], *moments[:: max(1, len(moments) // 4)], moments[-1]}:
-        assert as_read(cut(journal, number, tmp_path / f"after {number} visits")) == heard[number] != {}
-    assert as_read(results) == replayed(journal)
+        read_then = as_read(cut(journal, number, tmp_path / f"after {number} visits"))
+        assert near(read_then) == heard[number] != {}
+    assert near(as_read(results)) == replayed(journal)

@@ -38,6 +38,8 @@ def forging(query, key, value, *, mask=None):
 }
 
 
+PATIENT = ("--timeout", "600")
+"""The code is run in a new process, which may start slowly on a busy machine."""
 ONES = dict.fromkeys(("query", "key", "value"), torch.ones(1, 1, 2, 4))
 
 
@@ -84,7 +86,7 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     file = capture(tmp_path, mask=torch.ones(9, 13, dtype=torch.bool).tril(4))
     specs = [f"{name}.py:{name}" for name in ("mine", "by_memory")]
-    done = CliRunner().invoke(app, ["check", *specs, "--replay", str(file), "--json"])
+    done = CliRunner().invoke(app, ["check", *specs, "--replay", str(file), "--json", *PATIENT])
     found = json.loads(done.stdout)
     assert done.exit_code == 1
     assert {name: each["verdict"] for name, each in found["implementations"].items()} == {
@@ -92,10 +94,12 @@ def test_the_command_shows_the_verdicts_and_an_error_is_not_judged(tmp_path, mon
         "by_memory": "WRONG",
     }
     assert found["cells"][0]["axes"]["kv_len"] == 13
-    alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file)])
+    alone = CliRunner().invoke(app, ["check", "mine.py:mine", "--replay", str(file), *PATIENT])
     assert (alone.exit_code, alone.stdout.splitlines()[-1]) == (0, "pass: right.")
     names = ("printing", "forging", "crashing")
-    others = CliRunner().invoke(app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file)])
+    others = CliRunner().invoke(
+        app, ["check", *(f"{name}.py:{name}" for name in names), "--replay", str(file), *PATIENT]
+    )
     assert others.exit_code == 3
     assert others.stdout.splitlines()[0].startswith("printing: right on 1 of 1 cell")
     assert "forging: error" in others.stdout

@@ -14,6 +14,7 @@ from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checking.textbook import Textbook
 from tests.pairwise import pairwise
+from tests.processes.test_remote import standing_in_for
 
 BUFFER = {}
 
@@ -65,6 +66,14 @@ class Random(Textbook):
     def attend(self, query, key, value, mask):
         out = super().attend(query, key, value, mask)
         return out + 1e-9 * torch.rand_like(out)
+
+
+class RoundsByAddress(Textbook):
+    """As vectorised sums do: at the first address unlike at all others. Queries are kept, so that none is reused."""
+
+    def attend(self, query, key, value, mask):
+        ADDRESSES.setdefault(query.data_ptr(), query)
+        return query * (1.0 if query.data_ptr() == next(iter(ADDRESSES)) else 1.0 + 2.0**-22)
 
 
 class InTheQuerysOrder(Textbook):
@@ -137,7 +146,9 @@ class ThroughFloat16(Textbook):
         return super().attend(query.half().to(query), key.half().to(key), value, mask)
 
 
-SPACE = {}
+SPACE, ADDRESSES = {}, {}
+ALLOWED = {"hidden NaN", "repeatable"}
+"""Honest code breaks these: its intermediate results may lie elsewhere in memory at each call, and round otherwise."""
 
 
 class SpaceOfTheLongest(Textbook):
@@ -231,7 +242,7 @@ def broken(made, **axes):
 )
 def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
     module = Textbook if mask != "padding(20,0)" else implementation("fused")
-    assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= {"hidden NaN"}
+    assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= ALLOWED
 
 
 @pytest.mark.one_in(2)
@@ -283,13 +294,23 @@ def test_a_rule_finds_what_shows_in_one_way_of_calling_alone(made, axes, rule):
 
 @pytest.mark.parametrize("mask", ["none", "sliding_window(4)", "boolean(40)"])
 def test_an_honest_function_of_a_mask_and_a_scale_breaks_no_rule(mask):
-    assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= {"hidden NaN"}
+    assert broken(any_mask, mask=mask, scale=0.4, direction="forward") <= ALLOWED
 
 
 @pytest.mark.parametrize(("made", "rule"), [(HidesByALittle, "hidden NaN"), (Random, "repeatable")])
 def test_some_broken_rules_are_only_noted(made, rule):
     found = tried(made)[rule]
     assert (found.holds, found.is_noted) == (False, True)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_code_that_rounds_otherwise_at_another_address_is_repeatable(is_remote):
+    ADDRESSES.clear()
+    made = Implementation(build=RoundsByAddress, source="a test")
+    point = Workload(seq_len=20, num_heads=2, head_dim=8, mask="causal", direction="inference")
+    found = tried(standing_in_for(made, point) if is_remote else made)["repeatable"]
+    assert len(ADDRESSES) > 1
+    assert found.holds, found.found
 
 
 def test_reading_the_mask_of_another_head_is_a_convention():

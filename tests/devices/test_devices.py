@@ -193,7 +193,7 @@ SMALL = ("--set=seq_len=8", "--set=num_heads=1", "--set=scope=attention", "--set
 def run(folder: Path, faked: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     (folder / "sitecustomize.py").write_text(faked)
     path = os.pathsep.join([str(folder), str(ROOT / "harness")])
-    place = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path}, "timeout": 150}
+    place = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path}, "timeout": 600}
     command = [sys.executable, "-m", "attnbench", *arguments]
     return subprocess.run(command, **place, capture_output=True, text=True, check=False)
 

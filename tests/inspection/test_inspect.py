@@ -242,7 +242,7 @@ def test_the_first_difference_is_reported_with_its_words():
     _, head, row, column = first.place
     assert f"head {head}, query '{WORDS[row]}', key '{WORDS[column]}'" in line
     here, right = first.values_there()
-    assert abs(here - right) == first.largest
+    assert abs(here - right) == pytest.approx(first.largest)
     assert f"{here:.4g}, the oracle has {right:.4g}" in line
     assert f"[{here:.2f}]" in shown(found)
     assert line in shown(found)

@@ -42,7 +42,7 @@ def test_a_rank_that_is_killed_or_hangs_costs_its_own_cell_and_leaves_nothing(tm
         assert (record.measurement("latency") is not None) is (record.status is Status.ok)
     seen = {int(each.name) for each in (tmp_path / "seen").iterdir()}
     assert len(seen) >= 3 * 3, "two ranks of three implementations, and what they were forked from"
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 100.0
     while any(map(is_alive, seen)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, seen))

@@ -233,11 +233,13 @@ def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames
 
 
 def test_the_system_counts_how_long_a_process_waits():
+    if not waits(os.getpid()):
+        pytest.skip("this system does not count how long processes wait")
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for each in busy:
             os.sched_setaffinity(each.pid, {min(os.sched_getaffinity(0))})
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 200
         while min(longest_wait_s({}, waits(each.pid)) for each in busy) < 0.02 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert all(longest_wait_s({}, waits(each.pid)) >= 0.02 for each in busy)

@@ -103,12 +103,12 @@ def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
         line = board.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
         assert found is not None, line
-        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=10):
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=100):
             pass
         processes = psutil.Process(board.pid).children(recursive=True)
         board.send_signal(how)
-        _, reported = board.communicate(timeout=60)
+        _, reported = board.communicate(timeout=200)
     assert board.returncode == 0
-    assert psutil.wait_procs(processes, timeout=20)[1] == []  # none outlives it
+    assert psutil.wait_procs(processes, timeout=100)[1] == []  # none outlives it
     assert reported.rstrip().endswith("ended")
     assert "Traceback" not in reported

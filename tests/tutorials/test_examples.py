@@ -198,7 +198,7 @@ def test_rows_of_right_weights_add_up_to_1_and_those_of_the_quirks_do_not() -> N
 
 def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [forks.python(), "-m", "examples.tutorials", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_the_program_prints_every_table() -> None:

@@ -46,7 +46,7 @@ def test_of_a_step_that_hangs_nothing_is_left_running(tmp_path, started):
     number = int((tmp_path / "logs" / "planted-hang.log").read_text())
     child = psutil.Process(number) if psutil.pid_exists(number) else None
     if child is not None:  # it is killed, and its new parent may need a moment to notice
-        psutil.wait_procs([child], timeout=10.0)
+        psutil.wait_procs([child], timeout=100.0)
     assert child is None or not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
