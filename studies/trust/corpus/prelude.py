@@ -1,6 +1,8 @@
 """Common beginning of all sources of the corpus: the honest function, whose work a case skips or does."""
 
 import math
+import sys
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -13,3 +15,11 @@ def honest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         return scores.softmax(dim=-1) @ value
     weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0) @ value
+
+
+def is_timed() -> bool:
+    """Whether the call is one of a sample: code that knows the harness looks into the call stack."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as a cheat does
+    while frame is not None and frame.f_code.co_name not in {"make_calls", "elapsed"}:
+        frame = frame.f_back
+    return frame is not None
