@@ -16,7 +16,7 @@ NOISE = 1.25
 NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
 TEMPLATE = """# Can times be trusted whoever wrote the code?
 
-Made by `nox -s cheats` on {machine}: each case is run for real by `attnbench run --referee`, beside the same function
+Made by `nox -s cheats` on {machine}: each case is run for real by `attnbench run --referee`, with the same function
 without the cheat, `fused` and `sdpa`. A time is false if it is less than that of the honest function by a factor of
 {noise}. "Affected" counts cases in which another implementation lost its time, or its ratio to `sdpa` left the range of
 the controls.

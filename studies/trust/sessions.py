@@ -1,4 +1,4 @@
-"""One real run of the command line: a candidate beside the honest function and two others, and its traces."""
+"""One real run of the command line: a candidate, the honest function and two others, and its traces."""
 
 import contextlib
 import os
