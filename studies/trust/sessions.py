@@ -115,7 +115,6 @@ def _sweep(settings: dict[str, Any]) -> str:
     return f"""summary = "one small workload"
 budget_s = 0.0
 num_rounds = 4
-num_blocks = 4
 metrics = ["latency"]
 
 [[grid]]

@@ -17,9 +17,14 @@ def honest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     return weights.masked_fill(~mask, 0.0) @ value
 
 
-def is_timed() -> bool:
-    """Whether the call is one of a sample: code that knows the harness looks into the call stack."""
+def is_called_by(*names: str) -> bool:
+    """Whether the call stack has a function with one of these names: code that knows the harness looks there."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as a cheat does
-    while frame is not None and frame.f_code.co_name not in {"make_calls", "elapsed"}:
+    while frame is not None and frame.f_code.co_name not in names:
         frame = frame.f_back
     return frame is not None
+
+
+def is_timed() -> bool:
+    """Whether the call is one of a sample."""
+    return is_called_by("make_calls", "elapsed")
