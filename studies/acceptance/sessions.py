@@ -22,7 +22,6 @@ import pandas as pd
 
 from attnbench.processes.worker_client import ROOT, module_path
 from studies.acceptance.spent import spent
-from studies.detection import blind
 from studies.frame import Row
 
 WAITING = '''"""Textbook attention, and then a wait of a share of its own time."""
@@ -78,6 +77,8 @@ LOOP_WARM_S = 0.3
 LINE = re.compile(r"^(.+): ([0-9.]+) us \(.* ratio to the first ([0-9.]+)$")
 """A line of the plain loop: name, microseconds, ratio."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+RIGHT = STUDIES / "studies" / "detection" / "blind.tar.xz"
+"""Right functions by authors who had not seen the probes; studies/detection/blind.py says more."""
 NUM_KINDS = 20
 """Kinds of honest functions in W6."""
 
@@ -269,7 +270,7 @@ def honest(number: int, *, num_busy: int) -> Row:
 
 def honest_kind(number: int, to: Path) -> str:
     """Write one of NUM_KINDS right functions, spread over those of the archive; return its name."""
-    with tarfile.open(blind.ARCHIVE) as archive:
+    with tarfile.open(RIGHT) as archive:
         names = sorted(name for name in archive.getnames() if name.startswith("honest/h"))
         name = names[number % NUM_KINDS * len(names) // NUM_KINDS]
         source = archive.extractfile(name)
