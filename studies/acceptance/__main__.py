@@ -225,7 +225,7 @@ def _trust() -> Iterator[Test]:
         title="cheats and contaminations under --referee",
         limit="no false time, no affected bystander",
         number=len(cheats.CASES),
-        seconds=14,
+        seconds=15,
         take=cheats.take,
         judge=cheats.judge,
     )

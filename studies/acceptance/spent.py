@@ -12,8 +12,8 @@ NUM_CALLS, START_S = 1, 6
 def spent(journal: Path) -> dict[str, float]:
     """Divide the seconds of a run, up to its last event.
 
-    `between` has the starts of processes, messages, waits and the reading of answers; `before`, besides checks and
-    ceilings, imports, profiling and other metrics.
+    `between` has the starts of processes, messages, waits and the reading of answers; `before and after` has imports,
+    profiling and other metrics.
     """
     events = [json.loads(line) for line in journal.read_bytes().splitlines()]
     visits = [event for event in events if event["type"] == "visit_finished"]
@@ -38,7 +38,7 @@ def spent(journal: Path) -> dict[str, float]:
         "between": timing_s - sum(seconds.values()) - calls_s,
         "checks": checks_s,
         "ceilings": ceilings_s,
-        "before": run_s - timing_s - checks_s - ceilings_s,
+        "before and after": run_s - timing_s - checks_s - ceilings_s,
     }
     return parts | {"run": run_s, "timing": timing_s}
 
@@ -49,4 +49,5 @@ def _seconds(sample: list[Any]) -> float:
 
 if __name__ == "__main__":
     found = spent(Path(sys.argv[1]) / "journal.jsonl")
-    sys.stdout.writelines(f"{value:9.2f} s {value / found['run']:7.1%}  {name}\n" for name, value in found.items())
+    run_s = max(found["run"], 1e-9)
+    sys.stdout.writelines(f"{value:9.2f} s {value / run_s:7.1%}  {name}\n" for name, value in found.items())

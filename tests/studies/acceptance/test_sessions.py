@@ -93,7 +93,7 @@ def test_the_parts_of_a_run_add_up_to_its_time(tmp_path):
         "between": 2.0,
         "checks": 1.5,
         "ceilings": 0.5,
-        "before": 2.0,
+        "before and after": 2.0,
     }
 
 
