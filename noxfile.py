@@ -221,7 +221,7 @@ def audit(session: nox.Session) -> None:
 
 @nox.session
 def cheats(session: nox.Session) -> None:
-    """Run cheats and contaminations for real: renew results/gallery/trust (long; -- --short)."""
+    """Run cheats and contaminations under --referee: renew results/gallery/trust (half an hour)."""
     install(session)
     folder = str(RESULTS / "gallery" / "trust")
     session.run("python", "-m", "studies.trust", "--to", folder, *session.posargs)

@@ -44,7 +44,6 @@ OTHERS = {
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
-    "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "places/places.md": "all tests on other instruction sets, at other addresses, and in other surroundings",
     "first_answer/first_answer.md": "how soon a check answers",

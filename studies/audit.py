@@ -127,7 +127,6 @@ def planned(workloads: Sequence[Workload], seed: int, num_visits: int) -> Plan:
         budget_s=0.0,
         num_rounds=num_visits,
         num_blocks=3,
-        visit_s=0.4,
     )
 
 

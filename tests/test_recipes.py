@@ -51,7 +51,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,), timeout_s: float = 240) -> str:
+def command(arguments: list[str], folder: Path, allowed: tuple[int, ...] = (0,), timeout_s: float = 600) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "120", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}

@@ -1,6 +1,6 @@
-"""`python -m studies.acceptance V1 V4 --sessions 5`: tests of the method's promises, V1 to V9.
+"""`python -m studies.acceptance W1 V4 --sessions 5`: tests of the method's promises, W1 to W7 and V1 to V9.
 
-Real sessions have a known truth; V2, V3 and V5 also simulate worlds. Each session is stored when it ends, so that an
+Real sessions have a known truth; V2 and V3 also simulate worlds. Each session is stored when it ends, so that an
 interrupted study can be resumed. `--list` prints what each test costs. `--old TREE` also runs an older attnbench from a
 checkout, in turns with this one. G1 to G5, for CUDA devices, are in on_cuda.py.
 """
@@ -13,24 +13,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Annotated
 
 import typer
 
 from attnbench.units import markdown_table
 from studies import frame
-from studies.acceptance import absolute, method, sessions
+from studies.acceptance import method, printed, sessions
 from studies.acceptance.method import COVERAGE
 from studies.acceptance.outcome import Outcome, at_least, at_most
+from studies.acceptance.rivals import LOOP, OURS
+from studies.acceptance.sessions import NEVER, PRODUCT
 from studies.frame import Row
+from studies.trust import __main__ as cheats
 
 FOLDER = Path("results/gallery/acceptance")
-FALSE, NEAR, CLOSE, EQUAL = 0.05, 0.1, 0.03, 0.7
-"""Limits: false verdicts (share), error of a time, width of "the same time" (both relative), and the share of equal
-comparisons that must be called equal."""
-BUDGET_S, OURS = 10.0, "attnbench"
-WITH_OLD, OLD = ("V1", "V4", "V6", "V8"), ", older"
+FALSE, NEAR = 0.05, 0.1
+"""Limits: false verdicts (share), and the error of a time next to other work (relative)."""
+ERROR_OF_LOOP = 1.2
+"""Largest error of a ratio, over that of the plain loop in the same time."""
+SHARES = {10.0: 0.5, 30.0: 0.6, 240.0: 0.7}
+"""Smallest share of samples in the time of a run, by its budget in seconds."""
+WITH_OLD, OLD = ("W1", "W2", "W4", "W5"), ", older"
 """Tests that `--old` runs with an older attnbench, too, and the suffix of their names."""
 Take = Callable[..., Sequence[Row]]
 """Runs the session of this number; those of `WITH_OLD` also take the tree of the package."""
@@ -50,7 +55,7 @@ class Test:
     judge: Judge
 
 
-def _one(take: Callable[..., Row], number: int, **settings: float | bool | Path) -> list[Row]:
+def _one(take: Callable[..., Row], number: int, **settings: float | bool | str | Path) -> list[Row]:
     return [take(number, **settings)]
 
 
@@ -74,9 +79,23 @@ def _planted(rows: Sequence[Row], least: float) -> tuple[str, bool]:
     return found, slower >= least * len(rows) and equal == 0
 
 
-def _identical(rows: Sequence[Row]) -> tuple[str, bool]:
-    slower = _count(rows, "slower")
-    return f"slower in {at_most(slower, len(rows))}; equal in {_count(rows, 'equivalent')}", slower == 0
+def _against_loop(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Judge a planted slowdown whose size is that of the plain loops of all sessions: their median."""
+    truth = median(row["loop"] for row in rows)
+    words, is_found = _planted(rows, least=1 - FALSE)
+    covered, is_covered = _covered([row | {"share": truth - 1} for row in rows])
+    ratios = ", ".join(f"{each:.3f}" for each in sorted(row["loop"] for row in rows))
+    return f"{words}; plain loops {ratios}; {covered}", is_found and is_covered
+
+
+def _identical(rows: Sequence[Row], least_equal: float = 0.0) -> tuple[str, bool]:
+    """Judge identical files: never slower or, where equal is expected, never faster either."""
+    equal = _count(rows, "equivalent")
+    false = _count(rows, "slower", *["faster"] * bool(least_equal))
+    words = (
+        f"{'false' if least_equal else 'slower'} in {at_most(false, len(rows))}; equal in {at_least(equal, len(rows))}"
+    )
+    return words, false == 0 and equal >= least_equal * len(rows)
 
 
 def _covered(rows: Sequence[Row]) -> tuple[str, bool]:
@@ -96,53 +115,119 @@ def _neighbours(rows: Sequence[Row]) -> tuple[str, bool]:
 
 
 def _honest(rows: Sequence[Row]) -> tuple[str, bool]:
-    without = [row["status"] for row in rows if row["status"] != "ok"]
+    without = [f"{row['kind']} {row['status']}" for row in rows if row["status"] != "ok"]
     words = f": {', '.join(sorted(set(without)))}" if without else ""
-    return f"no time in {at_most(len(without), len(rows))}{words}", not without
+    kinds = len({row["kind"] for row in rows})
+    return f"no time in {at_most(len(without), len(rows))}{words}; {kinds} kinds", not without
 
 
-def _quick(rows: Sequence[Row]) -> tuple[str, bool]:
-    truth = sessions.true_ratios(rows)
-    decided = {"beyond 1.2": (1.2, math.inf, 1.0), "1.1 to 1.2": (1.1, 1.2, 0.9)}
-    words, passes = [], True
-    for name, (low, high, share) in decided.items():
-        own = [row for row in rows if math.log(low) <= abs(truth[row["cell"]]) < math.log(high)]
-        right = sum(row["verdict"] == ("slower" if truth[row["cell"]] > 0 else "faster") for row in own)
-        words.append(f"{name}: {at_least(right, len(own))}")
-        passes &= right >= share * len(own)
-    close = [row for row in rows if abs(truth[row["cell"]]) <= math.log1p(CLOSE)]
-    equal = _count(close, "equivalent")
-    words.append(f"equal of those within 3 %: {at_least(equal, len(close))}")
-    longest = max(row["elapsed_s"] for row in rows)
-    return f"{'; '.join(words)}; {longest:.0f} s at most", passes and equal >= EQUAL * len(close)
-
-
-def _by_tool(rows: Sequence[Row], key: str) -> dict[str, dict[str, list[float]]]:
-    """Group the numbers of each tool by its statistics or rules."""
-    grouped: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _errors(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Compare the RMS error of the ratio with that of the plain loop, and with the best statistic of each tool."""
+    logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if key in row:
-            grouped[row["tool"]][row[key]].append(row["log" if key == "statistic" else "alarms"])
-    return grouped
+        logs[row["tool"]][row["statistic"]].append(row["log"])
+    errors = {
+        tool: min(math.sqrt(mean(log**2 for log in each)) for each in found.values()) for tool, found in logs.items()
+    }
+    own, others = errors[OURS], [error for tool, error in errors.items() if tool not in {OURS, LOOP}]
+    passes = own <= ERROR_OF_LOOP * errors.get(LOOP, 0.0) and all(own < error for error in others)
+    return ", ".join(f"{tool} {error:.2%}" for tool, error in sorted(errors.items(), key=lambda each: each[1])), passes
 
 
-def _against_rivals(rows: Sequence[Row], *, is_planted: bool) -> tuple[str, bool]:
-    """Compare with rivals: closest to equal on the same code, at most 5 % false alarms, 95 % of slowdowns found."""
-    words, passes, rules, bound = [], True, _by_tool(rows, "rule"), at_least if is_planted else at_most
-    if not is_planted:
-        errors = {
-            tool: min(math.sqrt(mean(log**2 for log in logs)) for logs in own.values())
-            for tool, own in _by_tool(rows, "statistic").items()
-        }
-        passes = errors[OURS] <= min(errors.values())
-        words = [f"RMS {error:.2%} {tool}" for tool, error in errors.items()]
-    for tool, own in sorted(rules.items(), key=lambda item: item[0] != OURS):
-        counts = [f"{bound(int(sum(alarms)), len(alarms))} by {rule}" for rule, alarms in own.items()]
-        words.append(f"{tool}: {', '.join(counts)}")
-    (alarms,) = rules[OURS].values()
-    share = sum(alarms) / len(alarms)
-    return f"{'found' if is_planted else 'alarms'}: {'; '.join(words)}", passes and (
-        share >= 1 - FALSE if is_planted else share <= FALSE
+def _spending(rows: Sequence[Row], least: float) -> tuple[str, bool]:
+    """Judge the share of samples in the time of a run; the words have the share of each part, in the median."""
+    known = [row for row in rows if "spent" in row]
+    if not known:
+        return "no session ended", False
+    run = median(row["spent"]["samples"] / row["spent"]["run"] for row in known)
+    command = median(row["spent"]["samples"] / row["command_s"] for row in known)
+    timing = median(row["spent"]["samples"] / row["spent"]["timing"] for row in known)
+    parts = {
+        name: median(row["spent"][name] / row["spent"]["run"] for row in known)
+        for name in known[0]["spent"]
+        if name not in {"samples", "run", "timing"}
+    }
+    others = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
+    words = f"{run:.0%} of the run, {command:.0%} of the command, {timing:.0%} from the first sample on; {others}"
+    return words, run >= least
+
+
+def _printed_times() -> Iterator[Test]:
+    """W1: the printed time."""
+    for threads, length in itertools.product((1, 2), (32, 128, 256, 512, 1024)):
+        yield Test(
+            id=f"W1 {threads} threads, T={length}",
+            title=f"time of sdpa, fused and a user's function, {threads} threads, T={length}, and of a plain loop",
+            limit=f"within {printed.MEDIAN_LIMIT:.0%} in the median, no reading beyond {printed.LIMIT:.0%}",
+            number=5,
+            seconds=75,
+            take=partial(printed.session, num_threads=threads, seq_len=length),
+            judge=printed.judge,
+        )
+
+
+def _budgets() -> Iterator[Test]:
+    """W2 to W5: what a budget of seconds can show."""
+    yield Test(
+        id="W2",
+        title="an extra product of about 3 % of 0.5 ms, 2 threads, 5 s",
+        limit=f"slower in 95 %, equivalent in none; the interval covers the plain loops' ratio in {COVERAGE[0]:.0%}",
+        number=40,
+        seconds=19,
+        take=partial(_one, sessions.compare, code=PRODUCT, share=0.03, budget_s=5.0, num_threads=2, loop_s=3.0),
+        judge=_against_loop,
+    )
+    yield Test(
+        id="W3",
+        title="identical files, 2 threads, 5 s",
+        limit="equal in 95 %, false in none",
+        number=60,
+        seconds=9,
+        take=partial(_one, sessions.compare, code=PRODUCT, budget_s=5.0, num_threads=2),
+        judge=partial(_identical, least_equal=1 - FALSE),
+    )
+    for budget_s in (5.0, 10.0, 30.0):
+        yield Test(
+            id=f"W4 {budget_s:g} s",
+            title=f"RMS error of the ratio of identical code by each tool in {budget_s:g} s",
+            limit=f"at most {ERROR_OF_LOOP:g} times the plain loop's, smaller than all others'",
+            number=20,
+            seconds=5 * budget_s + 10,
+            take=partial(sessions.rivals, budget_s=budget_s),
+            judge=_errors,
+        )
+    for budget_s, least in SHARES.items():
+        yield Test(
+            id=f"W5 {budget_s:g} s",
+            title=f"the share of samples in {budget_s:g} s of compare",
+            limit=f"{least:.0%} of the run at least",
+            number=3,
+            seconds=budget_s + 4,
+            take=partial(_one, sessions.compare, code=PRODUCT, budget_s=budget_s, smallest_effect=NEVER, num_threads=2),
+            judge=partial(_spending, least=least),
+        )
+
+
+def _trust() -> Iterator[Test]:
+    """W6 and W7: honest code always has a time, and cheats have no false one."""
+    for busy in (0, 3):
+        yield Test(
+            id=f"W6 {busy} busy",
+            title=f"short runs of {sessions.NUM_KINDS} kinds of honest functions next to {busy} busy processes, 1.5 s",
+            limit="a time in all",
+            number=50,
+            seconds=7 + busy,
+            take=partial(_one, sessions.honest, num_busy=busy),
+            judge=_honest,
+        )
+    yield Test(
+        id=cheats.NAME,
+        title="cheats and contaminations under --referee",
+        limit="no false time, no affected bystander",
+        number=len(cheats.CASES),
+        seconds=15,
+        take=cheats.take,
+        judge=cheats.judge,
     )
 
 
@@ -230,52 +315,6 @@ def _planted_slowdowns() -> Iterator[Test]:
         )
 
 
-def _tables() -> Iterator[Test]:
-    """V5: the answers of whole tables."""
-    yield Test(
-        id="V5",
-        title="the quick sweep, right decisions by the true ratio (the median of all sessions)",
-        limit="all beyond 1.2, 90 % of 1.1 to 1.2, 70 % of those within 3 % equal, 240 s",
-        number=4,
-        seconds=260,
-        take=sessions.sweep,
-        judge=_quick,
-    )
-    yield Test(
-        id="V5 simulated",
-        title=f"simulated tables of 120 comparisons, 16 processes, margin {method.MARGIN:.1%}",
-        limit=f"99 % limit of false differences among the named at most {FALSE:.0%}",
-        number=20,
-        seconds=0.1,
-        take=method.tables,
-        judge=method.judge_tables,
-    )
-
-
-def _tools_and_times() -> Iterator[Test]:
-    """V7 and V8: other tools on the same code, and the time of a plain loop."""
-    for name, share in (("slower", 0.05), ("same", 0.0)):
-        yield Test(
-            id=f"V7 {name}",
-            title=f"{f'a slowdown of {share:.0%}' if share else 'identical code'} by every tool, {BUDGET_S:g} s each",
-            limit="found in 95 %" if share else "nearer to equal than every rival's best statistic; 5 % alarm",
-            number=20,
-            seconds=47,
-            take=partial(sessions.rivals, share=share, budget_s=BUDGET_S),
-            judge=partial(_against_rivals, is_planted=bool(share)),
-        )
-    for threads, length in itertools.product((1, 2), (32, 128, 512, 1024)):
-        yield Test(
-            id=f"V8 {threads} threads, T={length}",
-            title=f"sdpa, fused and a function by attnbench and by a plain loop, {threads} threads, T={length}",
-            limit=f"within {absolute.MEDIAN_LIMIT:.0%} in the median, no reading beyond {absolute.LIMIT:.0%}",
-            number=5,
-            seconds=45,
-            take=partial(absolute.session, num_threads=threads, seq_len=length),
-            judge=absolute.judge,
-        )
-
-
 def _next_to_others() -> Iterator[Test]:
     """V9: other work on the machine never becomes a false time or a finding."""
     for busy, threads, by_fixture in itertools.product((1, 2), (1, 2), (False, True)):
@@ -289,18 +328,9 @@ def _next_to_others() -> Iterator[Test]:
             take=partial(_one, sessions.neighbour, num_busy=busy, num_threads=threads, by_fixture=by_fixture),
             judge=_neighbours,
         )
-    yield Test(
-        id="V9 honest",
-        title="an honest function next to 3 busy processes, 1.5 s",
-        limit="a time in all, doubtful or not",
-        number=40,
-        seconds=7,
-        take=partial(_one, sessions.honest, num_busy=3),
-        judge=_honest,
-    )
 
 
-GROUPS = (_identical_code, _false_shares, _planted_slowdowns, _tables, _tools_and_times, _next_to_others)
+GROUPS = (_printed_times, _budgets, _trust, _identical_code, _false_shares, _planted_slowdowns, _next_to_others)
 TESTS = {test.id: test for group in GROUPS for test in group()}
 """All tests, with the numbers of sessions that their limits need."""
 
@@ -330,6 +360,8 @@ def outcome(test: Test, folder: Path, engine: str = "") -> Outcome | None:
     """Judge a test by its sessions, with engine=OLD by those of the older tree; None without any."""
     if not (rows := frame.rows(folder, test.id + engine)):
         return None
+    if engine:  # other tools were measured once
+        rows += [row for row in frame.rows(folder, test.id) if row.get("tool", OURS) != OURS]
     found, passes = test.judge(rows)
     return Outcome(id=test.id + engine, title=test.title, limit=test.limit, found=found, passes=passes)
 

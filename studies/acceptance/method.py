@@ -1,4 +1,4 @@
-"""V2, V3 and V5 in simulated worlds: false alarms, coverage and power of the verdicts.
+"""V2 and V3 in simulated worlds: false alarms, coverage and power of the verdicts.
 
 The verdicts are those of statistics/verdict.py, at every look, for hundreds of sessions at once. In a world, each arm
 has a bias in each process, and all comparisons of a workload share the baseline's. Blocks add noise: normal, with
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.statistics.verdict import LOOKS, effect, half_widths, holm_level, judge, p_values
-from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.statistics.verdict import LOOKS, half_widths, holm_level, p_values
+from attnbench.storage.records import FALSE_SHARE
 from attnbench.workloads.sweep import SMALLEST_EFFECT
-from studies.acceptance.outcome import at_least, upper_limit
+from studies.acceptance.outcome import upper_limit
 from studies.frame import Row
 
 Floats = NDArray[np.float32]
@@ -63,11 +63,11 @@ SLOWDOWNS = {
 
 def noise_pool(world: World, draws: np.random.Generator) -> Floats:
     """Draw the noise in the number of a process, which is a median over its blocks (POOL,)."""
-    logs = world.noise * draws.standard_normal((3, POOL // 16, NUM_BLOCKS), dtype=np.float32)
+    logs = world.noise * draws.standard_normal((2, POOL // 16, NUM_BLOCKS), dtype=np.float32)
     if world.spikes:
         logs += (draws.random(logs.shape) < world.spikes) * draws.exponential(SPIKE, logs.shape)
-    arm, base, control = logs
-    numbers = (np.median(arm - base, axis=1) + np.median(arm - control, axis=1)) / 2
+    arm, base = logs
+    numbers = np.median(arm - base, axis=1)
     pool: Floats = numbers[draws.integers(len(numbers), size=POOL)].astype(np.float32)
     return pool
 
@@ -188,33 +188,3 @@ def judge_power(found: Sequence[Row]) -> tuple[str, bool]:
     most = upper_limit(equal, number)
     is_fine = most <= LARGEST_EQUAL and all(each.slower >= POWER * each.num_cells for each in totals.values())
     return f"{'; '.join(words)}; called equal: {equal} of {number}, 99 % limit {most:.2%}", is_fine
-
-
-MARGIN = 0.075
-"""Margin of the quick sweep."""
-
-
-def tables(number: int, num_tables: int = 10, num_processes: int = 16, spread: float = 0.03) -> list[Row]:
-    """V5: judge tables of 120 comparisons: half differ by 1.2 to 6 times, 15 % by 1.1 to 1.2, the others by 3 %."""
-    draws, counted = np.random.default_rng(number), []
-    for _ in range(num_tables):
-        sizes = np.log(np.concatenate([draws.uniform(1.2, 6, 60), draws.uniform(1.1, 1.2, 18)]))
-        truth = np.concatenate([draws.choice([-1, 1], len(sizes)) * sizes, draws.uniform(-0.03, 0.03, 42)])
-        spreads = spread * np.exp(0.5 * draws.standard_normal(len(truth)))  # cells are not equally noisy
-        taken = truth[:, None] + spreads[:, None] * draws.standard_normal((len(truth), num_processes))
-        judged = judge({place: effect(row) for place, row in enumerate(taken)}, MARGIN, expects_differences=True)
-        due = [Verdict.slower if log > 0 else Verdict.faster for log in truth]
-        is_right = [judged[place].verdict is due[place] for place in range(len(truth))]
-        is_named = [each.verdict in {Verdict.slower, Verdict.faster} for each in judged.values()]
-        false = sum(named and not right for named, right in zip(is_named[:78], is_right[:78], strict=True))
-        counts = {"far": sum(is_right[:60]), "near": sum(is_right[60:78]), "named": sum(is_named)}
-        counted.append({**counts, "false": false + sum(is_named[78:])})
-    return counted
-
-
-def judge_tables(found: Sequence[Row]) -> tuple[str, bool]:
-    """Count the differences found and the false ones among those that were named."""
-    far, near, named, false = (sum(int(row[name]) for row in found) for name in ("far", "near", "named", "false"))
-    most = upper_limit(false, named)
-    words = f"beyond 1.2: {at_least(far, 60 * len(found))}; 1.1 to 1.2: {at_least(near, 18 * len(found))}"
-    return f"{words}; false among the named: {false} of {named}, 99 % limit {most:.3%}", most <= FALSE_SHARE

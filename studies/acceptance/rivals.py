@@ -1,10 +1,11 @@
-"""Popular tools, each driven as its users do: A to its end, then B. One session of V7.
+"""Popular tools, each driven as its users do, and the plain loop. One session of W4.
 
-    python -m studies.acceptance.rivals base.py candidate.py 5 SEED
+    python -m studies.acceptance.rivals base.py candidate.py 5 SEED [TOOL ...]
 
-Both files define a function `mine`. The session prints a row in JSON for each statistic and rule of each tool,
-including attnbench. Each tool has half of the time for A and half for B, including calibration and warm-up; starting an
-interpreter, importing torch and collecting tests are free. A rule decides "they differ" from the two lists of times.
+Both files define a function `mine`. The session prints a row in JSON for each statistic of each tool: the logarithm of
+the ratio of both times. Tools other than attnbench and the plain loop measure A to its end, then B, each in half of the
+time, including calibration and warm-up; starting an interpreter, importing torch and collecting tests are free, except
+for attnbench.
 """
 
 import contextlib
@@ -23,24 +24,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies.acceptance.sessions import LOOP_WARM_S, NEVER, plain_loop
 from studies.frame import Row
 
 Times = Sequence[float]
 Call = Callable[[], object]
-Rule = Callable[[Times, Times], bool]
 
-ALPHA = 0.05
-OURS = "attnbench"
+OURS, LOOP = "attnbench", "plain loop"
 AXES: dict[str, Any] = {"seq_len": 256, "mask": "none", "direction": "inference"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A tool: its times of a call within a number of seconds, its statistics, and its users' rules."""
+    """A tool: its times of a call within a number of seconds, and its statistics."""
 
     measure: Callable[[Call, float], Times]
     statistics: Mapping[str, Callable[[Times], Any]]
-    rules: Mapping[str, Rule]
 
 
 # ---- pytest-benchmark ----------------------------------------------------------------------------------------------
@@ -125,12 +124,6 @@ def _torch_timer(call: Call, share_s: float) -> Times:
     return times
 
 
-def _quartiles_apart(a: Times, b: Times) -> bool:
-    """Whether the ranges from the first to the third quartile, printed by Measurement as IQR, do not overlap."""
-    (low_a, high_a), (low_b, high_b) = np.percentile(a, (25, 75)), np.percentile(b, (25, 75))
-    return bool(low_a > high_b or low_b > high_a)
-
-
 # ---- pyperf --------------------------------------------------------------------------------------------------------
 
 _runners: list[Any] = []  # it allows one Runner for each process
@@ -168,67 +161,41 @@ def _bench(runner: Any, call: Call) -> Any:  # noqa: ANN401 - pyperf's Runner an
         return runner.bench_func(name, call)
 
 
-def _pyperf_t_test(a: Times, b: Times) -> bool:
-    """Apply compare_to's test: Student's t at 95 %; it needs the same number of values for A and B.
-
-    Source: https://github.com/psf/pyperf/blob/main/pyperf/_utils.py, is_significant
-    """
-    from pyperf._utils import is_significant
-
-    number = min(len(a), len(b))
-    return bool(is_significant(list(a[:number]), list(b[:number]))[0])
-
-
-def _mann_whitney(a: Times, b: Times) -> bool:
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(a, b).pvalue) < ALPHA
-
-
 RIVALS = {
     "pytest-benchmark": Rival(
-        measure=_pytest_benchmark,
-        statistics={"mean": np.mean, "median": np.median, "min": np.min},
-        rules={  # --benchmark-compare-fail fails if the later one takes over 5 % longer, in that direction alone
-            "compare-fail mean:5%": lambda a, b: bool(np.mean(b) / np.mean(a) > 1.05),  # noqa: PLR2004 - as named
-            "compare-fail min:5%": lambda a, b: bool(np.min(b) / np.min(a) > 1.05),  # noqa: PLR2004 - as named
-            "Mann-Whitney on rounds": _mann_whitney,
-        },
+        measure=_pytest_benchmark, statistics={"mean": np.mean, "median": np.median, "min": np.min}
     ),
-    "torch blocked_autorange": Rival(
-        measure=_torch_timer,
-        statistics={"median": np.median, "mean": np.mean},
-        rules={"IQRs apart": _quartiles_apart, "Mann-Whitney on blocks": _mann_whitney},
-    ),
-    "pyperf": Rival(
-        measure=_pyperf,
-        statistics={"mean": np.mean, "median": np.median},
-        rules={"compare_to (t test)": _pyperf_t_test},
-    ),
+    "torch Timer": Rival(measure=_torch_timer, statistics={"median": np.median, "mean": np.mean}),
+    "pyperf": Rival(measure=_pyperf, statistics={"mean": np.mean, "median": np.median}),
 }
 
 
-def ours(base: str, candidate: str, budget_s: float, seed: int) -> list[Row]:
-    """Run one comparison by attnbench in fresh processes, as a test does."""
+def ours(files: Sequence[str], budget_s: float, seed: int) -> list[Row]:
+    """Run one comparison by attnbench in fresh processes, as a test does, until its budget is spent."""
     from attnbench.pytest_plugin import AttentionBench
 
-    found = AttentionBench(seed)(f"{candidate}:mine", f"base={base}:mine", budget_s=budget_s, false_share=ALPHA, **AXES)
-    alarms = float(str(found.verdict) in {"slower", "faster"})
-    return [
-        {"tool": OURS, "statistic": "ratio", "log": float(np.log(found.ratio))},
-        {"tool": OURS, "rule": "verdict", "alarms": alarms},
-    ]
+    base, candidate = files
+    found = AttentionBench(seed)(
+        f"{candidate}:mine", f"base={base}:mine", budget_s=budget_s, smallest_effect=NEVER, **AXES
+    )
+    return [{"tool": OURS, "statistic": "ratio", "log": float(np.log(found.ratio))}]
 
 
-def theirs(tool: str, calls: tuple[Call, Call], budget_s: float) -> list[Row]:
-    """Time A to its end, then B, each in half of the budget; a row for each statistic and each rule."""
+def loop(files: Sequence[str], budget_s: float) -> list[Row]:
+    """Run examples/plain_loop.py: single calls of both in random order."""
+    specs = [f"{file}:mine" for file in files]
+    found = plain_loop(specs, Path.cwd(), seconds=budget_s / 2 - LOOP_WARM_S, seq_len=AXES["seq_len"])
+    return [{"tool": LOOP, "statistic": "ratio", "log": float(np.log(found[1][1]))}]
+
+
+def theirs(tool: str, files: Sequence[str], budget_s: float) -> list[Row]:
+    """Time A to its end, then B, each in half of the budget; a row for each statistic."""
     rival = RIVALS[tool]
-    a, b = (rival.measure(call, budget_s / 2) for call in calls)
-    rows: list[Row] = [
+    a, b = (rival.measure(call_of(file), budget_s / 2) for file in files)
+    return [
         {"tool": tool, "statistic": name, "log": float(np.log(read(b) / read(a)))}
         for name, read in rival.statistics.items()
     ]
-    return rows + [{"tool": tool, "rule": name, "alarms": float(rule(a, b))} for name, rule in rival.rules.items()]
 
 
 def call_of(file: str) -> Call:
@@ -250,15 +217,17 @@ def call_of(file: str) -> Call:
     return call
 
 
-def main(base: str, candidate: str, budget: str, number: str) -> None:
-    """Compare by every tool, in random order, in equal time."""
-    draws, budget_s = random.Random(int(number)), float(budget)
-    calls, rows = (call_of(base), call_of(candidate)), list[Row]()
-    for tool in draws.sample([OURS, *RIVALS], len(RIVALS) + 1):
-        is_ours = tool == OURS
-        rows += ours(base, candidate, budget_s, int(number)) if is_ours else theirs(tool, calls, budget_s)
+def main(base: str, candidate: str, budget: str, number: str, *tools: str) -> None:
+    """Compare by every tool, or by the given ones, in random order, in equal time."""
+    draws, budget_s, files, rows = random.Random(int(number)), float(budget), (base, candidate), list[Row]()
+    every = tools or (OURS, LOOP, *RIVALS)
+    for tool in draws.sample(every, len(every)):
+        if tool == OURS:
+            rows += ours(files, budget_s, int(number))
+        else:
+            rows += loop(files, budget_s) if tool == LOOP else theirs(tool, files, budget_s)
     sys.stdout.write(json.dumps(rows) + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:])

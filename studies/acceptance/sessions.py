@@ -1,4 +1,4 @@
-"""Real sessions of the command line with a known truth: V1, V3 to V7 and V9.
+"""Real sessions of the command line with a known truth: V1, V3, V4, V6, V9, and W2 to W6.
 
 A session is a fresh process that runs `attnbench compare` or `attnbench run`. Its output becomes rows, and a test's
 verdict reads nothing else. `tree` is the folder with the package attnbench: this one's, or an older one's.
@@ -7,11 +7,12 @@ verdict reads nothing else. `tree` is the folder with the package attnbench: thi
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import Any
 import pandas as pd
 
 from attnbench.processes.worker_client import ROOT, module_path
-from attnbench.statistics.intervals import median
+from studies.acceptance.spent import spent
 from studies.frame import Row
 
-CODE = '''"""Textbook attention, and then a wait of a share of its own time."""
+WAITING = '''"""Textbook attention, and then a wait of a share of its own time."""
 
 from time import perf_counter
 
@@ -38,7 +39,23 @@ def mine(query, key, value):
         pass
     return context
 '''
+PRODUCT = '''"""PyTorch's attention, and a matrix product that takes some three percent of its time, or none."""
+
+import torch
+from torch.nn import functional as F
+
+SHARE, LEFT, RIGHT = {share}, torch.ones(8, 512), torch.ones(512, 256)
+
+
+def mine(query, key, value):
+    if SHARE:
+        LEFT @ RIGHT
+    return F.scaled_dot_product_attention(query, key, value)
+'''
+"""Two pairs of functions: a slowdown that is exact by construction, and one that also uses threads and caches."""
 ONE_CELL = ("seq_len=256", "mask=none", "direction=inference")
+NEVER = 1e-6
+"""A margin that no session can decide, so that it uses its whole budget."""
 FIXTURE = """
 import json, sys
 from attnbench.pytest_plugin import AttentionBench
@@ -54,33 +71,57 @@ BUSY = (sys.executable, "-c", "while True: pass")
 PROBE = "probe"
 STUDIES = Path(__file__).parents[2]
 """The folder with this package."""
+LOOP = STUDIES / "examples" / "plain_loop.py"
+LOOP_WARM_S = 0.3
+"""Seconds for which the plain loop calls each function before it times it."""
+LINE = re.compile(r"^(.+): ([0-9.]+) us \(.* ratio to the first ([0-9.]+)$")
+"""A line of the plain loop: name, microseconds, ratio."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+RIGHT = STUDIES / "studies" / "detection" / "blind.tar.xz"
+"""Right functions by authors who had not seen the probes; studies/detection/blind.py says more."""
+NUM_KINDS = 20
+"""Kinds of honest functions in W6."""
 
 
-def run_python(
-    arguments: Sequence[str], folder: Path, tree: Path = ROOT, settings: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run Python in the folder to its end, whatever its exit code; `settings` are further environment variables."""
-    environment = {**os.environ, **(settings or {}), "PYTHONPATH": module_path(tree)}
+def surroundings() -> dict[str, str]:
+    """The environment without settings of threads, which a session chooses itself."""
+    return {name: value for name, value in os.environ.items() if name not in THREADS}
+
+
+def run_python(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Python in the folder to its end, whatever its exit code, with the package attnbench of that tree."""
     return subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**surroundings(), "PYTHONPATH": module_path(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def printed(
-    arguments: Sequence[str],
-    folder: Path,
-    settings: Mapping[str, str] | None = None,
-) -> Any:  # noqa: ANN401 - whatever the program prints
+def printed(arguments: Sequence[str], folder: Path, tree: Path = ROOT) -> Any:  # noqa: ANN401 - whatever it prints
     """Run Python in the folder, and parse the last line of its output as JSON.
 
     Raises:
         RuntimeError: there is none; the message is the end of its errors.
     """
-    done = run_python(arguments, folder, settings=settings)
+    done = run_python(arguments, folder, tree)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
         raise RuntimeError(done.stderr[-2000:]) from error
+
+
+def plain_loop(
+    specs: Sequence[str], folder: Path, *, seconds: float, seq_len: int, num_threads: int = 0
+) -> list[tuple[float, float]]:
+    """Run examples/plain_loop.py as a process of its own: each function's seconds, and its ratio to the first one."""
+    command = [sys.executable, str(LOOP), *specs, f"--seq={seq_len}", f"--seconds={seconds:g}"]
+    environment = surroundings() | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - our own
+    found = [match for line in done.stdout.splitlines() if (match := LINE.match(line))]
+    return [(float(match[2]) * 1e-6, float(match[3])) for match in found]
 
 
 def cells(folder: Path) -> list[dict[str, Any]]:
@@ -104,32 +145,36 @@ def neighbours(number: int) -> Iterator[None]:
 def compare(  # noqa: PLR0913 - what makes a session
     number: int,
     *,
-    share: float,
     budget_s: float,
+    share: float = 0.0,
+    code: str = WAITING,
     is_same_file: bool = False,
     smallest_effect: float = 0.0,
     num_threads: int = 0,
     num_busy: int = 0,
+    loop_s: float = 0.0,
     tree: Path = ROOT,
 ) -> Row:
-    """Run `attnbench compare` on one cell: a function against itself, slowed down by `share`."""
+    """Run `attnbench compare` on one cell: a function against itself, slowed down by `share`.
+
+    With `loop_s`, the plain loop times both for that long before.
+    """
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
         for file, slower in (("base.py", 0.0), ("candidate.py", share)):
-            (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
+            (folder / file).write_text(code.format(share=slower), encoding="utf-8")
         sides = ["base.py:mine", "base.py:mine" if is_same_file else "candidate.py:mine"]
+        row: Row = {"session": float(number), "share": share}
+        if loop_s:
+            loop = plain_loop(sides, folder, seconds=loop_s, seq_len=256, num_threads=num_threads)
+            row["loop"] = loop[1][1]
         threads = [f"num_threads={num_threads}"] * bool(num_threads)
         options = [f"--set={each}" for each in (*ONE_CELL, *threads)]
         options += [f"--budget={budget_s:g}", f"--seed={number}", "--json"]
         options += [f"--smallest-effect={smallest_effect:g}"] * bool(smallest_effect)
         start = time.monotonic()
         done = run_python(["-P", "-m", "attnbench", "compare", *sides, *options], folder, tree)
-        row: Row = {
-            "session": float(number),
-            "share": share,
-            "elapsed_s": time.monotonic() - start,
-            "load": os.getloadavg()[0],
-        }
+        row |= {"command_s": time.monotonic() - start, "load": os.getloadavg()[0]}
         return row | _compared(done.stdout, folder)
 
 
@@ -149,6 +194,7 @@ def _compared(output: str, folder: Path) -> Row:
         "is_warned": float(bool(warnings)),
         "processes": float(len({visit["epoch"] for visit in visits})),
         "alike": float(all(map(_is_alike, visits))),
+        "spent": spent(journal),
     }
 
 
@@ -179,68 +225,66 @@ def _timed(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) ->
     axes = {"seq_len": 256, "mask": "none", "direction": "inference", "num_threads": num_threads}
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
         folder = Path(name)
-        (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
+        (folder / "mine.py").write_text(WAITING.format(share=0.0), encoding="utf-8")
         if by_fixture:
             found: Row = printed(["-c", FIXTURE, json.dumps(axes), "mine.py:mine", "sdpa"], folder)
             return {**found, "seconds": float(found["seconds"]["mine"])}
-        cell, is_warned = _cell(number, folder, axes, budget_s=6.0)
+        cell, is_warned = _cell(number, folder, axes, "mine", budget_s=6.0)
         return {"verdict": cell["verdict"], "seconds": float(cell["latency_s"]), "is_warned": is_warned}
 
 
-def _cell(number: int, folder: Path, axes: Mapping[str, object], budget_s: float) -> tuple[dict[str, Any], bool]:
-    """Return the cell of `mine.py:mine` in a run next to `sdpa`, and whether the run has warnings."""
+def _cell(
+    number: int, folder: Path, axes: Mapping[str, object], function: str, budget_s: float
+) -> tuple[dict[str, Any], bool]:
+    """Return the cell of a function of mine.py in a run next to `sdpa`, and whether the run has warnings."""
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
-    asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "sdpa", *options, f"--budget={budget_s:g}", "--json"]
-    done = run_python([*asked, f"--seed={number}"], folder)
+    specs = [f"mine=mine.py:{function}", "-i", "sdpa"]
+    done = run_python(
+        [
+            "-P",
+            "-m",
+            "attnbench",
+            "run",
+            "-i",
+            *specs,
+            *options,
+            f"--budget={budget_s:g}",
+            "--json",
+            f"--seed={number}",
+        ],
+        folder,
+    )
     (cell,) = (each for each in cells(folder) if each["implementation"] == "mine")
     return cell, bool(json.loads(done.stdout)["warnings"])
 
 
 def honest(number: int, *, num_busy: int) -> Row:
-    """Return the status of an honest function next to busy processes."""
-    axes = {"seq_len": 256, "mask": "none", "direction": "inference", "dtype": "float32", "scope": "attention"}
-    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name, neighbours(num_busy):
-        folder = Path(name)
-        (folder / "mine.py").write_text(CODE.format(share=0.0), encoding="utf-8")
-        cell, _ = _cell(number, folder, axes, budget_s=1.5)
-    return {"session": float(number), "status": str(cell["status"])}
+    """Return the status of an honest function, of one kind in turn, in a short run next to busy processes."""
+    axes = {"seq_len": 128, "mask": "none", "direction": "inference"}
+    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as place, neighbours(num_busy):
+        folder = Path(place)
+        kind = honest_kind(number, folder / "mine.py")
+        cell, _ = _cell(number, folder, axes, "attention", budget_s=1.5)
+    return {"session": float(number), "kind": kind, "status": str(cell["status"])}
 
 
-def rivals(number: int, *, share: float, budget_s: float) -> list[Row]:
-    """Compare a function with itself, slowed down by `share`, by every tool in equal time."""
+def honest_kind(number: int, to: Path) -> str:
+    """Write one of NUM_KINDS right functions, spread over those of the archive; return its name."""
+    with tarfile.open(RIGHT) as archive:
+        names = sorted(name for name in archive.getnames() if name.startswith("honest/h"))
+        name = names[number % NUM_KINDS * len(names) // NUM_KINDS]
+        source = archive.extractfile(name)
+        assert source is not None
+        to.write_bytes(source.read())
+    return Path(name).stem
+
+
+def rivals(number: int, *, budget_s: float, tree: Path = ROOT) -> list[Row]:
+    """Compare a function with itself by every tool in equal time; an older attnbench alone."""
     with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
-        folder = Path(name)
-        for file, slower in (("base.py", 0.0), ("candidate.py", share)):
-            (folder / file).write_text(CODE.format(share=slower), encoding="utf-8")
-        files = [str(folder / file) for file in ("base.py", "candidate.py")]
-        asked = ["-m", "studies.acceptance.rivals", *files, f"{budget_s:g}", str(number)]
-        return [{"session": float(number), **row} for row in printed(asked, STUDIES)]
-
-
-def sweep(number: int, *, budget_s: float = 0.0) -> list[Row]:
-    """Run a quick sweep; a row for each comparison."""
-    budget = [f"--budget={budget_s:g}"] * bool(budget_s)
-    with tempfile.TemporaryDirectory(prefix="attnbench-session-") as name:
-        start = time.monotonic()
-        run_python(["-P", "-m", "attnbench", "run", "--sweep=quick", *budget, f"--seed={number}"], Path(name))
-        elapsed_s = time.monotonic() - start
-        found = cells(Path(name))
-    return [
-        {
-            "session": float(number),
-            "cell": f"{cell['implementation']} on {cell['workload']}",
-            "ratio": float(cell["ratio"]),
-            "verdict": cell["verdict"],
-            "elapsed_s": elapsed_s,
-        }
-        for cell in found
-        if cell["verdict"] != "none" and cell["ratio"] > 0 and cell["status"] == "ok"
-    ]
-
-
-def true_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """Estimate the log ratio of each cell: the median over all sessions, equally weighted."""
-    by_cell: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        by_cell[str(row["cell"])].append(math.log(float(row["ratio"])))
-    return {cell: median(logs) for cell, logs in by_cell.items()}
+        files = [Path(name) / file for file in ("base.py", "candidate.py")]
+        for file in files:
+            file.write_text(PRODUCT.format(share=0.0), encoding="utf-8")
+        tools = ["attnbench"] * (tree != ROOT)
+        asked = ["-m", "studies.acceptance.rivals", *map(str, files), f"{budget_s:g}", str(number), *tools]
+        return [{"session": float(number), **row} for row in printed(asked, STUDIES, tree)]

@@ -1,126 +1,117 @@
-"""Judge a case: it gets no time and a reason, its true time or a wrong one; bystanders may be affected."""
+"""Judge sessions: a case gets no time, its true time or a false one; bystanders may be affected. And their table."""
 
-import statistics
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
 
-from studies.trust.corpus import Case
-from studies.trust.sessions import BASELINE, CANDIDATE, INNOCENTS, Cell, Session
+from attnbench.units import markdown_table, plain
+from studies.trust.corpus import CONTROL, Case
+from studies.trust.sessions import BASELINE, CANDIDATE, HONEST, INNOCENT, Cell, Session
 
-RATIO_NOISE = 1.25
-"""Factor by which ratios of two one-second sessions may differ beyond the range of clean sessions."""
-TIME_NOISE = 2.0
-"""Factor by which their times may differ, which other work on the machine disturbs."""
+NOISE = 1.25
+"""Factor by which ratios of times of one session may differ from those of honest ones: a smaller gain is none."""
+NO_TIME, TRUE, FALSE, LOST = OUTCOMES = ("no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST")
+TEMPLATE = """# Can times be trusted whoever wrote the code?
+
+Made by `nox -s cheats` on {machine}: each case is run for real by `attnbench run --referee`, with the same function
+without the cheat, `fused` and `sdpa`. A time is false if it is less than that of the honest function by a factor of
+{noise}. "Affected" counts cases in which another implementation lost its time, or its ratio to `sdpa` left the range of
+the controls.
+
+{summary}
+
+## All cases
+
+{cases}
+"""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the table."""
 
-    id: str
-    group: str
-    does: str
-    outcome: str  # "no time", "true time", "TIME GIVEN WRONGLY", "RUN LOST"
-    status: str
+    case: Case
+    outcome: str
     reason: str
-    names_effect: bool
-    ratio: float | None
-    clean_ratio: float | None
-    changed_bystanders: str  # in words; empty if all are as in a clean run
-    worst_bystander: float | None  # its ratio over that of a clean run
-    num_left: int
-    took_s: float
-    is_cheat: bool
-    is_contamination: bool
+    affected: str  # in words; empty if all others are as in the controls
 
     @property
     def is_good(self) -> bool:
-        """Whether there is no time, with a reason that names the effect, or the true time; and no other is affected."""
-        is_told = self.outcome == "true time" or (self.outcome == "no time" and self.names_effect)
-        return is_told and not self.changed_bystanders
+        """Whether there is no false time, and nobody else is affected."""
+        return self.outcome in {NO_TIME, TRUE} and not self.affected
 
 
-class Clean(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the honest candidate and the innocents in sessions without a cheat."""
-
-    sessions: tuple[Session, ...]
-
-    def ratios(self, name: str) -> list[float]:
-        """Return its ratios in all sessions."""
-        return [ratio for each in self.sessions if (ratio := each.cells[name].ratio) is not None]
-
-    def times(self, name: str) -> list[float]:
-        """Return its times in all sessions, freed from the effect of other work as far as possible."""
-        return [time for each in self.sessions if (time := each.cells[name].undisturbed_s) is not None]
+def judged(cases: Sequence[Case], sessions: Mapping[str, Session]) -> list[Row]:
+    """Judge all cases that have a session, by its id; the ratios of the controls are the truth for bystanders."""
+    controls = [sessions[case.id] for case in cases if case.group == CONTROL and case.id in sessions]
+    usual = {
+        name: [ratio for session in controls if (ratio := session.ratio(name, BASELINE)) is not None]
+        for name in (HONEST, INNOCENT)
+    }
+    return [row(case, sessions[case.id], usual) for case in cases if case.id in sessions]
 
 
-def row(case: Case, session: Session, clean: Clean) -> Row:
-    """Judge one case by its session and the clean ones."""
+def row(case: Case, session: Session, usual: Mapping[str, Sequence[float]]) -> Row:
+    """Judge one case by its session, and by the ratios to the baseline in honest sessions with the usual settings."""
+    outcome, reason = _outcome(session)
+    changes = [_change(session, name, [] if case.settings else usual.get(name, [])) for name in (HONEST, INNOCENT)]
+    if session.cells.get(BASELINE, Cell(status="missing")).latency_s is None:
+        changes.append(f"{BASELINE} has no time")
+    return Row(case=case, outcome=outcome, reason=reason, affected="; ".join(filter(None, changes)))
+
+
+def _outcome(session: Session) -> tuple[str, str]:
     found = session.cells.get(CANDIDATE, Cell(status="missing"))
-    outcome, reason = _outcome(case, found, session, clean)
-    changes = {name: _change(name, session, clean) for name in (BASELINE, *INNOCENTS)}
-    ratios = [_against(session.cells[name].ratio, clean.ratios(name)) for name in INNOCENTS if name in session.cells]
-    worst = max((each for each in ratios if each is not None), key=lambda each: max(each, 1 / each), default=None)
-    return Row(
-        id=case.id,
-        group=case.group,
-        does=case.does,
-        outcome=outcome,
-        status=found.status,
-        reason=reason,
-        names_effect=case.names_effect(reason),
-        ratio=found.ratio,
-        clean_ratio=statistics.median(clean.ratios(CANDIDATE)) if clean.ratios(CANDIDATE) else None,
-        changed_bystanders="; ".join(change for change in changes.values() if change),
-        worst_bystander=worst,
-        num_left=session.num_left,
-        took_s=session.took_s,
-        is_cheat=case.is_cheat,
-        is_contamination=case.is_contamination,
-    )
-
-
-def _outcome(case: Case, found: Cell, session: Session, clean: Clean) -> tuple[str, str]:
-    if session.lost and found.latency_s is None:
-        return "RUN LOST", session.lost
-    if found.latency_s is None:
-        return ("no time", found.message) if found.status != "ok" else ("no time", "it was checked and not timed")
-    if not case.is_timeable:
-        return "TIME GIVEN WRONGLY", "any time of it is wrong"
-    assert found.undisturbed_s is not None
-    if not _is_true(case, found.undisturbed_s, clean.times(CANDIDATE), TIME_NOISE):
-        share = found.undisturbed_s / statistics.median(clean.times(CANDIDATE))
-        return "TIME GIVEN WRONGLY", f"{share:.2g} of its true time"
-    if found.ratio is not None and not _is_true(case, found.ratio, clean.ratios(CANDIDATE), RATIO_NOISE):
-        return "TIME GIVEN WRONGLY", f"{_against(found.ratio, clean.ratios(CANDIDATE)):.2g} of its true ratio"
     if session.lost:
-        return "RUN LOST", session.lost
-    return "true time", ""
+        return LOST, session.lost
+    if found.latency_s is None:
+        return NO_TIME, f"{found.status}: {found.message}"
+    ratio = session.ratio(CANDIDATE, HONEST)
+    if ratio is not None and ratio < 1 / NOISE:
+        return FALSE, f"{ratio:.2g} of the honest time"
+    return TRUE, ""
 
 
-def _change(name: str, session: Session, clean: Clean) -> str:
-    """Describe a bystander's difference from a clean session, or return ""."""
-    if name not in session.cells:
-        return f"{name} is missing"
-    found, usual = session.cells[name], clean.sessions[0].cells[name]
-    if found.status != usual.status:
-        return f"{name} is {found.status}"
-    if found.undisturbed_s is None:
-        return f"{name} has no time"
-    if not _is_near(found.undisturbed_s, clean.times(name), TIME_NOISE):
-        return f"{name}: {found.undisturbed_s / statistics.median(clean.times(name)):.2g} of its time"
-    if found.ratio is not None and not _is_near(found.ratio, clean.ratios(name), RATIO_NOISE):
-        return f"{name}: {_against(found.ratio, clean.ratios(name)):.2g} of its ratio"
-    return ""
+def _change(session: Session, name: str, usual: Sequence[float]) -> str:
+    """Describe a bystander's difference from an honest session, or return ""."""
+    cell = session.cells.get(name, Cell(status="missing"))
+    if cell.latency_s is None:
+        return f"{name} has no time ({cell.status})"
+    ratio = session.ratio(name, BASELINE)
+    if ratio is None or not usual or min(usual) / NOISE <= ratio <= max(usual) * NOISE:
+        return ""
+    return f"{name}: {ratio / median(usual):.2g} of its ratio"
 
 
-def _is_true(case: Case, value: float, usual: Sequence[float], noise: float) -> bool:
-    return _is_near(min([value, *usual]) if case.slows_itself else value, usual, noise)
+def words(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Summarise the rows in one sentence, and whether all are good."""
+    counts = Counter(row.outcome for row in rows)
+    affected = sum(bool(row.affected) for row in rows)
+    bad = [row.case.id for row in rows if not row.is_good]
+    text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    return f"{text}; bystanders affected in {affected} of {len(rows)}{': ' * bool(bad)}{', '.join(bad)}", not bad
 
 
-def _is_near(value: float, usual: Sequence[float], noise: float) -> bool:
-    return not usual or min(usual) / noise <= value <= max(usual) * noise
-
-
-def _against(value: float | None, usual: Sequence[float]) -> float | None:
-    return None if value is None or not usual else value / statistics.median(usual)
+def markdown(rows: Sequence[Row], machine: str) -> str:
+    """Format the whole report."""
+    summary = []
+    for group in dict.fromkeys(row.case.group for row in rows):
+        of_group = [row for row in rows if row.case.group == group]
+        counts = Counter(row.outcome for row in of_group)
+        affected = sum(bool(row.affected) for row in of_group)
+        numbers = {outcome: str(counts[outcome]) for outcome in OUTCOMES} | {"affected": str(affected)}
+        summary.append({"group": group, "cases": str(len(of_group)), **numbers})
+    cases = [
+        {
+            "case": row.case.id,
+            "what it does": row.case.does,
+            "outcome": row.outcome,
+            "reason": textwrap.shorten(plain(row.reason), 110, placeholder=" ..."),
+            "others": row.affected,
+        }
+        for row in rows
+    ]
+    tables = {"summary": markdown_table(summary), "cases": markdown_table(cases)}
+    return TEMPLATE.format(machine=machine, noise=NOISE, **tables)

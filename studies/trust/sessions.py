@@ -1,10 +1,9 @@
-"""One real run of the command line: a candidate with the baseline and two innocents, and its traces."""
+"""One real run of the command line: a candidate, the honest function and two others, and its traces."""
 
 import contextlib
 import os
 import secrets
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,13 @@ from typing import Any
 import msgspec
 import psutil
 
-from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
+from attnbench.statistics.intervals import median
 from attnbench.storage.journal import find_runs
 from attnbench.storage.records import LATENCY, Status
+from studies.trust.corpus import clean
 
-CANDIDATE, BASELINE, INNOCENTS = "case", "sdpa", ("fused", "chunked")
+CANDIDATE, HONEST, INNOCENT, BASELINE = "case", "honest", "fused", "sdpa"
 MARK = "ATTNBENCH_TRUST_CASE"
 """Environment variable inherited by every process of a run, so that all of them can be ended."""
 USUAL = {"seq_len": 256, "num_heads": 4, "batch_size": 1, "mask": "causal", "direction": "inference"}
@@ -34,33 +34,33 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     message: str = ""
     latency_s: float | None = None  # median
-    quick_s: float | None = None  # the fastest tenth of the samples, which other work on the machine affects least
-    ratio: float | None = None  # relative to the baseline, from pairs inside blocks
-
-    @property
-    def undisturbed_s(self) -> float | None:
-        """Return the time that other work affects least."""
-        return self.latency_s if self.quick_s is None else self.quick_s
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run; `lost` gives the reason if nothing could be read."""
+    """Result of a run; `lost` gives the reason if it did not end as usual."""
 
     cells: dict[str, Cell]
     lost: str = ""
     took_s: float = 0.0
     num_left: int = 0  # processes that survived the run
 
+    def ratio(self, name: str, other: str) -> float | None:
+        """The time of one implementation over that of another, if both have one."""
+        one, two = (self.cells[each].latency_s if each in self.cells else None for each in (name, other))
+        return None if one is None or two is None else one / two
 
-def run(source: str, settings: dict[str, Any], *, short: bool = False) -> Session:
+
+def run(source: str, settings: dict[str, Any]) -> Session:
     """Write the source to a file, run it with the others in a temporary folder, and read the stored run."""
     with tempfile.TemporaryDirectory(prefix="attnbench-trust-") as folder:
         here = Path(folder)
         (here / "candidate.py").write_text(source, encoding="utf-8")
-        (here / "tiny.toml").write_text(_sweep(USUAL | settings, num_blocks=4 if short else 16), encoding="utf-8")
+        (here / "honest.py").write_text(clean(), encoding="utf-8")
+        (here / "tiny.toml").write_text(_sweep(USUAL | settings), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "attnbench", "run", "--sweep", "tiny.toml", "--results", "results"]
-        command += ["--timeout", str(STEP_LIMIT_S), "-i", f"{CANDIDATE}=candidate.py:attend"]
-        command += [option for name in (*INNOCENTS, BASELINE) for option in ("-i", name)]
+        command += ["--referee", "--timeout", str(STEP_LIMIT_S)]
+        specs = [f"{CANDIDATE}=candidate.py:attend", f"{HONEST}=honest.py:attend", INNOCENT, BASELINE]
+        command += [option for spec in specs for option in ("-i", spec)]
         code, took_s, num_left = call(command, here, RUN_LIMIT_S)
         ended = f"it exited with code {code}" if code is not None else f"it hung: ended after {RUN_LIMIT_S} s"
         try:
@@ -110,12 +110,11 @@ def _has_mark(process: psutil.Process, token: str) -> bool:
     return False
 
 
-def _sweep(settings: dict[str, Any], num_blocks: int) -> str:
+def _sweep(settings: dict[str, Any]) -> str:
     values = "".join(f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in settings.items())
     return f"""summary = "one small workload"
 budget_s = 0.0
 num_rounds = 4
-num_blocks = {num_blocks}
 metrics = ["latency"]
 
 [[grid]]
@@ -123,16 +122,13 @@ metrics = ["latency"]
 
 
 def cells_of(results: Results) -> dict[str, Cell]:
-    """Return the median of each implementation's samples and its ratio to the baseline, if it has any."""
-    ratios = {each.implementation: each.ratio for each in comparisons(results)}
+    """Return the median of each implementation's samples, if it has any."""
     found = {}
     for record in results.records:
         values = [sample.value for sample in record.samples(LATENCY)] if record.status is Status.ok else []
         found[record.implementation] = Cell(
             status=str(record.status),
             message=record.message[:MOST_LETTERS],
-            latency_s=statistics.median(values) if values else None,
-            quick_s=sorted(values)[len(values) // 10] if values else None,
-            ratio=ratios.get(record.implementation) if values else None,
+            latency_s=median(values) if values else None,
         )
     return found

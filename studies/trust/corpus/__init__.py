@@ -19,7 +19,7 @@ SKIPPED, REPLACED, SABOTAGED, CHANGED, SHARED = (
     "changed process",
     "shared tensors",
 )
-CONTROL = "control"
+CONTROL, NUM_CONTROLS = "control", 8
 """The honest candidate, judged like the others: if it is called affected, that is noise."""
 WRAPPERS = {
     "import": """
@@ -66,20 +66,14 @@ def attend(query, key, value, *, mask=None):
     return Changing.apply(query, key, value, mask)
 """,
     "timed": """
-import gc
-
-calls = [0]
-
-
 def attend(query, key, value, *, mask=None):
-    calls[0] += 1
     result = honest(query, key, value, mask)
-    if calls[0] > 60 or not gc.isenabled():  # off while calls are timed, and many calls are made
+    if is_timed():
         make_change()
     return result
 """,
 }
-"""How the candidate makes a change, by the moment; `timed` is a timed call, as far as it can recognise one."""
+"""How the candidate makes a change, by the moment."""
 ONCE = """
 changed = []
 
@@ -99,27 +93,22 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     does: str
     source: str
-    words: tuple[str, ...]  # a good reason against it contains one of these
-    is_timeable: bool = False  # it works honestly: its true time may be shown
-    is_right: bool = True  # it answers correctly if fresh inputs and comparisons force it to
-    slows_itself: bool = False  # its trick slows only itself: its true time is longer
     settings: dict[str, Any] = {}  # axes of its workload that replace the usual ones
-    is_cheat: bool = True
-    is_contamination: bool = False
-
-    def names_effect(self, reason: str) -> bool:
-        """Whether a reason describes the effect of the trick."""
-        return any(word.lower() in reason.lower() for word in self.words)
 
 
 def cases() -> list[Case]:
-    """List every cheat and every contamination, in the order of the tables."""
+    """List the controls, and then every case, in the order of the tables."""
+    controls = [
+        Case(id=f"honest-{number}", group=CONTROL, does="Works honestly, and changes nothing.", source=clean())
+        for number in range(1, NUM_CONTROLS + 1)
+    ]
     return [
-        *_whole("skipped_work", SKIPPED, spoils={"backward-changes-its-gradient"}),
+        *controls,
+        *_whole("skipped_work", SKIPPED),
         *_whole("replaced_harness", REPLACED),
         *_changes("sabotaged_baseline", SABOTAGED),
         *_changes("changed_process", CHANGED),
-        *_whole("shared_tensors", SHARED, is_cheat=False, is_contamination=True),
+        *_whole("shared_tensors", SHARED),
     ]
 
 
@@ -133,62 +122,24 @@ def clean() -> str:
     return f"{prelude()}\n\nattend = honest\n"
 
 
-def control(name: str) -> Case:
-    """Return the honest candidate as a case."""
-    return Case(
-        id=name,
-        group=CONTROL,
-        does="Works honestly, and changes nothing.",
-        source=clean(),
-        words=("(none)",),
-        is_timeable=True,
-        is_cheat=False,
-    )
-
-
 def _table(stem: str) -> dict[str, list[dict[str, Any]]]:
     return tomllib.loads((HERE / f"{stem}.toml").read_text(encoding="utf-8"))
 
 
-def _whole(
-    stem: str,
-    group: str,
-    spoils: frozenset[str] | set[str] = frozenset(),
-    *,
-    is_cheat: bool = True,
-    is_contamination: bool = False,
-) -> Iterator[Case]:
-    """Load the cases of a table, each with its whole source; `spoils` names cheats that also affect bystanders."""
+def _whole(stem: str, group: str) -> Iterator[Case]:
+    """Load the cases of a table, each with its whole source."""
     for row in _table(stem)["case"]:
-        yield Case(
-            id=row["id"],
-            group=group,
-            does=row["does"],
-            source=f"{prelude()}\n{row['source']}",
-            words=tuple(row["words"]),
-            is_timeable=row.get("is_timeable", False),
-            is_right=row.get("is_right", True),
-            settings=row.get("set", {}),
-            is_cheat=is_cheat,
-            is_contamination=is_contamination or row["id"] in spoils,
-        )
+        source = f"{prelude()}\n{row['source']}"
+        yield Case(id=row["id"], group=group, does=row["does"], source=source, settings=row.get("set", {}))
 
 
 def _changes(stem: str, group: str) -> Iterator[Case]:
-    """Build one case for each change and moment; the first moment of each also counts as a cheat."""
+    """Build one case for each change, at its moment."""
     for row in _table(stem)["change"]:
-        for number, when in enumerate(row["when"]):
-            change = f"CHANGE = {row['source']!r}\n{ONCE}{WRAPPERS[when]}"
-            yield Case(
-                id=f"{row['id']}@{when}",
-                group=group,
-                does=row["does"],
-                source=f"{prelude()}\n\n{change}",
-                words=tuple(row["words"]),
-                is_timeable=not row.get("ends", False),
-                is_right=not row.get("ends", False),
-                slows_itself=row.get("slows_itself", False),
-                settings={"direction": "forward_backward"} if when == "backward" else {},
-                is_cheat=number == 0,
-                is_contamination=True,
-            )
+        yield Case(
+            id=f"{row['id']}@{row['when']}",
+            group=group,
+            does=row["does"],
+            source=f"{prelude()}\n\nCHANGE = {row['source']!r}\n{ONCE}{WRAPPERS[row['when']]}",
+            settings={"direction": "forward_backward"} if row["when"] == "backward" else {},
+        )

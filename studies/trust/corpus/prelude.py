@@ -1,6 +1,8 @@
 """Common beginning of all sources of the corpus: the honest function, whose work a case skips or does."""
 
 import math
+import sys
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -13,3 +15,16 @@ def honest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         return scores.softmax(dim=-1) @ value
     weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0) @ value
+
+
+def is_called_by(*names: str) -> bool:
+    """Whether the call stack has a function with one of these names: code that knows the harness looks there."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as a cheat does
+    while frame is not None and frame.f_code.co_name not in names:
+        frame = frame.f_back
+    return frame is not None
+
+
+def is_timed() -> bool:
+    """Whether the call is one of a sample."""
+    return is_called_by("make_calls", "elapsed")

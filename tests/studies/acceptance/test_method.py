@@ -56,10 +56,3 @@ def test_slowdowns_that_are_missed_or_called_equal_miss_the_limit() -> None:
     assert method.judge_power([row])[1]
     assert not method.judge_power([row | {"slower": 800}])[1]
     assert not method.judge_power([row | {"equal": 40}])[1]
-
-
-def test_a_table_finds_its_large_differences_and_names_few_false_ones() -> None:
-    rows = method.tables(0, num_tables=10)
-    assert sum(row["far"] for row in rows) > 580
-    assert method.judge_tables(rows)[1]
-    assert not method.judge_tables([row | {"false": 20} for row in rows])[1]

@@ -8,17 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, samples_of
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.processes import execution
 from attnbench.reports import story
 from attnbench.reports.story import facts, troubles
-from attnbench.statistics.effects import control_numbers
 from attnbench.statistics.intervals import median
 from attnbench.statistics.verdict import LOOKS, Reason
 from attnbench.storage.events import SUSTAINED_S, VisitFinished
 from attnbench.storage.journal import JOURNAL
-from attnbench.storage.records import Arm, DeviceState, Verdict
+from attnbench.storage.records import DeviceState, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
 from studies.simulated import virtual
@@ -85,9 +84,6 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
     verdicts = {(row.workload.id, row.implementation): row.verdict for row in rows}
     assert verdicts == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
-    for taken in samples_of(results).values():
-        visits = control_numbers(taken, Arm(implementation="baseline"))
-        assert math.exp(np.mean([*visits.values()])) == pytest.approx(1.0, abs=0.04)
 
 
 def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):

@@ -4,27 +4,32 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from studies.trust import corpus, outcome, sessions
-from studies.trust.__main__ import controls
-from studies.trust.outcome import Clean, Row
+from studies.trust.__main__ import judge
+from studies.trust.outcome import FALSE, LOST, NO_TIME, TRUE
 from studies.trust.sessions import Cell, Session
 
 CASES = corpus.cases()
 
 
-def test_the_corpus_is_as_large_as_was_asked_for_and_each_source_defines_its_candidate() -> None:
-    cheats = Counter(case.group for case in CASES if case.is_cheat)
-    assert set(cheats) == {corpus.SKIPPED, corpus.REPLACED, corpus.SABOTAGED, corpus.CHANGED}
-    assert sum(cheats.values()) >= 50
-    assert min(cheats.values()) >= 10
-    assert sum(case.is_contamination for case in CASES) >= 50
+def test_each_case_is_a_source_that_defines_its_candidate() -> None:
+    groups = Counter(case.group for case in CASES)
+    assert set(groups) == {
+        corpus.CONTROL,
+        corpus.SKIPPED,
+        corpus.REPLACED,
+        corpus.SABOTAGED,
+        corpus.CHANGED,
+        corpus.SHARED,
+    }
+    assert min(groups.values()) > 5
     assert len({case.id for case in CASES}) == len(CASES)
     for case in CASES:
         assert "attend" in compile(case.source, case.id, "exec").co_names, case.id
-        assert case.words, case.id
         assert case.does.endswith("."), case.id
 
 
@@ -45,64 +50,74 @@ def test_a_change_is_made_at_its_moment_and_once(when: str, changes: list[int]) 
     assert [*seen, len(names["changes"])] == changes
 
 
-def _cell(latency_s: float | None = 1.0, ratio: float | None = 1.0, status: str = "ok", message: str = "") -> Cell:
-    return Cell(status=status, message=message, latency_s=latency_s, ratio=ratio)
+def test_a_call_of_a_sample_is_known_by_the_call_stack() -> None:
+    names: dict[str, Any] = {}
+    exec(f"{corpus.prelude()}\n\ndef make_calls():\n    return is_timed()\n", names)  # noqa: S102 - our own source
+    assert names["make_calls"]()
+    assert not names["is_timed"]()
 
 
-def _session(case: Cell, **others: Cell) -> Session:
-    usual = {"sdpa": _cell(ratio=None), "fused": _cell(), "chunked": _cell()}
-    return Session(cells={"case": case} | usual | others)
+def _session(case: Cell | None = None, **others: Cell) -> Session:
+    return Session(cells={"case": case or _cell(2.0), "honest": _cell(2.0), "fused": _cell(), "sdpa": _cell()} | others)
 
 
-CLEAN = Clean(sessions=(_session(_cell(2.0, 2.0)), _session(_cell(2.2, 2.1))))
+def _cell(latency_s: float | None = 1.0, status: str = "ok", message: str = "") -> Cell:
+    return Cell(status=status, message=message, latency_s=latency_s)
 
 
-def _row(session: Session, *, is_timeable: bool = True) -> Row:
-    case = corpus.Case(id="x", group="g", does="Does.", source="", words=("cache",), is_timeable=is_timeable)
-    return outcome.row(case, session, CLEAN)
+USUAL = {"honest": [2.0, 2.1], "fused": [1.0, 1.1]}
 
 
-@pytest.mark.parametrize(
-    ("cell", "is_timeable", "outcome", "is_good"),
-    [
-        (_cell(2.0, 2.0), False, "TIME GIVEN WRONGLY", False),  # any time of skipped work is wrong
-        (_cell(2.1, 2.0), True, "true time", True),
-        (_cell(0.2, 2.0), True, "TIME GIVEN WRONGLY", False),
-        (_cell(2.0, 1.5), True, "TIME GIVEN WRONGLY", False),
-        (_cell(None, None, "disagrees", "its answers come from a Cache"), False, "no time", True),
-        (_cell(None, None, "disagrees", "its answers come from threads"), False, "no time", False),
-    ],
-)
-def test_a_true_time_is_good_and_a_reason_that_names_the_effect(cell, is_timeable, outcome, is_good) -> None:
-    row = _row(_session(cell), is_timeable=is_timeable)
-    assert (row.outcome, row.is_good) == (outcome, is_good)
+def _row(session: Session, **settings: Any) -> outcome.Row:
+    case = corpus.Case(id="x", group="g", does="Does.", source="", settings=settings)
+    return outcome.row(case, session, USUAL)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("cell", "expected", "is_good"),
     [
-        (_cell(None, None, "crashed"), "fused is crashed"),
-        (_cell(None, None), "fused has no time"),
-        (_cell(10.0, 1.0), "fused: 10 of its time"),
-        (_cell(1.0, 1.6), "fused: 1.6 of its ratio"),
+        (_cell(2.0), TRUE, True),
+        (_cell(9.0), TRUE, True),  # who slows itself gains nothing
+        (_cell(1.5), FALSE, False),
+        (_cell(None, "disagrees", "one output is wrong"), NO_TIME, True),
     ],
 )
-def test_a_bystander_that_changed_is_named(changed: Cell, said: str) -> None:
-    row = _row(_session(_cell(2.0, 2.0), fused=changed))
-    assert row.changed_bystanders == said
+def test_a_time_below_that_of_the_honest_function_is_false(cell, expected, is_good) -> None:
+    row = _row(_session(cell))
+    assert (row.outcome, row.is_good) == (expected, is_good)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"fused": _cell(None, "crashed")}, "fused has no time (crashed)"),
+        ({"fused": _cell(1.6)}, "fused: 1.5 of its ratio"),
+        ({"sdpa": _cell(None, "invalid")}, "sdpa has no time"),
+        ({"sdpa": _cell(2.0)}, "honest: 0.49 of its ratio; fused: 0.48 of its ratio"),
+    ],
+)
+def test_a_bystander_that_changed_is_named(others: dict[str, Cell], said: str) -> None:
+    row = _row(_session(**others))
+    assert row.affected == said
     assert not row.is_good
+
+
+def test_ratios_of_other_settings_have_no_control() -> None:
+    assert _row(_session(fused=_cell(1.6)), seq_len=1100).is_good
 
 
 def test_a_run_that_is_lost_is_no_success() -> None:
     row = _row(Session(cells={}, lost="it hung"))
-    assert (row.outcome, row.reason) == ("RUN LOST", "it hung")
-    assert "sdpa is missing" in row.changed_bystanders
+    assert (row.outcome, row.reason, row.is_good) == (LOST, "it hung", False)
 
 
-def test_each_clean_session_is_judged_by_the_others() -> None:
-    odd = _session(_cell(2.0, 2.0), fused=_cell(1.0, 3.0))
-    clean = Clean(sessions=(*CLEAN.sessions, odd))
-    assert [row.changed_bystanders for row in controls(clean, "usual")] == ["", "", "fused: 3 of its ratio"]
+def test_stored_sessions_are_judged_by_the_controls_among_them() -> None:
+    case = next(case for case in CASES if case.group == corpus.SKIPPED)
+    found = [{"case": f"honest-{number}", "session": msgspec.to_builtins(_session())} for number in (1, 2)]
+    assert judge(found)[1]
+    words, is_fine = judge([*found, {"case": case.id, "session": msgspec.to_builtins(_session(_cell(0.1)))}])
+    assert not is_fine
+    assert case.id in words
 
 
 def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
@@ -114,9 +129,9 @@ def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_clean_session_has_times_for_all() -> None:
-    found = sessions.run(corpus.clean(), {"seq_len": 64}, short=True)
+def test_an_honest_session_has_times_for_all() -> None:
+    found = sessions.run(corpus.clean(), {"seq_len": 64})
     assert found.lost == ""
     assert {name: cell.status for name, cell in found.cells.items()} == dict.fromkeys(
-        ("case", "sdpa", "fused", "chunked"), "ok"
+        ("case", "honest", "sdpa", "fused"), "ok"
     )
