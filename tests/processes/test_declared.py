@@ -37,12 +37,12 @@ def test_a_file_is_asked_only_if_it_uses_attnbench(file, tmp_path):
     assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
 
 
-def test_code_of_a_file_is_timed_with_the_allocator_of_a_plain_loop(tmp_path):
+def test_code_of_a_file_is_timed_in_a_process_of_its_own_with_the_usual_allocator(tmp_path):
     plain = tmp_path / "plain.py"
     plain.write_text("def f(q, k, v): ...\n")
     found = build_plan(sweep="quick", implementations=[f"{plain}:f"], settings=["seq_len=16"], is_exact=True)
     assert found.alone == ("f",)
-    assert found.allocator == "steady"
+    assert found.allocator == "system"
 
 
 def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file, tmp_path):

@@ -60,7 +60,7 @@ def test_processes_up_to_a_look_share_the_time_that_is_left():
 def test_too_little_time_is_shared_by_the_processes_of_the_first_look(left_s):
     given = share(COSTS, SPREAD, num_taken=1, left_s=left_s, limits=(8, 4))
     assert given.num_blocks == 8
-    assert given.longest_s == pytest.approx(max(0.95 * left_s / 3 - COSTS.process_s, COSTS.block_s))
+    assert given.longest_s == pytest.approx(max(0.95 * left_s / 3 - COSTS.process_s, 2 * COSTS.block_s))
 
 
 def test_where_processes_differ_more_there_are_more_of_them_with_fewer_blocks():

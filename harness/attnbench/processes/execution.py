@@ -486,7 +486,7 @@ class Timing:
         """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if self.plan.has_runners:  # whose samples are as many times longer
-            least = math.ceil(least / LONGER_TURNS)
+            least = max(visits.FEWEST_BLOCKS, math.ceil(least / LONGER_TURNS))
         if not taken:
             longest_s = max(self._left_s() / LOOKS[1] - visits.FRESH_S, 0.0) if self.places else 0.0
             return visits.Share(num_blocks=least, longest_s=longest_s)

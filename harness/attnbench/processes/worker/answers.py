@@ -461,10 +461,10 @@ class Worker:
         case = bench.cased(cell.arm, self.implementation(cell.spec))
         self.returned = []
         with case.grad_mode():
-            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)
             call, start = case.call(), time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:
                 call()
+            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last: nobody may compute ahead
 
     def make_calls(self, cell: Target) -> None:
         """Make the prepared calls, and keep their results."""
