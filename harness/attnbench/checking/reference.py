@@ -154,6 +154,9 @@ class Reference:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
+        terms = dict[str, Tensor]()
+        if compared.direction != "inference":
+            terms = answers_by(oracle.scattered, exact.map(torch.Tensor.float))
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         bound = oracle.score_bound(workload, exact, self.rows)
         self.tolerances = {
@@ -167,6 +170,7 @@ class Reference:
                 scale=scales[name],
                 leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
                 labels=self.rows if name in BY_QUERY else None,
+                terms=by_row(terms[name], row_axis(name)) if name in terms and name != "output" else None,
             )
             for name, right in self.expected.items()
         }

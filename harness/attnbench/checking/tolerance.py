@@ -77,12 +77,14 @@ class Tolerance:
         scale: float = 0.0,
         leniency: float = 1.0,
         labels: Tensor | None = None,
+        terms: RowErrors | None = None,
     ) -> None:
         """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
         `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
         numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. Reports give the
-        rows the indices `labels` (R,), as for chosen queries; by default they count from 0.
+        rows the indices `labels` (R,), as for chosen queries; by default they count from 0. `terms` are the sizes of
+        the terms that each row sums: its roundings are a share of these if they exceed the row's own numbers.
         """
         self.name, self.expected, self.axis = name, expected, axis
         rows = by_row(expected, axis)
@@ -101,6 +103,8 @@ class Tolerance:
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
         is_zero = float(whole.peak) <= VANISHING_SHARE * scale
+        if terms is not None:
+            answer = RowErrors(*map(torch.maximum, answer, self._by_segment(terms)))
         if not is_zero:
             if is_gradient:
                 lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
