@@ -263,8 +263,9 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
     with case.grad_mode():
         first = case.output()
         kept = first.detach().clone()
-        for name, tensor in case.tensors.items():
-            tensor.data.copy_(other.inputs.tensors[name])
+        with torch.no_grad():  # as in user code, which moves a tensor's version: a cache may be keyed by it
+            for name, tensor in case.tensors.items():
+                tensor.copy_(other.inputs.tensors[name])
         second = case.output()
     blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
     is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
