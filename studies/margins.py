@@ -1,9 +1,9 @@
 """`python -m studies.margins`: distance of honest code from the limits, on every kind of processor available.
 
-The cells are those of `attnbench check`, for functions and modules; seed n belongs to cell n modulo their number. Every
-probe of a cell is answered by every bundled implementation that supports it and needs no compiler, and by a Llama. A
-separate process, with one or two threads, does so for each instruction set that PyTorch can be limited to; these share
-the seeds of a number of threads. Rerun the command to resume.
+The cells are those of `attnbench check`, for functions and modules. Seeds go round all cells; every probe of a cell is
+answered by every bundled implementation that supports it and needs no compiler, and by a Llama. A separate process
+measures each instruction set that PyTorch can be limited to, with one thread and with two; these share out the seeds,
+and each round moves on by one, so that a cell meets another place. Rerun the command to resume.
 """
 
 import json
@@ -90,16 +90,18 @@ def margins_of(
                 yield Margin(*place, seed, cell.id, probe, name, workload.dtype, kind, peak, rms)
 
 
-def measure(to: Path, seeds: int, place: tuple[str, int]) -> None:
-    """Measure the seeds that are missing at one place."""
+def measure(to: Path, seeds: range, place: tuple[str, int]) -> None:
+    """Measure those of these seeds at one place that are missing."""
     torch.set_num_threads(place[1])
     every, cells = planned()
 
-    def make(seed: int) -> list[Row]:
-        cell, names = cells[seed % len(cells)]
-        return [msgspec.to_builtins(each) for each in margins_of(seed, cell, {name: every[name] for name in names}, place)]
+    def make(number: int) -> list[Row]:
+        seed = seeds[number]
+        cell, names = cells[(seed + seed // len(cells)) % len(cells)]
+        asked = {name: every[name] for name in names}
+        return [msgspec.to_builtins(each) for each in margins_of(seed, cell, asked, place)]
 
-    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=seeds)], to)
+    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=len(seeds))], to)
 
 
 def capabilities() -> list[str]:
@@ -110,20 +112,20 @@ def capabilities() -> list[str]:
 
 def main(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/margins"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each instruction set and number of threads.")] = 300,
-    only: Annotated[str, typer.Option(metavar="NAME,N", help="One instruction set and number of threads.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds in all.")] = 300,
+    only: Annotated[str, typer.Option(metavar="NAME,N,I,P", help="One set, N threads: the Ith of P places.")] = "",
 ) -> None:
     """Find the largest share of a limit that honest code uses; exit 1 above one half."""
     if only:
-        name, _, number = only.partition(",")
-        measure(to, seeds, (name, int(number)))
+        name, threads, first, step = only.split(",")
+        measure(to, range(int(first), seeds, int(step)), (name, int(threads)))
         return
-    rows = []
-    for capability, threads in product(capabilities(), THREADS):
+    rows, places = [], list(product(capabilities(), THREADS))
+    for number, (capability, threads) in enumerate(places):
         settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
         subprocess.run(  # noqa: S603 - this very program
-            [*again, "--only", f"{capability},{threads}"], env=os.environ | settings, check=True
+            [*again, "--only", f"{capability},{threads},{number},{len(places)}"], env=os.environ | settings, check=True
         )
         rows += frame.rows(to, f"{capability} {threads}")
     worst = write(pd.DataFrame(rows), to, seeds)
@@ -132,20 +134,23 @@ def main(
 
 
 def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
-    """Write the table of every implementation and dtype, and a page; return the largest share."""
+    """Write the tables of all implementations and of all cells, and a page; return the largest share."""
     places = ["capability", "threads"]
     margins["share"] = margins[["largest", "rms"]].max(axis=1)
     table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
     columns = ["implementation", "dtype", "tensor", "probe", *places, "seed", "largest", "rms"]
     table[columns].to_csv(to / "margins.csv", index=False)
+    of_cell = margins.loc[margins.groupby("workload")["share"].idxmax()].round({"largest": 3, "rms": 3})
+    of_cell[["workload", *columns]].to_csv(to / "cells.csv", index=False)
     of_place = margins.groupby(places)[["largest", "rms"]].max().reset_index()
     numbers = margins.groupby(places)["seed"].nunique()
     of_kind = margins.loc[margins.groupby(["dtype", "tensor"])["share"].idxmax()]
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
-        f"{numbers.min()} to {numbers.max()} of {seeds} seeds for each instruction set and number of threads: "
+        f"{margins['seed'].nunique()} of {seeds} seeds on {len(of_cell)} cells, those of `attnbench check`, with "
+        f"{numbers.min()} to {numbers.max()} seeds for each instruction set and number of threads: "
         "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
-        "[every implementation](margins.csv).\n"
+        "[every implementation](margins.csv) and [every cell](cells.csv).\n"
     )
     lines = [
         "# How near honest code comes to a limit\n",
