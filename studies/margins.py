@@ -26,7 +26,7 @@ from attnbench.case import reason_against
 from attnbench.checking.reference import References, ask, errors, settle
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.processes.planning import build_plan
+from attnbench.processes.planning import build_plan, suited
 from attnbench.units import markdown_table
 from attnbench.workloads.workload import Workload
 from studies import frame
@@ -59,17 +59,21 @@ class Margin(msgspec.Struct, frozen=True):
 
 
 def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]]]]:
-    """The honest implementations by name, and each cell of the default check with the names of those that it has."""
+    """The honest implementations by name, and each cell of the default check with the names of those that it asks.
+
+    A module is checked on the cells of functions, too, with its projections.
+    """
     names = [name for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED]
     specs = [*names, f"{LLAMA}:llama"] if find_spec("transformers") else names
     plan = build_plan("check", settings=["device=cpu"], implementations=specs, with_baseline=False)
     every = {plugins.name_of(spec): implementation(spec) for spec in specs}
     every = {name: each for name, each in every.items() if not each.compiles}
-    cells = []
-    for workload in plan.workloads:
+    cells = dict[str, tuple[Workload, list[str]]]()
+    for workload in [*plan.workloads, *suited(plan.workloads, {"scope": "module"})]:
         asked = [name for name in every if workload.id not in plan.left_out.get(name, ())]
-        cells.append((msgspec.structs.replace(workload, dropout=0.0), asked))
-    return every, cells
+        plain = msgspec.structs.replace(workload, dropout=0.0)
+        cells.setdefault(plain.id, (plain, asked))
+    return every, list(cells.values())
 
 
 def margins_of(
@@ -90,18 +94,19 @@ def margins_of(
                 yield Margin(*place, seed, cell.id, probe, name, workload.dtype, kind, peak, rms)
 
 
-def measure(to: Path, seeds: range, place: tuple[str, int]) -> None:
-    """Measure those of these seeds at one place that are missing."""
+def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
+    """Measure the missing seeds of one place: every `step`-th from `first` on, enough for all cells."""
     torch.set_num_threads(place[1])
     every, cells = planned()
+    own = range(first, max(seeds, len(cells)), step)
 
     def make(number: int) -> list[Row]:
-        seed = seeds[number]
+        seed = own[number]
         cell, names = cells[(seed + seed // len(cells)) % len(cells)]
         asked = {name: every[name] for name in names}
         return [msgspec.to_builtins(each) for each in margins_of(seed, cell, asked, place)]
 
-    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=len(seeds))], to)
+    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=len(own))], to)
 
 
 def capabilities() -> list[str]:
@@ -112,13 +117,13 @@ def capabilities() -> list[str]:
 
 def main(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/margins"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds in all.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds in all; at least one for each cell.")] = 300,
     only: Annotated[str, typer.Option(metavar="NAME,N,I,P", help="One set, N threads: the Ith of P places.")] = "",
 ) -> None:
     """Find the largest share of a limit that honest code uses; exit 1 above one half."""
     if only:
         name, threads, first, step = only.split(",")
-        measure(to, range(int(first), seeds, int(step)), (name, int(threads)))
+        measure(to, seeds, (name, int(threads)), int(first), int(step))
         return
     rows, places = [], list(product(capabilities(), THREADS))
     for number, (capability, threads) in enumerate(places):
@@ -147,7 +152,7 @@ def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
     of_kind = margins.loc[margins.groupby(["dtype", "tensor"])["share"].idxmax()]
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
-        f"{margins['seed'].nunique()} of {seeds} seeds on {len(of_cell)} cells, those of `attnbench check`, with "
+        f"{margins['seed'].nunique()} seeds ({seeds} asked for) on {len(of_cell)} cells, those of `attnbench check`, with "
         f"{numbers.min()} to {numbers.max()} seeds for each instruction set and number of threads: "
         "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
         "[every implementation](margins.csv) and [every cell](cells.csv).\n"

@@ -1,6 +1,7 @@
 """Each rule holds for an honest form, and catches one that breaks it."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from attnbench.checking.reference import References
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
+from attnbench.storage.records import CONVENTIONS
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checking.textbook import Textbook
 from tests.pairwise import pairwise
+from tests.processes.test_remote import standing_in_for
 
 BUFFER = {}
 
@@ -209,12 +212,21 @@ def sums_in_float16(query, key, value):
     return (powers.half() @ value / powers.sum(-1, keepdim=True)).to(query.dtype)
 
 
+SIZES_OF_RULES = {
+    "batch_size": 2,
+    "seq_len": 20,
+    "num_heads": 2,
+    "head_dim": 8,
+    "mask": "causal",
+    "direction": "inference",
+}
+
+
 def tried(made, known=None, **axes):
-    sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     if not isinstance(made, Implementation):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
     known = {} if known is None else known
-    results = rules.examine(made, References(Workload(**(sizes | axes)), 0, is_brief=True), known)
+    results = rules.examine(made, References(Workload(**(SIZES_OF_RULES | axes)), 0, is_brief=True), known)
     return {result.rule: result for result in results}
 
 
@@ -359,6 +371,48 @@ def test_some_violations_are_conventions(made, axes, rule, convention):
     assert (found.holds, found.is_noted, found.convention) == (False, True, convention)
     honest = tried(implementation("sdpa"), **{"mask": "none"} | axes)
     assert honest[rule].holds if rule in honest else rule == "is_causal with a mask"
+
+
+def test_a_negative_scale_has_the_same_effect_in_pytorchs_causal_kernel():
+    """The convention's sentence says so of SDPA; it said the opposite."""
+    found = tried(implementation("sdpa"), mask="causal", scale=0.4)["other scales"]
+    assert (found.is_noted, found.convention) == (True, "sign")
+    query, key, value = torch.randn(3, 1, 2, 20, 8).unbind()
+    with_scale = partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, scale=-0.4)
+    assert not with_scale(is_causal=True).isfinite().all()
+    assert with_scale().isfinite().all()
+    assert "SDPA on the CPU does so with is_causal" in CONVENTIONS["sign"]
+
+
+class KeepsKeys(Textbook):
+    """Keeps a key's transpose, without gradients, for the tensor of the latest call."""
+
+    def version(self, key):
+        return 0
+
+    def attend(self, query, key, value, mask):
+        if torch.is_grad_enabled():
+            return super().attend(query, key, value, mask)
+        kept = getattr(self, "kept", (None, 0, None))
+        if kept[0] is not key or kept[1] != self.version(key):
+            self.kept = kept = key, self.version(key), key.mT.contiguous()
+        return super().attend(query, kept[2].mT, value, mask)
+
+
+class KeepsKeysByVersion(KeepsKeys):
+    def version(self, key):
+        return key._version
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_cache_by_identity_and_version_is_honest_and_one_by_identity_alone_is_not(is_remote):
+    def broken_by(module):
+        made = Implementation(build=module, source="a test")
+        point = Workload(**SIZES_OF_RULES)
+        return broken(standing_in_for(made, point) if is_remote else made)
+
+    assert "outputs apart" in broken_by(KeepsKeys)
+    assert "outputs apart" not in broken_by(KeepsKeysByVersion)
 
 
 def test_finite_wrong_sums_in_float16_are_no_convention():

@@ -40,8 +40,8 @@ IMPRECISE_FACTOR = 5.0
 ONE_FACTOR, MANY = 3.0, 16
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
-MOST_CORRELATION_IN_HALF = 0.8
-"""Merges in half precision show up to 0.75, and a factor that is wrong by 2 % shows at least 0.95."""
+MOST_CORRELATION_IN_HALF = 0.75
+"""Merges in half precision show up to 0.73, and a factor that is wrong by 2 % shows at least 0.95."""
 LOST_SHARE = 0.1
 """A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
 about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
