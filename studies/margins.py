@@ -41,6 +41,8 @@ LLAMA = Path(__file__).with_name("llama.py")
 """A module of transformers that rotates queries and keys itself, as most language models do."""
 SKIPPED = ("context_parallel",)
 """It needs a GPU for each rank."""
+SEEDS_PER_RANKS = 4
+"""Implementations over several processes, which are slow to call, answer one seed in so many."""
 
 
 class Margin(msgspec.Struct, frozen=True):
@@ -69,8 +71,10 @@ def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]
     every = {plugins.name_of(spec): implementation(spec) for spec in specs}
     every = {name: each for name, each in every.items() if not each.compiles}
     cells = dict[str, tuple[Workload, list[str]]]()
+    own = {workload.id for workload in plan.workloads}
     for workload in [*plan.workloads, *suited(plan.workloads, {"scope": "module"})]:
-        asked = [name for name in every if workload.id not in plan.left_out.get(name, ())]
+        able = every if workload.id in own else names
+        asked = [name for name in every if name in able and workload.id not in plan.left_out.get(name, ())]
         plain = msgspec.structs.replace(workload, dropout=0.0)
         cells.setdefault(plain.id, (plain, asked))
     return every, list(cells.values())
@@ -103,7 +107,8 @@ def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int)
     def make(number: int) -> list[Row]:
         seed = own[number]
         cell, names = cells[(seed + seed // len(cells)) % len(cells)]
-        asked = {name: every[name] for name in names}
+        has_ranks = number % SEEDS_PER_RANKS == 0
+        asked = {name: every[name] for name in names if has_ranks or not every[name].distributes}
         return [msgspec.to_builtins(each) for each in margins_of(seed, cell, asked, place)]
 
     frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=len(own))], to)
