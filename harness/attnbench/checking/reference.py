@@ -154,9 +154,12 @@ class Reference:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
-        terms = dict[str, Tensor]()
+        terms = dict[str, RowErrors]()
         if compared.direction != "inference" and not is_half(workload):  # half precision is summed in float32
-            terms = answers_by(oracle.scattered, exact.map(torch.Tensor.float))
+            scattered = [answers_by(form, exact.map(torch.Tensor.float)) for form in oracle.SCATTERED]
+            for name in expected.keys() - {"output"}:
+                axis = row_axis(name)
+                terms[name] = by_row(torch.stack([each[name] for each in scattered], dim=-1), axis - (axis < 0))
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         bound = oracle.score_bound(workload, exact, self.rows)
         self.tolerances = {
@@ -170,7 +173,7 @@ class Reference:
                 scale=scales[name],
                 leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
                 labels=self.rows if name in BY_QUERY else None,
-                terms=by_row(terms[name], row_axis(name)) if name in terms and name != "output" else None,
+                terms=terms.get(name),
             )
             for name, right in self.expected.items()
         }

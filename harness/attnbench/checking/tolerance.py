@@ -34,7 +34,7 @@ FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
 """Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
 ROUNDINGS_PER_LIMIT = 1.5
-RMS_YARDSTICKS_PER_LIMIT = 1.8
+RMS_YARDSTICKS_PER_LIMIT = 2.0
 RMS_ROUNDINGS_PER_LIMIT = 1.0
 IMPRECISE_FACTOR = 5.0
 ONE_FACTOR, MANY = 3.0, 16
@@ -107,8 +107,6 @@ class Tolerance:
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
         is_zero = float(whole.peak) <= VANISHING_SHARE * scale
-        if terms is not None:
-            answer = RowErrors(*map(torch.maximum, answer, self._by_segment(terms)))
         if not is_zero:
             if is_gradient:
                 lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
@@ -118,6 +116,9 @@ class Tolerance:
             sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
         else:
             sizes = (torch.full_like(each, scale) for each in answer)
+        if terms is not None:
+            summed = self._by_segment(terms)
+            sizes, answer = map(torch.maximum, sizes, summed), RowErrors(*map(torch.maximum, answer, summed))
         rounding = RowErrors(*(one * each for each in sizes))
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if is_gradient:
