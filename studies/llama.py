@@ -40,4 +40,5 @@ llama = adapt(
     split("attention.q_proj", "attention.k_proj", "attention.v_proj", out="attention.o_proj"),
     call=called,
     rotary="halves(10000)",
+    unsupported=lambda workload: "it rotates in float32" if workload.dtype == "float64" else None,
 )

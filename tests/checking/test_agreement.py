@@ -247,7 +247,7 @@ def test_stock_attention_is_right_where_large_scores_cancel_in_the_gradient_of_t
     reference = reference_for_probe(workload, "shifted", seed)
     limits, answer = reference.tolerances["gradient of x"], ask(implementation("sdpa"), reference).compared
     assert limits.judge(answer["gradient of x"]).ratio < MOST_SHARE
-    assert not limits.judge(1.001 * answer["gradient of x"]).agrees
+    assert not limits.judge(1.01 * answer["gradient of x"]).agrees
 
 
 def merged(query, key, value, *, scale=None):
