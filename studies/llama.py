@@ -10,7 +10,7 @@ from attnbench.contract.adapters import Sizes, adapt, split
 
 
 class Rotating(nn.Module):
-    """Tokens (B, T, D) and a mask that is added to scores -> (B, T, D)."""
+    """The attention and the rotary embedding of a Llama layer."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -24,6 +24,7 @@ class Rotating(nn.Module):
         self.attention, self.rotary = LlamaAttention(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D), and numbers that are added to the scores -> (B, T, D)."""
         places = torch.arange(x.shape[1], device=x.device)[None]
         output: Tensor = self.attention(x, position_embeddings=self.rotary(x, places), attention_mask=mask)[0]
         return output

@@ -157,8 +157,8 @@ def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
     of_kind = margins.loc[margins.groupby(["dtype", "tensor"])["share"].idxmax()]
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
-        f"{margins['seed'].nunique()} seeds ({seeds} asked for) on {len(of_cell)} cells, those of `attnbench check`, with "
-        f"{numbers.min()} to {numbers.max()} seeds for each instruction set and number of threads: "
+        f"{margins['seed'].nunique()} seeds ({seeds} asked for) on {len(of_cell)} cells, those of `attnbench check`, "
+        f"with {numbers.min()} to {numbers.max()} seeds for each instruction set and number of threads: "
         "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
         "[every implementation](margins.csv) and [every cell](cells.csv).\n"
     )

@@ -47,7 +47,9 @@ def test_seeds_go_round_all_cells(every_and_cells, num_places, monkeypatch, tmp_
 
 def test_a_margin_is_the_share_of_a_limit(every_and_cells):
     every, _ = every_and_cells
-    cell = Workload(batch_size=2, seq_len=9, num_heads=2, head_dim=4, mask="padding_to_nothing", direction="forward_backward")
+    cell = Workload(
+        batch_size=2, seq_len=9, num_heads=2, head_dim=4, mask="padding_to_nothing", direction="forward_backward"
+    )
     names = ("sdpa", "naive_loop")
     found = list(margins.margins_of(3, cell, {name: every[name] for name in names}, ("default", 1)))
     assert {each.implementation for each in found} == set(names)

@@ -312,7 +312,10 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
-    if form not in {attend, *SCATTERED, *YARDSTICKS, *OF_MOVED} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
+    if (
+        form not in {attend, *SCATTERED, *YARDSTICKS, *OF_MOVED}
+        or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS
+    ):
         on_step()
         return form(query, key, value, mask)
 

@@ -14,8 +14,9 @@ An error beyond its limit is *wrong*, unless it looks like honest roundings that
 precision: then it is *imprecise*. Such an error is at most IMPRECISE_FACTOR times its limit, is spread over the tensor,
 and does not follow the answer; the error of rows that are 5 % too large is proportional to the answer. Half precision
 may follow it in part: if 64 partial outputs and their weights are merged in it, the sum of the weights is rounded, too,
-so that each row is too large or too small, by a share of its own. In half precision a gradient may also exceed its limit in one segment of many, up to ONE_FACTOR times: sums of a softmax over
-2,048 keys, off by some percent for one query, show it in one of twenty draws.
+so that each row is too large or too small, by a share of its own. A gradient in half precision may also exceed its
+limit in one segment of many, up to ONE_FACTOR times: sums of a softmax over 2,048 keys, off by some percent for one
+query, show it in one of twenty draws.
 """
 
 import math
