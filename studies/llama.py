@@ -19,8 +19,8 @@ class Rotating(nn.Module):
             num_attention_heads=sizes.num_heads,
             num_key_value_heads=sizes.num_kv_heads,
             head_dim=sizes.head_dim,
-            attn_implementation="eager",
         )
+        config._attn_implementation = "eager"  # noqa: SLF001 - what its models set
         self.attention, self.rotary = LlamaAttention(config, layer_idx=0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:

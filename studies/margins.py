@@ -131,13 +131,13 @@ def main(
         measure(to, seeds, (name, int(threads)), int(first), int(step))
         return
     rows, places = [], list(product(capabilities(), THREADS))
-    for number, (capability, threads) in enumerate(places):
-        settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    for number, (capability, count) in enumerate(places):
+        settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE"}
         again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
         subprocess.run(  # noqa: S603 - this very program
-            [*again, "--only", f"{capability},{threads},{number},{len(places)}"], env=os.environ | settings, check=True
+            [*again, "--only", f"{capability},{count},{number},{len(places)}"], env=os.environ | settings, check=True
         )
-        rows += frame.rows(to, f"{capability} {threads}")
+        rows += frame.rows(to, f"{capability} {count}")
     worst = write(pd.DataFrame(rows), to, seeds)
     typer.echo(json.dumps({"closest": round(worst, 3), "seeds": seeds, "written to": str(to)}))
     raise typer.Exit(int(worst > MOST_SHARE))

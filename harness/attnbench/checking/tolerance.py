@@ -117,10 +117,11 @@ class Tolerance:
             sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
         else:
             sizes = (torch.full_like(each, scale) for each in answer)
+        rounding = RowErrors(*(one * each for each in sizes))
         if terms is not None:
             summed = self._by_segment(terms)
-            sizes, answer = map(torch.maximum, sizes, summed), RowErrors(*map(torch.maximum, answer, summed))
-        rounding = RowErrors(*(one * each for each in sizes))
+            rounding = RowErrors(*(torch.maximum(*pair) for pair in zip(rounding, (one * t for t in summed), strict=True)))
+            answer = RowErrors(*map(torch.maximum, answer, summed))
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if is_gradient:
             yardstick = yardstick if is_zero else RowErrors(*map(_with_others, yardstick, answer))
