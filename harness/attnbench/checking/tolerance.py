@@ -120,7 +120,7 @@ class Tolerance:
         rounding = RowErrors(*(one * each for each in sizes))
         if terms is not None:
             summed = self._by_segment(terms)
-            rounding = RowErrors(*(torch.maximum(*pair) for pair in zip(rounding, (one * t for t in summed), strict=True)))
+            rounding = RowErrors(*map(torch.maximum, rounding, (one * each for each in summed)))
             answer = RowErrors(*map(torch.maximum, answer, summed))
         yardstick = RowErrors(*map(_with_neighbours, yardstick))
         if is_gradient:
