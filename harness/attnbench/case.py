@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.autograd.graph import increment_version
 
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.contract.outside import Bound
@@ -211,7 +212,7 @@ def copied(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Write other values of the same layout into a tensor in place; a graph that uses it is not invalidated.
+    """Write other values of the same layout into a tensor in place, without moving its version.
 
     In an expanded tensor, one number stands for many: each number is written once.
     """
@@ -355,6 +356,8 @@ class Case:
     def _fill(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in values.items():
             fill(self.tensors[name], tensor)
+            if self.workload.direction != "backward":  # whose graph, made earlier, would be invalid
+                increment_version(self.tensors[name])
         for bound in self._bound:
             bound.refresh()
 

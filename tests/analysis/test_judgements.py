@@ -91,6 +91,27 @@ def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
     assert judged.verdict is CheckVerdict.right
 
 
+def test_an_imprecise_verdict_names_tensor_cell_and_factor_and_passes() -> None:
+    right, slight, most = (
+        TensorError(tensor=name, error=error, allowed=1.0, worst=(0,), expected=1.0, actual=1.0, is_rounding=True)
+        for name, error in (("output", 0.4), ("output", 1.2), ("gradient of key", 2.5))
+    )
+    records = [
+        msgspec.structs.replace(each, agreement=Agreement(oracle="", probes=(ProbeResult(probe=probe, tensors=found),)))
+        for each, probe, found in zip(
+            judgement(*[OK] * 12).records,
+            ["normal", "needles", *["normal"] * 10],
+            [(right, slight), (right, most), *[(right,)] * 10],
+            strict=True,
+        )
+    ]
+    judged = Judgement(implementation="mine", records=tuple(records), planned=PLANNED)
+    assert judged.verdict is CheckVerdict.imprecise
+    for part in ("imprecise on 12 of 12 cells", "2.5 times", "gradient of key", "needles", PLANNED[1].id):
+        assert part in judged.sentence
+    assert endings.of_check([judged]).ending is Ending.passed
+
+
 def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_finite() -> None:
     near, infinite = (agreement(error=error) for error in (0.1, None))
     records = [msgspec.structs.replace(judgement(Status.approximate).records[0], agreement=a) for a in (near, infinite)]

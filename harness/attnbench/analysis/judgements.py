@@ -12,7 +12,7 @@ from functools import cached_property
 
 from attnbench.analysis.results import Results
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status, relative
-from attnbench.units import grouped, percent
+from attnbench.units import grouped, multiple, percent
 from attnbench.workloads.workload import Workload
 
 LEAST_SHARE = 1 / 3  # a verdict needs answers from at least this share of the planned cells
@@ -173,6 +173,18 @@ class Judgement:
         return f"{worst} on {len(shares)} of {len(self.planned)} cells"
 
     @property
+    def _least_precise(self) -> str:
+        """The tensor furthest beyond its tolerance, by its factor and its cell."""
+        seen = [
+            (each.ratio or 0.0, each.tensor, probe, record.workload.id)
+            for record in self.compared
+            for probe, each in (record.agreement.tensors() if record.agreement is not None else ())
+            if each.grade is Grade.imprecise
+        ]
+        ratio, tensor, probe, cell = max(seen)
+        return f"errors of up to {multiple(ratio)} times the tolerance: {tensor} on {probe} inputs of {cell}"
+
+    @property
     def word(self) -> str:
         """The verdict in a word or two: `right where tried` if too few cells were compared for `right`."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
@@ -191,6 +203,8 @@ class Judgement:
             return f"{self.verdict}, neither judged nor timed: {self.error}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
+        if self.verdict is CheckVerdict.imprecise:
+            parts.append(self._least_precise)
         if self.failed:
             statuses = ", ".join(sorted({record.status for record in self.failed}))
             parts.append(f"{len(self.failed)} not judged ({statuses})")

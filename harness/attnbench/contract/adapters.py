@@ -10,6 +10,7 @@ the contract.
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -284,6 +285,11 @@ def sizes_of(weights: Weights) -> Sizes:
     )
 
 
+def _loses_digits(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor of floating-point numbers changes in that dtype."""
+    return tensor.is_floating_point() and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
+
+
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of a module's parameters, by name."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -304,7 +310,12 @@ class Adapted(nn.Module):
         self.share_dropped = 0.0
         added = None if adapter.layout.has_out else weights.out
         self.out = None if added is None else linear_layer(added, weights.out_bias)
+        wide = {name: each for name, each in module.named_buffers() if _loses_digits(each, weights.query.dtype)}
         self.to(device=weights.query.device, dtype=weights.query.dtype)
+        self.may_be_wide = bool(wide)
+        for name, tensor in wide.items():
+            owner, _, buffer = name.rpartition(".")
+            setattr(module.get_submodule(owner), buffer, tensor.to(weights.query.device))
         values = {name: adapter.constant(name) for name, _ in module.named_parameters()}
         self.constants = {
             name: torch.full_like(module.get_parameter(name), value, requires_grad=False)
@@ -347,7 +358,21 @@ class Adapted(nn.Module):
         return {f"module.{name}": tensor for name, tensor in self._inside(weights).items()} | added
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
-        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared."""
+        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared.
+
+        Buffers that lose digits in half precision, such as a rotary embedding's frequencies, are left as they are, as
+        in a model that was loaded in that dtype, unless the module needs them in its own dtype.
+        """
+        if self.may_be_wide:
+            self.may_be_wide = False
+            with suppress(RuntimeError):  # operands of two dtypes
+                output = self._call(x, context, mask)
+                if not isinstance(output, Tensor) or output.dtype == x.dtype:
+                    return output
+            self.module.to(x.dtype)
+        return self._call(x, context, mask)
+
+    def _call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
         declared, module = self.adapter.declared, self.module
         if declared.has_cache:
             module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
+from torch.autograd.graph import increment_version
 
 from attnbench.case import GIVEN, Case, pull_back, set_dropout
 from attnbench.checking import conduct
@@ -397,7 +398,10 @@ class Candidates:
                 if key not in self._inputs:
                     self._inputs[key] = self._exchange.receive(request.tensors[name], here)
                 received[name] = self._inputs[key]
-                bytes_of(received[name]).copy_(self._exchange.read(request.tensors[name]))
+                held, sent = bytes_of(received[name]), self._exchange.read(request.tensors[name]).to(here)
+                if not torch.equal(held, sent):
+                    held.copy_(sent)
+                    increment_version(received[name])  # as if it were written in place
                 self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)

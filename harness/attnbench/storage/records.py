@@ -140,7 +140,7 @@ CONVENTIONS = {
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
     RANGE: "in float16 its sums overflow where values are of several hundred",
     PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
-    SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
+    SIGN: "a negative scale gives NaN or Inf (SDPA on the CPU does so with is_causal)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
     MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN (SDPA hides the keys)",
     LOST_NAN: "NaN in the values does not reach the output (SDPA's does)",
