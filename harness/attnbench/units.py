@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from difflib import get_close_matches
 from typing import TypeVar
 
+import msgspec
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -147,6 +149,21 @@ def text_lines(
             ]
             lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def readable_json(value: object) -> str:
+    """Data as indented JSON; of a text with further attributes, such as a warning with its name, only the text.
+
+    Raises:
+        TypeError: it holds an object that is no data.
+    """
+
+    def text(part: object) -> str:
+        if isinstance(part, str):  # msgspec takes subclasses of str for unknown objects
+            return str(part)
+        raise TypeError(f"{type(part).__name__} is no data")
+
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=text), indent=2).decode()
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
-import msgspec
 import typer
 
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
+from attnbench.units import readable_json
 
 PANELS = {
     "What": "sweep set model implementation baseline along low high memory deterministic attention layers "
@@ -118,7 +118,7 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
     if not OUTPUT.is_json:
         show()
         return
-    typer.echo(msgspec.json.format(msgspec.json.encode(facts()), indent=2).decode())
+    typer.echo(readable_json(facts()))
 
 
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
