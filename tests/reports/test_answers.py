@@ -1,13 +1,16 @@
 """Advice of a run: the implementation to use, its range and its gain; derived from verdicts alone."""
 
+import dataclasses
 import re
 
 import pytest
 
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.recommendation import recommend
+from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, endings, recommended, screen, story, verdict
 from attnbench.storage.records import Status
+from attnbench.units import MISSING
 from tests import journals
 
 
@@ -98,3 +101,16 @@ def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
     assert all(text.strip() for row in rows for text in row.values())
     assert len({row["shape"] for row in rows}) == len(rows)
+
+
+def test_doubtful_rows_name_nobody(tmp_path):
+    points = journals.workloads(seq_len=(128, 512))
+    results = journals.write(tmp_path, points, ("sdpa", "fused", "bmm"))
+    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
+    doubtful = dataclasses.replace(results, system_load=load)
+    assert advice(doubtful).startswith("No recommendation: ")
+    assert {row["fastest"] for row in answers.table(answers.shapes(doubtful), "sdpa")} == {MISSING}
+    end = endings.of_run(doubtful)
+    choices = verdict.report(doubtful, end, 3, ["run"]).choices
+    assert [each.choice for each in choices] == [None, None]
+    assert [each.choice for each in verdict.report(results, end, 0, ["run"]).choices] == ["sdpa", "sdpa"]

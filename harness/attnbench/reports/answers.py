@@ -59,7 +59,9 @@ class Answer:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict; the baseline if nothing is faster; None if it has no time, either."""
+        """The fastest by verdict, or the baseline if nothing is faster; None without a time, or with doubtful ones."""
+        if self.having(Mark.doubtful):
+            return None
         base = self.base if self.base is not None and self.base.seconds is not None else None
         return self.faster[0] if self.faster else base
 
