@@ -13,7 +13,8 @@ from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
 from attnbench.reports.answers import COLUMNS, Answer, memory_line, shapes
-from attnbench.units import plain, text_lines
+from attnbench.storage.records import Record
+from attnbench.units import grouped, plain, text_lines
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3  # up to this number, slower implementations have a column even if others are faster or equal
@@ -101,6 +102,12 @@ def _rows(members: Sequence[Answer], base: str) -> list[str]:
     return lines
 
 
+def _limit(records: Sequence[Record]) -> str:
+    """The lengths of cells that were predicted to exceed a limit, and why: the reason of the first one."""
+    lengths = ", ".join(dict.fromkeys(titles.length(record.workload.axes()) for record in records))
+    return plain(f"T={lengths}: {records[0].message.partition(';')[0]}", 2 * WIDTH)
+
+
 def left_over(results: Results) -> list[str]:
     """Comparisons without a verdict, by name if they are few, and implementations that are not installed."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
@@ -111,8 +118,11 @@ def left_over(results: Results) -> list[str]:
         names = f" ({'; '.join(texts)})" if 0 < len(texts) <= FEW_OPEN else ""
         if unsure or kind is Mark.undecided:
             parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
-    if out := sum(record.is_predicted for record in results.records):
-        parts.append(f"Not tried, over a limit: {out} (report.html).")
+    limits = grouped((record for record in results.records if record.is_predicted), lambda record: record.arm)
+    if limits:
+        texts = [f"{plain(str(arm), 24)} ({_limit(alike)})" for arm, alike in limits.items()]
+        more = [f"{len(texts) - FEW_OPEN} more (report.html)"] * (len(texts) > FEW_OPEN)
+        parts.append(f"Not tried, over a limit: {'; '.join([*texts[:FEW_OPEN], *more])}.")
     if absent := cells.absent(results):
         few = [plain(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
         parts.append(f"Unsupported: {'; '.join(few) if len(few) <= FEW_OPEN else f'{len(few)} (reasons: summary.md)'}.")
