@@ -141,6 +141,23 @@ def test_an_interruption_prints_how_to_continue(capsys):
     assert capsys.readouterr().err == "go on with: attnbench run --resume x\n"
 
 
+def test_an_interrupted_run_prints_its_table_so_far_and_ends_with_130(tmp_path, monkeypatch, capsys):
+    def interrupted(_, folder, *__, **___):
+        journals.write(folder, journals.USUAL[:2], ("sdpa", "fused"), num_epochs=2, is_finished=False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running.execution, "execute", interrupted)
+    plan = journals.planned(journals.USUAL[:2], ("sdpa", "fused"))
+    with pytest.raises(typer.Exit) as ends:
+        running.measure(plan, tmp_path / "run")
+    assert ends.value.exit_code == ExitCode.interrupted
+    printed = capsys.readouterr()
+    assert "This run did not finish" in printed.out
+    assert re.search(r"^T=128 .* us ", printed.out, re.MULTILINE), printed.out
+    assert "continue with: attnbench run --resume" in printed.err
+    assert (tmp_path / "run" / "summary.md").exists()
+
+
 def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     entries = listing.implementations(plugins.implementation_names())

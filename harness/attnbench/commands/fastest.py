@@ -77,7 +77,8 @@ def fastest(
             raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
         with writing_to(policy.parent, "--policy"):  # before measuring
             pass
-    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
+    hint = running.how_to_resume(planned, folder)
+    measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
