@@ -44,7 +44,8 @@ def rendered(template: str, results: Results, **more: object) -> str:
     return templates.get_template(template).render(
         {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer)},
         shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
-        table=answers.table(shapes, titles.base(results.plan)),
+        table=answers.table(shapes),
+        signs=answers.legend(shapes),
         memory=answers.memory_line(shapes),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
