@@ -59,6 +59,33 @@ def span(point: float, low: float | None, high: float | None, unit: str = "") ->
     return f"{shown[0]} {symbol}".rstrip() + f" ({shown[1]} to {shown[2]})"
 
 
+UNITS = {
+    "size": {"": 1, "B": 1}
+    | {f"{name[0]}{end}": size for size, name in SCALES["bytes"][:-1] for end in ("", "B", "iB")},
+    "duration": {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600},
+    "share": {"": 1, "%": 0.01},
+}
+"""The units in which users write a quantity, as multiples of bytes, of seconds and of one."""
+WRITTEN = {"size": "8GiB, 512MiB or 1000000", "duration": "90, 90s, 2min or 1h", "share": "0.02 or 2%"}
+LEAST_BYTES = 1024  # a number alone below this is meant in another unit
+
+
+def quantity(text: str, kind: str) -> float:
+    """Parse a size into bytes, a duration into seconds, or a share: 8GiB, 2min, 2%; a number alone is in these units.
+
+    Raises:
+        ValueError: it is none, or a size of a few bytes, which lacks its unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(?:[eE](-?\d+))?\s*([a-zA-Z%]*)", text.strip())
+    units = {unit.lower(): size for unit, size in UNITS[kind].items()}
+    if found is None or found[3].lower() not in units:
+        raise ValueError(f"{text} is no {kind}: write it as {WRITTEN[kind]}")
+    value = float(f"{found[1]}e{found[2] or 0}") * units[found[3].lower()]
+    if kind == "size" and not found[3] and 0 < value < LEAST_BYTES:
+        raise ValueError(f"{text} is a size of {value:g} bytes: add the unit, as in {text.strip()}GiB")
+    return value
+
+
 def percent(share: float) -> str:
     """A share as a percentage: 0.0213 is "2.1 %"."""
     return f"{significant(100 * share, 2)} %"
