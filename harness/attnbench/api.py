@@ -28,7 +28,6 @@ from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
 from attnbench.commands import running
-from attnbench.commands.fastest import bytes_of
 from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, require_known
 from attnbench.processes import execution
@@ -38,6 +37,7 @@ from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.units import quantity
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    memory_bytes = bytes_of(memory)
+    memory_bytes = int(quantity(memory, "size")) if memory else 0
     folder = execution.new_folder(Path(results), "fastest")
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
     measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)

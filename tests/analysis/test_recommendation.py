@@ -8,7 +8,6 @@ import pytest
 
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results
-from attnbench.commands.fastest import bytes_of
 from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult, Status
 from attnbench.units import show
@@ -82,11 +81,3 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
         "excluded, timed out: sdpa_flash (no answer within 60 s)",
     }
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("", 0), ("1000", 1000), ("512MiB", 2**29), ("8GiB", 2**33), ("8G", 2**33), ("1.5 KiB", 1536), ("2tb", 2**41)],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert bytes_of(text) == size

@@ -3,6 +3,7 @@
 import pytest
 
 from attnbench import plugins
+from attnbench.processes import sides
 from attnbench.processes.asides import declared
 from attnbench.processes.execution import checking_templates, client_for
 from attnbench.processes.messages import Declared
@@ -113,3 +114,14 @@ def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path)
         client = client_for(build_plan(sweep="check", implementations=["sdpa"]), tmp_path, template)
     assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
     assert client.template is template
+
+
+def test_two_sides_are_compared_on_the_axes_that_are_built_into_them(file, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(SOURCE)
+    fields = {"sweep": "sides", "implementations": (), "settings": ["seq_len=16,32"], "is_exact": True}
+    planned = sides.plan(f"{file}:causal", f"{other}:causal", fields, tmp_path / "run")
+    assert {(each.mask, each.seq_len) for each in planned.workloads} == {("causal", 16), ("causal", 32)}
+    typed = fields | {"settings": ["seq_len=16", "mask=none"]}
+    planned = sides.plan(f"{file}:causal", f"{other}:causal", typed, tmp_path / "run")
+    assert {each.mask for each in planned.workloads} == {"none"}  # as asked: the end says why nothing was judged

@@ -112,7 +112,7 @@ def test_the_honest_beside_them_are_measured(liars, name):
 
 def test_the_watcher_hears_every_stage_and_the_counts(liars):
     results, seen = liars
-    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "observe", "ceilings", "time"]
+    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "kept", "observe", "ceilings", "time"]
     assert seen[-1].counts["ok"] >= 3
     assert results.elapsed_s is not None
 

@@ -1,7 +1,6 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ AGAIN = {"--memory", "--deterministic", "--policy"}  # options that --resume all
 def fastest(
     *,
     options: TimingOptions = OPTIONS,
-    memory: str = "",
+    memory: float = 0.0,
     is_deterministic: bool = False,
     along: str = "",
     low: int = 0,
@@ -58,7 +57,6 @@ def fastest(
         attnbench fastest fused sdpa --along length --from 32 --to 2048
         attnbench fastest --sweep quick --policy results/policy.json
     """
-    memory_bytes = bytes_of(memory)
     if along and (ignored := sorted(AGAIN & options.typed)):
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     if (low or high) and not along:
@@ -77,12 +75,13 @@ def fastest(
             raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
         with writing_to(policy.parent, "--policy"):  # before measuring
             pass
-    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
+    hint = running.how_to_resume(planned, folder)
+    measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
-    choices = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
+    choices = recommend(measured, memory_bytes=int(memory), is_deterministic=is_deterministic)
     learned: verdict.Policy | None = None
     try:
         if policy is not None:
@@ -99,21 +98,6 @@ def fastest(
         end, show = endings.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
-
-
-SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def bytes_of(text: str) -> int:
-    """Parse a size into bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
-
-    Raises:
-        ValueError: it is not a size.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if text and found is None:
-        raise ValueError(f"--memory {text} is no size: give bytes, or a number with a unit, as in 512MiB or 8GiB")
-    return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
 
 
 def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: verdict.Policy | None) -> None:

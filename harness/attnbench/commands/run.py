@@ -10,6 +10,7 @@ from attnbench.processes.execution import new_folder
 from attnbench.reports import endings
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import HOSTS
+from attnbench.units import duration
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -44,7 +45,9 @@ def run(
         if "/" in cluster and "://" not in cluster:
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
-    running.note(f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}, into {folder}")
+    within = f"within {duration(planned.budget_s)}, " * (planned.budget_s > 0)
+    counts = f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}"
+    running.note(f"{counts}, {within}into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     measured = running.measure(planned, folder, cluster=cluster)

@@ -77,6 +77,9 @@ FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
 WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
 LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
+CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
+"""Shares of the budget after which no further cell is checked, or read, so that samples fit into the rest."""
+KNOWN_FROM = 0.1  # share of a stage's work from which on its pace says how long the rest takes
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
@@ -90,7 +93,7 @@ SEARCHED = "every search came to its end"
 class Progress:
     """Progress of a run, for a watcher."""
 
-    stage: str  # check, observe, ceilings, time or trace
+    stage: str  # check, kept, observe, ceilings, time or trace
     cell: str
     done: float  # completed part of `total` in the stage
     total: float
@@ -124,6 +127,7 @@ class Session:
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
+        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # of a stage: its name, its start, its work done before
 
     @property
     def elapsed_s(self) -> float:
@@ -134,6 +138,13 @@ class Session:
     def live_cells(self) -> list[tuple[Workload, Arm]]:
         """Cells that have passed their check, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
+
+    def limit_s(self, share: float) -> float:
+        """Seconds after which a stage before the first sample leaves out the rest of its work.
+
+        There is no limit without samples, or with a budget of 0, which asks for everything once.
+        """
+        return share * self.plan.budget_s if self.plan.budget_s and LATENCY in self.plan.metrics else math.inf
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -195,14 +206,19 @@ class Session:
         self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher.
+        """Call the watcher. The progress within a stage never runs backwards.
 
-        The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
+        The remaining time is the rest of the budget, which the run keeps; without one it follows from the stage's pace,
+        once a tenth of its work is done.
         """
-        if self.shown.stage != stage:
-            self._stage_start = self.clock()
-        pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
-        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
+        if self._pace[0] != stage:
+            self._pace = stage, self.clock(), done
+        elif done < self.shown.done:
+            done = self.shown.done
+        _, start_s, before = self._pace
+        left_s = max(0.0, self.plan.budget_s - self.elapsed_s) or None
+        if self.plan.budget_s <= 0 and done - before >= KNOWN_FROM * (total - before) > 0:
+            left_s = (self.clock() - start_s) / (done - before) * (total - done) or None
         counts = {str(status): number for status, number in dict(self.state.counts).items() if number}
         self.shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
         self.watch(self.shown)
@@ -212,8 +228,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
-    only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, workloads with few keys or queries come last, and checks end with the budget.
+    only normal inputs on the others, which differ in size; checks may take half of the budget. With `stops_when_wrong`
+    it is not checked further once it is wrong, workloads with few keys or queries come last, and checks end with the
+    budget.
 
     With a second worker, two lanes check at the same time. The records are those of one lane, unless the code keeps
     state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
@@ -227,17 +244,18 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
     held = dict[int, events.CellChecked | None]()  # new results by place; None: there is none
+    limit_s = (plan.budget_s if stops_when_wrong else session.limit_s(CHECKS_SHARE)) or math.inf
+    concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
         """Hold the result of the next cell."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
-                is_due = not stops_when_wrong or (
-                    place < first_wrong.get(arm, math.inf) and not 0 < plan.budget_s <= session.elapsed_s
-                )
-                if found is None and is_due:
-                    session.show_progress("check", f"{arm} on {workload.id}", place, len(places))
+                is_due = not stops_when_wrong or place < first_wrong.get(arm, math.inf)
+                is_in_time = session.elapsed_s < limit_s or (is_brief_allowed and workload is workloads[0])
+                if found is None and is_due and is_in_time:
+                    session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
                     is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
                     reply = ask_cell(lane, workload, arm, is_brief=is_brief)
                     found = reply.status
@@ -246,6 +264,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                 elif found is Status.ok:
                     passed.add((arm, _kind(workload)))
                 held[place] = reply
+                concluded.add(place)
                 yield
 
     def record(reply: events.CellChecked | None) -> None:
@@ -264,7 +283,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
         for place in sorted(held):
             record(held[place])
     if left := [cell for cell in places if cell not in status and not (stops_when_wrong and cell[1] in told)]:
-        return f"{len(left)} of {len(places)} cells were not reached in {plan.budget_s:g} s"
+        return f"{len(left)} of {len(places)} cells were not reached in {min(limit_s, plan.budget_s):g} s"
     session.show_progress("check", "", len(places), len(places))
     return ""
 
@@ -361,12 +380,15 @@ Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" fo
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Read each live cell, and record the replies; with `is_optional` failures are not recorded."""
+    """Read each live cell, until the time for that is up; with `is_optional` failures are not recorded."""
     listed = list(readings)
+    limit_s = math.inf if "choose" in session.plan.stages else session.limit_s(READINGS_SHARE)  # it depends on memory
     for number, (cell, metric) in enumerate(listed):
+        if session.elapsed_s >= limit_s:
+            return
         if session.state.live(cell.workload.id, [cell.arm]):
             what = f"{metric or 'operators'} of {cell.arm} on {cell.workload.id}"
-            session.show_progress("observe", what, number, len(listed))
+            session.show_progress("kept" if is_optional else "observe", what, number, len(listed))
             reply: events.CellProfiled | events.CellMeasured | Failed
             if metric:
                 reply = session.ask("observe", events.CellMeasured, cell=cell, metric=metric)
@@ -688,7 +710,7 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
         if name in names and is_timed:
-            reason = Timing(session, name).run(strategy)
+            reason = "; ".join(filter(None, [reason, Timing(session, name).run(strategy)]))
     return reason
 
 

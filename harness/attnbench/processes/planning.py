@@ -102,10 +102,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
     if not source:
         declarations = declared(specs) if declarations is None else declarations
-        built_in = {
-            spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
-            for spec, found in declarations.items()
-        }
+        built_in = built_in_axes(declarations, parsed)
         if not with_baseline:
             workloads, left_out = _each_suited(workloads, specs, built_in, left_out)
         elif axes := together(built_in):
@@ -133,6 +130,14 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         left_out=left_out,
         **(of_sweep | {name: value for name, value in fields.items() if value is not None}),
     )
+
+
+def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
+    """The built-in axes of each implementation, by spec, without those that the user set."""
+    return {
+        spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
+        for spec, found in declarations.items()
+    }
 
 
 def together(built_in: Mapping[str, Axes]) -> Axes:

@@ -269,7 +269,13 @@ def _choices(results: Results) -> Iterator[Choice]:
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
-        if shape.best is None or shape.base is None or not shape.compared:
+        if shape.base is None or not shape.compared:
+            continue
+        if shape.best is None:
+            answer = "no recommendation: times are doubtful"
+            yield Choice(
+                workload=shape.workload.id, axes=shape.workload.axes(), choice=None, is_clear=False, answer=answer
+            )
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"
