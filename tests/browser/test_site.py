@@ -17,14 +17,13 @@ FIELD = "document.querySelector('[data-md-component=search-query]')"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    if importlib.util.find_spec("material") is None:
-        pytest.skip("no mkdocs-material here: `nox -s browser` installs it")
-    folder = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "harness")}
-    for command in (["docs/site.py"], ["-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]):
+def site():
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("no zensical here: `nox -s browser` installs it")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), os.environ.get("PYTHONPATH", "")])}
+    for command in (["docs/site.py"], ["-m", "zensical", "build", "--clean"]):
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
-    return folder
+    return ROOT / "build" / "site"
 
 
 @pytest.fixture
