@@ -76,6 +76,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
+    session.run("zizmor", "--offline", "--no-progress", ".", *map(str, sorted(Path("examples/ci").glob("*.yml"))))
     session.run("python", "-m", "tools.retired_words")
     session.run("python", "-m", "tools.ratchet")
 
@@ -154,7 +155,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site in build/site, without a network; a broken link or a missing page is an error."""
     borrow(session, "docs")
     session.run("python", "docs/site.py")
-    session.run("python", "-m", "mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "zensical", "build", "--clean", "--strict")
     session.log("open build/site/index.html")
 
 

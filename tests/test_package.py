@@ -67,7 +67,18 @@ def test_the_package_knows_who_publishes_it(installed):
     (information,) = installed.glob("*.dist-info/METADATA")
     text = information.read_text(encoding="utf-8")
     assert "Project-URL: Issues, https://github.com/someone/attnbench/issues\n" in text
+    assert "Project-URL: Documentation, https://someone.github.io/attnbench/\n" in text
     assert "](https://raw.githubusercontent.com/someone/attnbench/" in text
+
+
+def test_the_version_of_the_package_heads_the_changes_and_is_cited_with_its_day(installed):
+    (information,) = installed.glob("*.dist-info")
+    version = information.name.removesuffix(".dist-info").partition("-")[2]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest, day = re.findall(r"^## \[(\d\S*)\] - (\S+)$", changes, re.MULTILINE)[0]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert newest == version
+    assert f"\nversion: {version}\ndate-released: {day}\n" in citation
 
 
 def test_the_wheel_names_the_licences_of_all_that_is_in_it(installed):
