@@ -42,5 +42,5 @@ for place, length in enumerate(LENGTHS):
     low, high = (math.exp(mean(logs) + sign * T_95 * stdev(logs) / NUM_PAIRS**0.5) for sign in (-1, 1))
     lows.append(low)
     untouched = 1e6 * mean(float(each[place]) for each in found["untouched"])
-    print(f"T={length}: {untouched:.0f} us, after the call {math.exp(mean(logs)):.3f} times as long ({low:.3f} to {high:.3f})")
+    print(f"T={length}: {untouched:.0f} us, with the call {math.exp(mean(logs)):.3f} of that ({low:.3f} to {high:.3f})")
 sys.exit(int(max(lows) > 1.02))

@@ -22,7 +22,8 @@ LINKS = f"{SHADOWS}.flatMap((each) => [...each.querySelectorAll('a')])"
 def site():
     if importlib.util.find_spec("zensical") is None:
         pytest.skip("no zensical here: `nox -s browser` installs it")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([str(ROOT / "harness"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
     for command in (["docs/site.py"], ["-m", "zensical", "build", "--clean"]):
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
     return ROOT / "build" / "site"
