@@ -238,8 +238,8 @@ def compare(  # noqa: PLR0913 - all have useful defaults
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
 
     >>> found = attnbench.compare("fused", "sdpa", seq_len=16, num_heads=2, scope="attention", budget=1)
-    >>> [(each.implementation, each.baseline) for each in found.comparisons]
-    [('fused', 'sdpa')]
+    >>> found.comparisons[0].implementation, found.comparisons[0].baseline
+    ('fused', 'sdpa')
     """
     if baseline is None:
         given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")

@@ -213,6 +213,11 @@ class TestPage:
         assert all(low < time < high for low, time, high in times if low is not None)
 
 
+def test_the_page_has_the_notices_of_the_library_in_it(whole: str) -> None:
+    assert vega.NOTICES.read_text(encoding="utf-8") in whole
+    assert "THIRD_PARTY_NOTICES" in SCRIPT.sub("", whole)
+
+
 @pytest.mark.long
 def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
     assert explorer.LIBRARY.read_text(encoding="utf-8") == vega.bundle(), "run: python -m tools.vega"
