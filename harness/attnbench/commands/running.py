@@ -22,7 +22,7 @@ from attnbench.commands.options import SelectionOptions
 from attnbench.commands.terminal import say
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.execution import Progress, Watch
+from attnbench.processes.execution import Progress, Session, Watch
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
@@ -50,6 +50,7 @@ def execute(
     hint: str = "",
     cluster: str = "",
     stops_when_wrong: bool = False,
+    then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
@@ -66,9 +67,8 @@ def execute(
                 shares.sweep(plan, folder, cluster, note)
             else:
                 with watching() as watch:
-                    execution.execute(
-                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, templates=templates
-                    )
+                    more = {"stops_when_wrong": stops_when_wrong, "then": then, "templates": templates}
+                    execution.execute(plan, folder, watch, stages, **more)
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None

@@ -12,12 +12,12 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
-from attnbench.reports.answers import COLUMNS, Answer, memory_line, shapes
+from attnbench.reports.answers import COLUMNS, Answer, first_calls_line, memory_line, shapes
 from attnbench.units import plain, text_lines
 
 WIDTH, HEIGHT = 80, 25
 FEW_OTHERS = 3  # up to this number, slower implementations have a column even if others are faster or equal
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE = 4, 3, 3, 6  # most lines of each section
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, MOST_FIRST_CALLS = 4, 3, 3, 6, 4  # most lines of each section
 FEW_OPEN = 3  # most undecided comparisons that are named
 
 
@@ -39,6 +39,7 @@ def screen(results: Results) -> list[Line]:
     head += _lines([plain(text, WIDTH * (1 + (len(findings) == 1))) for text in findings], "red", MOST_FINDINGS, more)
     tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", MOST_ADVICE)
     tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
+    tail += _lines([first_calls_line(members)], most=MOST_FIRST_CALLS, more="More first calls: summary.md")
     tail += _lines(left_over(results))
     tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
     if (results.folder / "summary.md").exists():
