@@ -24,6 +24,13 @@ def break_evens(results: Results) -> dict[Key, BreakEven]:
     for each in comparisons(results):
         base = each.key[0], reference(results, each.key)
         if each.key in firsts and base in firsts:
-            numbers = {"ratio": each.ratio, "low": each.low, "high": each.high, "verdict": each.verdict}
-            found[each.key] = break_even(firsts[each.key], firsts[base], times_s[base], **numbers)
+            found[each.key] = break_even(
+                firsts[each.key],
+                firsts[base],
+                times_s[base],
+                ratio=each.ratio,
+                low=each.low,
+                high=each.high,
+                verdict=each.verdict,
+            )
     return found

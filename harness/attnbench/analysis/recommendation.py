@@ -7,7 +7,7 @@ needs least memory.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -86,7 +86,7 @@ class Recommendation:
     seconds: dict[str, float]  # of a call, by implementation, as in the table of cells, the fastest first
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
-    first_s: dict[str, float]  # of the first call, by implementation, if measured
+    first_s: dict[str, float] = field(default_factory=dict)  # of the first call, by implementation, if measured
     compiles: bool = False  # whether the choice compiles code for each size
 
     @property
@@ -95,11 +95,11 @@ class Recommendation:
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
             return None
-        firsts = [self.first_s[name] for name in (self.choice, self.reference)]
+        own_s, base_first_s = self.first_s[self.choice], self.first_s[self.reference]
         low, high = (None if end is None else 1 / end for end in (lead.high, lead.low))
         verdict = Verdict.faster if lead.verdict is Verdict.slower else lead.verdict
         base_s = self.seconds[self.reference]
-        return break_even(*firsts, base_s, ratio=1 / lead.ratio, low=low, high=high, verdict=verdict)
+        return break_even(own_s, base_first_s, base_s, ratio=1 / lead.ratio, low=low, high=high, verdict=verdict)
 
     @property
     def has_long_first_call(self) -> bool:
@@ -203,7 +203,7 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
         seconds={name: seconds[name] for name in order},
         peaks={name: peaks[name] for name in [*order, *peaks] if name in peaks},
         excluded=excluded,
-        first_s={name: seconds for name, each in fit.items() if (seconds := first_s(each)) is not None},
+        first_s={name: call_s for name, each in fit.items() if (call_s := first_s(each)) is not None},
         compiles=choice in records and compiles(results.plan.specs[records[choice].arm]),
     )
 

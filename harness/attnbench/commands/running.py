@@ -67,8 +67,9 @@ def execute(
                 shares.sweep(plan, folder, cluster, note)
             else:
                 with watching() as watch:
-                    more = {"stops_when_wrong": stops_when_wrong, "then": then, "templates": templates}
-                    execution.execute(plan, folder, watch, stages, **more)
+                    execution.execute(
+                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, then=then, templates=templates
+                    )
     except OSError as error:
         if not folder.is_dir():
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None

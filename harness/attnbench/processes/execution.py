@@ -92,6 +92,7 @@ WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
 LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
+FEWEST_FIRST = 2  # cells whose first calls are read in any case: a baseline, and another one
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
@@ -406,7 +407,7 @@ def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) ->
     due = [cell for cell in cells if ((cell[0].id, cell[1]), MEASUREMENT + FIRST_CALL) not in done and fits(cell[0])]
     limit_s = first_calls.BUDGET_SHARE * session.plan.budget_s or math.inf
     for number, place in enumerate(due):
-        if session.clock() - start_s >= limit_s:
+        if number >= FEWEST_FIRST and session.clock() - start_s >= limit_s:
             return
         cell = session.cell(*place)
         session.show_progress("observe", f"first calls of {cell.arm} on {cell.workload.id}", number, len(due))
@@ -709,7 +710,10 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
         metrics = [metric for metric in plan.metrics if metric not in apart and "metrics" in names]
         read_cells(session, observations(session, metrics, with_operators="operators" in names))
     if "metrics" in names and {*FIRST_CALLS} & {*plan.metrics}:
-        read_first_calls(session, session.live_cells)
+        order = {workload.id: place for place, workload in enumerate(plan.workloads)}
+        cells = session.live_cells
+        cells.sort(key=lambda cell: (order[cell[0].id], not plan.is_reference(cell[1])))
+        read_first_calls(session, cells)
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:

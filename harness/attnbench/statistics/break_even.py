@@ -6,7 +6,6 @@ import math
 import msgspec
 
 from attnbench.storage.records import Verdict
-from attnbench.units import significant
 
 LARGEST_EXACT = 100  # calls; larger numbers are shown to two digits
 
@@ -38,7 +37,7 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rounded(calls: int) -> str:
-    return f"{calls if calls < LARGEST_EXACT else float(significant(calls, 2)):,.0f}"
+    return f"{calls if calls < LARGEST_EXACT else float(f'{calls:.1e}'):,.0f}"
 
 
 def break_even(  # noqa: PLR0913 - two first calls, and a verdict with its numbers
