@@ -21,6 +21,7 @@ from attnbench.checking.probes import PROBES
 from attnbench.cli import app
 from attnbench.explained import KINDS, explained, explanations
 from attnbench.reports import verdict
+from attnbench.statistics.break_even import Payoff
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, Grade, Status, Verdict
 from attnbench.workloads import sweep
@@ -51,6 +52,7 @@ def shown() -> dict[str, set[str]]:
         | {"right where tried", "imprecise where tried"},
         "speed": set(Verdict),
         "reason": {reason.name for reason in Reason},
+        "payoff": set(Payoff),
         "ending": set(Ending),
         "status": set(Status),
         "warning": set(Warn),

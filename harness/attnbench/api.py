@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
 from attnbench.commands import running
+from attnbench.commands.fastest import read_first_calls
 from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, require_known
 from attnbench.processes import execution
@@ -298,10 +300,11 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     True
     """
     memory_bytes = int(quantity(memory, "size")) if memory else 0
-    folder = execution.new_folder(Path(results), "fastest")
+    limits: dict[str, Any] = {"memory_bytes": memory_bytes, "is_deterministic": deterministic}
+    folder, then = execution.new_folder(Path(results), "fastest"), partial(read_first_calls, **limits)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
-    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)
-    return Outcome(measured, {}, recommend(measured, memory_bytes=memory_bytes, is_deterministic=deterministic))
+    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, then=then, **more)
+    return Outcome(measured, {}, recommend(measured, **limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -336,6 +339,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     *,
     stages: Sequence[str] = execution.STAGES,
     adjust: Callable[[Plan], Plan] = lambda plan: plan,
+    then: Callable[[execution.Session], object] | None = None,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
 ) -> Results:
     """Plan and run it; its processes can import the modules that this process can import."""
@@ -347,7 +351,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
         with running.watching() as watch:
-            execution.execute(planned, folder, watch, stages)
+            execution.execute(planned, folder, watch, stages, then=then)
     finally:
         del os.environ["PYTHONPATH"]
         os.environ |= before

@@ -103,9 +103,7 @@ def test_the_honest_beside_them_are_measured(liars, name):
     assert latency is not None
     assert memory is not None
     assert len({sample.epoch for sample in latency.samples}) == 2  # a visit in each of two processes
-    assert (
-        len(latency.samples) >= 2 + 1
-    )  # of the next visit, which may be short, at least one
+    assert len(latency.samples) >= 2 + 1  # of the next visit, which may be short, at least one
     assert all(sample.value > 0 for sample in latency.samples)
     assert memory.samples[0].value >= 2 * 32 * 8 * 4  # at least the output
 

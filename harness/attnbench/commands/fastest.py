@@ -3,7 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -11,14 +13,16 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import Recommendation, recommend
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, judge
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.processes.execution import new_folder
+from attnbench.processes import execution
+from attnbench.processes.execution import Session, new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
 from attnbench.reports import endings, recommended, story, titles, verdict
 from attnbench.storage.files import writing_to
+from attnbench.storage.records import Arm
 from attnbench.units import percent
 
 OPTIONS = TimingOptions(sweep="fastest")
@@ -76,12 +80,14 @@ def fastest(
         with writing_to(policy.parent, "--policy"):  # before measuring
             pass
     hint = running.how_to_resume(planned, folder)
-    measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial)
+    limits: dict[str, Any] = {"memory_bytes": int(memory), "is_deterministic": is_deterministic}
+    then = partial(read_first_calls, **limits) if "choose" in planned.stages else None
+    measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial, then=then)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
-    choices = recommend(measured, memory_bytes=int(memory), is_deterministic=is_deterministic)
+    choices = recommend(measured, **limits)
     learned: verdict.Policy | None = None
     try:
         if policy is not None:
@@ -98,6 +104,16 @@ def fastest(
         end, show = endings.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
+
+
+def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
+    """Read the first calls of each choice that is not PyTorch's own, and of PyTorch's own there (before it)."""
+    results = judge(session.journal.path.parent, session.state)
+    cells = []
+    for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
+        if each.choice != each.reference and {each.choice, each.reference} <= each.seconds.keys():
+            cells += [(each.workload, Arm(implementation=name)) for name in (each.reference, each.choice)]
+    execution.read_first_calls(session, cells)
 
 
 def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: verdict.Policy | None) -> None:

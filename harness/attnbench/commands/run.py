@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
+from attnbench import plugins
 from attnbench.cluster.shares import part
 from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import finish
@@ -19,6 +22,7 @@ def run(
     *,
     options: TimingOptions = OPTIONS,
     baseline: str = "sdpa",
+    metrics: str = "",
     results: Path = Path("results"),
     resume: str | None = None,
     cluster: str = "",
@@ -27,6 +31,8 @@ def run(
 
     Options:
         baseline (NAME): The implementation that others are compared with; it always takes part.
+        metrics (NAME,NAME): Read these metrics, too (attnbench list metrics). first_call: what first calls cost, and
+            after how many calls a compiled form has paid for its own; up to a third of the budget.
         cluster (--cluster --shard ADDRESS|K/N): Measure on the hosts of a Ray cluster: auto, HOST:PORT or
             ray://HOST:PORT (needs the extra cluster). K/N: only every N-th shape from the K-th on, in one of N jobs;
             attnbench report RUN RUN ... joins them.
@@ -35,6 +41,7 @@ def run(
         attnbench run
         attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal
         attnbench run mine.py --sweep quick --budget 120
+        attnbench run fused fused+compile sdpa --set seq_len=128 --metrics first_call
         attnbench run --resume RUN
         attnbench run --sweep full --shard 2/8
     """
@@ -42,6 +49,9 @@ def run(
         folder, planned = running.to_resume(options, resume, results, "run", {"--cluster"})
     else:
         planned = options.plan(baseline=baseline)
+        more = [*filter(None, map(str.strip, metrics.split(",")))]
+        plugins.require_known("metric", more, plugins.plugs("attnbench.metrics", "METRIC"))
+        planned = structs.replace(planned, metrics=tuple(dict.fromkeys([*planned.metrics, *more])))
         if "/" in cluster and "://" not in cluster:
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)

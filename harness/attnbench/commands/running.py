@@ -22,7 +22,7 @@ from attnbench.commands.options import SelectionOptions
 from attnbench.commands.terminal import print_results, say
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.execution import Progress, Watch
+from attnbench.processes.execution import Progress, Session, Watch
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
@@ -51,6 +51,7 @@ def execute(
     hint: str = "",
     cluster: str = "",
     stops_when_wrong: bool = False,
+    then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
     show_partial: Callable[[Results], object] = lambda _: None,
 ) -> Results:
@@ -69,7 +70,7 @@ def execute(
             else:
                 with watching() as watch:
                     execution.execute(
-                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, templates=templates
+                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, then=then, templates=templates
                     )
     except OSError as error:
         if not folder.is_dir():

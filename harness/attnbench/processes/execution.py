@@ -27,7 +27,8 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
-from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
+from attnbench.processes import first_calls
+from attnbench.processes.messages import PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, ByThreads, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
@@ -40,7 +41,19 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import (
+    BASE,
+    CANDIDATE,
+    FIRST_CALL,
+    FIRST_CALLS,
+    KEPT,
+    LATENCY,
+    PROBE,
+    Arm,
+    Ceilings,
+    Counters,
+    Status,
+)
 from attnbench.timing import visits
 from attnbench.timing.blocks import known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, load_libraries, visit_seed
@@ -82,6 +95,7 @@ CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
 KNOWN_FROM = 0.1  # share of a stage's work from which on its pace says how long the rest takes
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
+FEWEST_FIRST = 2  # cells whose first calls are read in any case: a baseline, and another one
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
@@ -415,6 +429,28 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
                 yield cell, metric
 
 
+def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) -> None:
+    """Read the first calls of these cells in fresh processes, as far as they have none and their time allows."""
+    done, start_s = session.state.done, session.clock()
+    fits = plugins.plugs("attnbench.metrics", "METRIC")[FIRST_CALL].fits
+    due = [cell for cell in cells if ((cell[0].id, cell[1]), MEASUREMENT + FIRST_CALL) not in done and fits(cell[0])]
+    limit_s = first_calls.BUDGET_SHARE * session.plan.budget_s or math.inf
+    for number, place in enumerate(due):
+        if number >= FEWEST_FIRST and session.clock() - start_s >= limit_s:
+            return
+        cell = session.cell(*place)
+        session.show_progress("observe", f"first calls of {cell.arm} on {cell.workload.id}", number, len(due))
+
+        def read(settings: dict[str, str], cell: Target = cell) -> FirstCalls | Failed:
+            session.start_worker()
+            return session.ask("first_calls", FirstCalls, cell=cell, settings=settings)
+
+        for measurement in first_calls.measurements(read):
+            event = events.CellMeasured(**cell.names, measurement=measurement)
+            if (event.key, MEASUREMENT + measurement.metric) not in done:  # else it was killed between two
+                session.journal.append(event)
+
+
 def trace(session: Session) -> None:
     """Trace each live cell into a file of its own below the journal's folder (tracing/folders.py).
 
@@ -655,6 +691,7 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     stages: Collection[str] = STAGES,
     *,
     stops_when_wrong: bool = False,
+    then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -663,9 +700,9 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    run before `stages`. Workers are forked from the first of `templates`, those of a second lane of checks from another
-    one. `client`, `clock` and `read_counters` default to a
-    worker process and the machine; studies/simulated replaces them.
+    run before `stages`, and `then` at the end. Workers are forked from the first of `templates`, those of a second lane
+    of checks from another one. `client`, `clock` and `read_counters` default to a worker process and the machine;
+    studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -689,6 +726,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
             threading.Thread(target=load_libraries).start()  # while the worker imports torch
         session.start_worker()
         reason = _run_stages(session, plan.stages or stages, stops_when_wrong=stops_when_wrong)
+        if then is not None:
+            then(session)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         journal.append(finished)
 
@@ -701,8 +740,14 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
         if "trace" not in names:
             read_cells(session, kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
-        metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
+        apart = {LATENCY, *FIRST_CALLS}
+        metrics = [metric for metric in plan.metrics if metric not in apart and "metrics" in names]
         read_cells(session, observations(session, metrics, with_operators="operators" in names))
+    if "metrics" in names and {*FIRST_CALLS} & {*plan.metrics}:
+        order = {workload.id: place for place, workload in enumerate(plan.workloads)}
+        cells = session.live_cells
+        cells.sort(key=lambda cell: (order[cell[0].id], not plan.is_reference(cell[1])))
+        read_first_calls(session, cells)
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:

@@ -9,9 +9,10 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
@@ -74,6 +75,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     executed_flops: int | None
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
+
+
+class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the first call in a process, and of the first one at another length, if that is supported."""
+
+    first_s: Annotated[float, Meta(ge=0)]
+    longer_s: Annotated[float, Meta(ge=0)] | None
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
-from attnbench.storage.records import Status
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
 from attnbench.units import MISSING, factors, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
@@ -254,6 +254,21 @@ def memory_line(members: Sequence[Answer]) -> str:
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
     return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+
+
+def first_calls_line(members: Sequence[Answer]) -> str:
+    """List the first calls on the shape with the most of them, and when they have paid; "" if none was measured."""
+    timed = {shape: [cell for cell in shape.cells if FIRST_CALL in cell.metrics] for shape in members}
+    shape = max(timed, key=lambda each: (len(timed[each]), each.workload.num_scores), default=None)
+    if shape is None or not timed[shape]:
+        return ""
+    parts = []
+    for cell in sorted(timed[shape], key=lambda cell: cell.metrics[FIRST_CALL]):
+        more = {"cached": cell.metrics.get(FIRST_CACHED), "new length": cell.metrics.get(FIRST_LONGER)}
+        words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in more.items() if seconds is not None]
+        words += [f"paid after: {cell.break_even.words}"] if cell.break_even is not None else []
+        parts.append(f"{cell.name} {show(cell.metrics[FIRST_CALL], 's', digits=2)} ({', '.join(words)})")
+    return plain(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
 SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}

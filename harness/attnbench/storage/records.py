@@ -298,6 +298,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 LATENCY = "latency"  # the metric of blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
+FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
+"""Metrics of first calls: in a fresh process, in a second one with filled compile caches, and at another length."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

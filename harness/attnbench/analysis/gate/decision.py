@@ -28,7 +28,7 @@ from attnbench.plugins import name_of
 from attnbench.statistics import verdict
 from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.verdict import Reason, between_runs
-from attnbench.storage.records import LATENCY, Arm, Status
+from attnbench.storage.records import FIRST_CALL, LATENCY, Arm, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -87,7 +87,7 @@ def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
         outcome, words = _without_findings(rulings)
     doubtful = [line for line in pair.doubtful if line not in pair.invalid]
     measured = [one for match in pair.matches for record in match.records for one in record.measurements]
-    metrics = {one.metric for one in measured if not one.metric.startswith(LATENCY)}
+    metrics = {one.metric for one in measured if not one.metric.startswith((LATENCY, FIRST_CALL))}
     return Decision(
         base=pair.base,
         candidate=pair.candidate,

@@ -48,7 +48,7 @@ from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
 from attnbench.processes.messages import Declared, Failed, FailedError, Target
 from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, stand_in
-from attnbench.processes.worker import attempts, operators, state
+from attnbench.processes.worker import attempts, first_calls, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
 from attnbench.timing import blocks
@@ -531,6 +531,12 @@ class Worker:
         warnings, samples = tuple(filter(None, [reader.note(case)])), (Sample(value=value),)
         measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
         return CellMeasured(**cell.names, measurement=measurement)
+
+    def first_calls(self, cell: Target, settings: dict[str, str]) -> messages.FirstCalls:
+        """Time the first calls in this process, which must be fresh (processes/worker/first_calls.py)."""
+        self.turn = cell.arm
+        self.heartbeat.beat()
+        return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
         """A case that no timing shares, kept until the next one."""
