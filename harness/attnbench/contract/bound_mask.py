@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.workloads.masks import Causal, Mask, Padding
+from attnbench.workloads.masks import Causal, Mask, Padding, Ragged
 
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
@@ -161,9 +161,11 @@ class BoundMask:
 
     @property
     def lengths(self) -> Tensor | None:
-        """The number of real keys (B,) of each batch row; None without padding."""
-        tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
-        return on_device(tables[0], self.device) if tables else None
+        """The number of keys (B,) of each batch row, under padding or `ragged`; None without them."""
+        for part in self.rule.parts:
+            if isinstance(part, Padding | Ragged):
+                return on_device(part.lengths(*self.sizes), self.device)  # type: ignore[no-any-return]
+        return None
 
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """Numbers to add to the scores, (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
