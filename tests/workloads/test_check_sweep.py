@@ -53,7 +53,9 @@ KINDS = {
     "sinks with a bias": lambda w: w.sinks == "learned" and "alibi" in w.mask,
     "sinks with one query": lambda w: w.sinks == "learned" and w.seq_len == 1,
     "ALiBi with padding, with gradients": lambda w: {"padding", "alibi"} <= {*w.mask.split("+")} and has(w, TRAINED),
-    "softcap with grouped heads, with gradients": lambda w: w.mask == "softcap(5)" and is_grouped(w) and has(w, TRAINED),
+    "softcap with grouped heads, with gradients": lambda w: (
+        w.mask == "softcap(5)" and is_grouped(w) and has(w, TRAINED)
+    ),
 }
 
 

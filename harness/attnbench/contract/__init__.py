@@ -127,6 +127,7 @@ class Implementation:
     built_in: Callable[[], Mapping[str, int | float | str]] = (
         dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
     )
+    has_cache: bool = False  # its module keeps what it was given in earlier calls: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ the contract.
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -35,6 +36,7 @@ from attnbench.contract.layouts import (
     stacked,
     transposed,
 )
+from attnbench.contract.outside import training
 from attnbench.plugins import require_known
 from attnbench.workloads.workload import FOLLOWS, Workload, following
 
@@ -87,6 +89,7 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
             unsupported=module.unsupported,
             has_dropout=module.declared.dropout is not None,
             built_in=module.built_in,
+            has_cache=module.declared.has_cache,
             is_approximate=module.declared.approximate,
         )
     if layout not in TENSOR_LAYOUTS:
@@ -301,7 +304,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.adapter, self.module = adapter, module
         self.biases = [part for part, name in BIAS_NAMES.items() if name in weights.tensors()]
-        self.share_dropped = 0.0
+        self.share_dropped, self._mode = 0.0, ExitStack()
         added = None if adapter.layout.has_out else weights.out
         self.out = None if added is None else linear_layer(added, weights.out_bias)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
@@ -334,6 +337,9 @@ class Adapted(nn.Module):
     @dropout.setter
     def dropout(self, share: float) -> None:
         assert self.adapter.declared.dropout is not None
+        self._mode.close()
+        if share > 0:  # as many modules drop nothing otherwise
+            self._mode.enter_context(training(self.module))
         self.adapter.declared.dropout(self.module, share)
         self.share_dropped = share
 
@@ -348,9 +354,34 @@ class Adapted(nn.Module):
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
         """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared."""
-        declared, module = self.adapter.declared, self.module
-        if declared.has_cache:
-            module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared
+        if self.adapter.declared.has_cache:
+            return self._with_cache(x, context, mask)
+        return self._answer(self.module, x, context, mask)
+
+    def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
+        """The output of a copy of the module with an empty cache; with `chunks`, of calls that follow one another.
+
+        Raises:
+            NotImplementedError: the declared `call` empties the cache, so that nothing can follow.
+        """
+
+        def empty() -> nn.Module:
+            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})  # which are shared
+
+        if not mask.chunks:
+            return self._answer(empty(), x, context, mask)
+        module, outputs, last = empty(), list[Tensor](), 0
+        for part in x.split(mask.chunks, dim=1):
+            last += part.shape[1]
+            outputs.append(self._answer(module, part, part, mask.for_last(part.shape[1], last)))
+        second = x.split(mask.chunks, dim=1)[1]
+        alone = self._answer(empty(), second, second, mask.for_last(second.shape[1], second.shape[1]))
+        if self.adapter.declared.call is not None and torch.equal(alone, outputs[1]):
+            raise NotImplementedError("its call empties the cache, so that it cannot be fed in chunks")
+        return torch.cat(outputs, dim=1)
+
+    def _answer(self, module: nn.Module, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
+        declared = self.adapter.declared
         try:
             result = module(x) if declared.call is None else declared.call(module, x, context, mask)
         except (AttributeError, TypeError) as error:

@@ -193,12 +193,15 @@ class Mask:
         return np.broadcast_to(seen, (batch_size, len(chosen), key_len))
 
 
+AT_END = "_bottom_right"
+
+
 def at_end(kind: type[Mask]) -> type[Mask]:
     """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
 
     The first T - S queries may then see nothing.
     """
-    name = f"{kind.name}_bottom_right"
+    name = f"{kind.name}{AT_END}"
     changed = {
         "name": name,
         "summary": f"as {kind.name}, with i+S-T in place of i: aligned at the end (bottom-right)",
@@ -612,6 +615,18 @@ class Combined(Mask):
 
     def at_other_length(self) -> Mask:
         return Combined(*(part.at_other_length() for part in self._parts))
+
+
+def aligned_at_end(mask: Mask) -> Mask:
+    """The mask with each part aligned at the end.
+
+    Raises:
+        ValueError: a part has no such form.
+    """
+    parts = (
+        str(part) if part.is_at_end else str(part).replace(part.name, f"{part.name}{AT_END}", 1) for part in mask.parts
+    )
+    return parse_mask(BETWEEN.join(parts))
 
 
 UNLIMITED = -1

@@ -378,6 +378,7 @@ class Worker:
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
             has_pack=hasattr(candidate.build(weights), "pack"),
+            has_cache=candidate.has_cache,
         )
 
     def compute(self, cell: Target, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
