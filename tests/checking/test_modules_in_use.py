@@ -1,4 +1,4 @@
-"""Ways in which modules and kernels are used: in chunks, in training, under one mask after another, for one gradient."""
+"""Ways in which modules and kernels are used: in chunks, in training, under several masks, for one gradient."""
 
 import pytest
 import torch
@@ -76,8 +76,6 @@ class NeverReadsItsCache(Cached):
 
 class KeptForAll(Cached):
     """Keeps the keys of every sequence in one place, and starts anew with a longer chunk only."""
-
-    kept = {}
 
     def attend(self, query, key, value, mask):
         KeptForAll.past = None if query.shape[2] > 30 else KeptForAll.past

@@ -35,12 +35,16 @@ def recomputed(
     weights: Callable[[Results], Tensor] = lambda results: results["weights"],
     scores: Callable[[Results], Tensor] = lambda results: results["masked scores"],
     has_delta: bool = True,
+    is_own: bool = False,
 ) -> Tensor:
-    """The context with a backward pass that recomputes these weights, from the gradient of these scores."""
+    """The context with a backward pass that recomputes these weights, from the gradient of these scores.
+
+    Delta is rowsum(dO * O), or with `is_own` rowsum(P * dP) with the recomputed weights.
+    """
     again, value = weights(results).detach(), results["value"]
     flow = again * moved(scores(results))
     if has_delta:
-        flow = flow - results["weights"].detach() * flow.sum(dim=-1, keepdim=True)
+        flow = flow - (again if is_own else results["weights"].detach()) * flow.sum(dim=-1, keepdim=True)
     return results["context"].detach() + flow @ value.detach() + again @ (value - value.detach())
 
 
@@ -57,12 +61,12 @@ def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: 
     return results["context"].detach() + share - share.detach()
 
 
-def unmasked(results: Results, mask: RowMask, seen: Callable[[RowMask], Tensor]) -> Tensor:
+def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tensor], is_own: bool) -> Tensor:
     """The context with a backward pass under another mask, with the right logsumexp."""
     whole = mask.changed(results["scores"])
     logs = results["masked scores"].logsumexp(dim=-1, keepdim=True)
     weights = steps.hide(whole - logs, seen(mask)).exp().nan_to_num(0.0, 0.0)
-    return recomputed(results, mask, weights=lambda _: weights, scores=lambda _: whole)
+    return recomputed(results, mask, weights=lambda _: weights, scores=lambda _: whole, is_own=is_own)
 
 
 def exponentials(results: Results) -> Tensor:
@@ -110,18 +114,27 @@ def groups(workload: Workload) -> Iterator[Mistake]:
         yield changed("group_not_summed", detail, change=partial(partly, frozen=frozen, chosen=others))
 
 
+def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
+    """Masks of a backward pass alone: none, or one with another alignment."""
+    parts = workload.mask_rule.parts
+    if workload.mask_rule.hides:
+        yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)
+    for kind, end in CAUSAL.items() if workload.seq_len != workload.kv_len else ():
+        if any(isinstance(part, tuple(CAUSAL)) and not isinstance(part, kind) for part in parts):
+            yield "backward_mask", f"it is {end}", lambda mask, kind=kind: mask.seen_under(kind())  # type: ignore[misc]
+
+
 def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
     """Every mistake of the backward pass alone that is possible at this workload."""
     if workload.sinks == "none":
         yield changed("no_delta", change=partial(recomputed, has_delta=False))
-        yield changed("recomputed_without_denominator", change=partial(recomputed, weights=exponentials))
-        if workload.mask_rule.hides:
-            every = lambda mask: torch.ones_like(mask.seen)  # noqa: E731
-            yield changed("backward_without_mask", change=partial(unmasked, seen=every))
-        for kind, end in CAUSAL.items() if workload.seq_len != workload.kv_len else ():
-            if any(isinstance(part, tuple(CAUSAL)) and not isinstance(part, kind) for part in workload.mask_rule.parts):
-                other = lambda mask, kind=kind: mask.seen_under(kind())  # noqa: E731
-                yield changed("backward_mask", f"it is {end}", change=partial(unmasked, seen=other))
+        for is_own, detail in ((False, ""), (True, "in delta, too")):
+            change = partial(recomputed, weights=exponentials, is_own=is_own)
+            yield changed("recomputed_without_denominator", detail, change=change)
+            for name, words, seen in other_masks(workload):
+                yield changed(
+                    name, "; ".join(filter(None, (words, detail))), change=partial(unmasked, seen=seen, is_own=is_own)
+                )
         if not workload.mask_rule.is_additive:
             yield changed("softcap_without_derivative", change=partial(recomputed, scores=uncapped))
     yield from groups(workload)

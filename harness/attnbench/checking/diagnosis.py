@@ -44,7 +44,7 @@ MOST_SCORES = 2**16
 """Workloads with more scores than this are diagnosed at a short length, if they fail there too."""
 LEAST_ROWS = 8
 SHORTLIST = 24
-MOST_EXTENTS = 3
+MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
 MOST_GAPS = 0.7  # a part that begins at a row has at least this share of the rows behind it
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
@@ -139,14 +139,25 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Whether every gradient is as near to the mistake's as one is to the right one, and the wrong ones nearer."""
+        """Whether all gradients agree with the mistake's, and the wrong ones are nearer to them than to the right ones."""
         self.reference.on_step()
-        exact = self.reference.answers_of(mistake, rows=self.rows)
+        answers = partial(self.reference.answers_of, mistake, rows=self.rows)
+        exact, own = answers(), dict[str, Tensor]()
+        one = torch.finfo(self.own_dtype).eps / 2
         for name in self.names:
-            apart = _apart(self.observed[name] / self.limits[name], exact[name] / self.limits[name])
-            right = _apart(self.observed[name] / self.limits[name], self.expected[name] / self.limits[name])
-            if apart > MATCH or (name in wrong and self.is_wrong(name) and apart > CLOSER * right):
+            observed, expected, like = (
+                each[name] / self.limits[name] for each in (self.observed, self.expected, exact)
+            )
+            apart = _apart(observed, like)
+            if name in wrong and self.is_wrong(name) and not apart <= CLOSER * _apart(observed, expected):
                 return False
+            if apart > MATCH:
+                own = own or answers(self.own_dtype)
+                rounded = own[name] / self.limits[name]
+                count = roundings(self.reference.workload, name, 0.0)
+                limit = 2 * _apart(rounded, like) + one * count * float(like.nan_to_num().abs().max()) + 1
+                if min(apart, _apart(observed, rounded)) > MATCH * limit:
+                    return False
         return True
 
 
@@ -223,7 +234,8 @@ def _part(marked: Tensor, seen: Evidence, name: str) -> str:
         size, first, last = lines.shape[axes.index(axis)], int(chosen[0]), int(chosen[-1])
         is_end = first > 0 and last == size - 1 and len(chosen) > size * MOST_GAPS * (1 - first / size)
         is_range = len(chosen) == last - first + 1
-        if len(chosen) < size and (axis in {"batch row", "head"} or is_range or is_end):
+        is_part = (is_range or is_end) and last - first + 1 <= MOST_ROWS_OF_PART * size
+        if len(chosen) < size and (axis in {"batch row", "head"} or is_part):
             words += _where([torch.arange(first, size) if is_end and axis == "row" else chosen], seen, name, (axis,))
     return words
 

@@ -129,6 +129,7 @@ class Implementation:
     )
     has_cache: bool = False  # its module keeps what it was given in earlier calls: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
+    most_error: float = 0.0  # that an approximation may have, as a share of a tensor's largest value; 0: any
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:

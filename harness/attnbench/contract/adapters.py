@@ -90,7 +90,8 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
             has_dropout=module.declared.dropout is not None,
             built_in=module.built_in,
             has_cache=module.declared.has_cache,
-            is_approximate=module.declared.approximate,
+            is_approximate=bool(module.declared.approximate),
+            most_error=module.declared.most_error,
         )
     if layout not in TENSOR_LAYOUTS:
         raise ValueError(
@@ -152,6 +153,8 @@ class ModuleAdapter:
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # as long as the queries
+        if self.declared.masks is None and self.declared.call is None:
+            fixed.setdefault("mask", "none")
         small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.biases, small)

@@ -223,7 +223,8 @@ def from_function(
         distributes="world_size" in names,
         built_in=lambda: declared.built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
-        is_approximate=declared.approximate,
+        is_approximate=bool(declared.approximate),
+        most_error=declared.most_error,
     )
 
 

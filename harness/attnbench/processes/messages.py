@@ -75,6 +75,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
     has_cache: bool = False
+    most_error: float = 0.0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
