@@ -63,11 +63,6 @@ def verdict_of(record: Record) -> CheckVerdict:
     return CheckVerdict.imprecise if record.agreement.grade is Grade.imprecise else CheckVerdict.right
 
 
-def _size(share: float) -> str:
-    """A share in percent, or the words for one that is not finite."""
-    return percent(share) if math.isfinite(share) else "a number that is not finite, and so any share"
-
-
 def _hides_all(workload: Workload) -> bool:
     """Whether the mask may hide every key from some query."""
     is_short = "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
@@ -232,9 +227,11 @@ class Judgement:
                 name = where.partition(" of head")[0]
                 worst[name] = max(worst.get(name, (0.0, where)), (share, where))
         output, *others = worst.values() or [(0.0, "output")]
-        first = f"off by up to {_size(output[0])} of the largest value ({output[1]})"
-        rest = "".join(f"; {where}: {_size(share)}" for share, where in others)
-        return f"{first} on {len(self.compared)} of {len(self.planned)} cells{rest}"
+        size = f"off by up to {percent(output[0])} of the largest value" if math.isfinite(output[0]) else "not finite"
+        rest = "".join(
+            f", {where} {percent(share) if math.isfinite(share) else 'not finite'}" for share, where in others
+        )
+        return f"{size} on {len(self.compared)} of {len(self.planned)} cells (worst: {output[1]}{rest})"
 
     @property
     def word(self) -> str:

@@ -139,7 +139,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Whether all gradients agree with the mistake's, and the wrong ones are nearer to them than to the right ones."""
+        """Whether all gradients agree with the mistake's, and the wrong ones are clearly nearer to these."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()

@@ -155,7 +155,8 @@ class ModuleAdapter:
             fixed.setdefault("kv_len", 0)  # as long as the queries
         if self.declared.masks is None and self.declared.call is None:
             fixed.setdefault("mask", "none")
-        small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
+        without = fixed | {"mask": "none"}
+        small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.biases, small)
         except (ValueError, NotImplementedError):  # checks and builds give the reason
