@@ -683,7 +683,8 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
-        yield candidate.compare(f"inputs that are {words} give", candidate.answer, tensors=tensors)
+        outcome = candidate.compare(f"inputs that are {words} give", candidate.answer, tensors=tensors)
+        yield _of_one(candidate, tensors, words) or outcome if isinstance(outcome, str) and outcome else outcome
     for axes in EXPANDED:
         if along := {name: axis for name, axis in axes.items() if name in tokens}:
             rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in along.items()}
@@ -703,6 +704,15 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
     summed = copies | dict.fromkeys(grads, total)
     yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
+
+
+def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> str:
+    """The violation of one operand alone in such a layout; "" if it takes several."""
+    for token, tensor in tensors.items() if words in memory.LAYOUTS and len(tensors) > 1 else ():
+        outcome = candidate.compare(f"the {token} alone, {words}, gives", candidate.answer, tensors={token: tensor})
+        if isinstance(outcome, str) and outcome:
+            return outcome
+    return ""
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
