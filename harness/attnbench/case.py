@@ -89,9 +89,10 @@ def pull_back_twice(
         NoBackwardError: the first gradients have no graph.
     """
     first = torch.autograd.grad(output, leaves, grad_output, create_graph=True, allow_unused=True)
-    total = sum((made * each).sum() for made, each in zip(first, along, strict=True) if made is not None)
-    if not isinstance(total, Tensor) or not total.requires_grad:
+    made = [(one, each) for one, each in zip(first, along, strict=True) if one is not None and one.requires_grad]  # type: ignore[redundant-expr] # unused
+    if not made:
         raise NoBackwardError
+    total = torch.stack([(one * each).sum() for one, each in made]).sum()
     return torch.autograd.grad(total, leaves, allow_unused=True)
 
 

@@ -11,7 +11,7 @@ from attnbench.checking.agreement import check, compare
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
-from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade
+from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN, Grade, Status
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checks import cell_of, checked, references
@@ -374,6 +374,45 @@ def test_workers_diagnose_a_function_without_the_projections_of_a_module(tmp_pat
     found = checked(cell_of(f"{tmp_path / 'wider.py'}:wider", point)).agreement
     assert found.mistakes == ("mask_of_its_own",)
     assert "key i-14 to key i+3" in found.diagnosis
+
+
+QUANTISED = """
+from torch.nn import functional as F
+from attnbench.contract.adapters import adapt
+
+
+def rounded(each, scale):
+    return (each / scale).round() * scale
+
+
+def scale_of(each):
+    return each.abs().amax(dim=(-2, -1), keepdim=True) / 127
+
+
+def own_scales(query, key, value):
+    return F.scaled_dot_product_attention(query, rounded(key, scale_of(key)), rounded(value, scale_of(value)))
+
+
+def first_scale(query, key, value):
+    scale = scale_of(value)
+    value = (value / scale).round() * scale[:1, :1]
+    return F.scaled_dot_product_attention(query, rounded(key, scale_of(key)), value)
+
+
+near, far = adapt(own_scales, approximate=0.05), adapt(first_scale, approximate=0.05)
+unbound = adapt(first_scale, approximate=True)
+"""
+
+
+def test_an_approximation_is_judged_by_the_bound_that_it_declares(tmp_path):
+    (tmp_path / "quantised.py").write_text(QUANTISED)
+    near, far, unbound = (
+        checked(cell_of(f"{tmp_path / 'quantised.py'}:{name}", workload())) for name in ("near", "far", "unbound")
+    )
+    assert (near.status, unbound.status) == (Status.approximate, Status.approximate)
+    assert far.status is Status.disagrees
+    assert "of the largest value in the output of head" in far.message
+    assert "5.0 % is declared" in far.message
 
 
 def test_float32_inside_is_a_convention_and_breaks_no_rule_of_another_dtype():

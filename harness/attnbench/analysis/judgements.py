@@ -103,7 +103,15 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
 }
 """Features of a workload, by their names on screens."""
 MASKS = ("windows", "padding", "prefix masks", "document masks", "chunked masks", "ragged lengths")
-PAIRED = ("gradients", "half precision", "windows", "padding", "scores with a bias", "softcap", "sinks")
+PAIRED: tuple[str, ...] = (
+    "gradients",
+    "half precision",
+    "windows",
+    "padding",
+    "scores with a bias",
+    "softcap",
+    "sinks",
+)
 PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"lengths beyond {LONG}")
 """Features that are looked at in pairs: mistakes often need two."""
 MOST_PAIRS = 3  # that are named

@@ -98,9 +98,9 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
         yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=frozen, chosen=late))
     for first in cuts(workload.kv_len):
-        late = lambda _, __, key, first=first: key >= first  # noqa: E731
+        far = lambda _, __, key, first=first: key >= first  # noqa: E731
         detail = f"keys from {first} on, in the gradient of query"
-        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=("query",), chosen=late))
+        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=("query",), chosen=far))
 
 
 def groups(workload: Workload) -> Iterator[Mistake]:

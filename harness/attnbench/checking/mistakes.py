@@ -424,11 +424,11 @@ def widths(workload: Workload) -> Iterator[Mistake]:
         mistake = wrong(name, f"a rotary embedding ({style}), base {base:g}", scores=change)
         yield replace(mistake, declare=f'adapt(..., rotary="{style}({base:g})")')
     if workload.rotary != "none":
-        style, base = workload.rotary.startswith("inter"), workload.rotary_base
+        own = partial(oracle.rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"))
         yield wrong("rotary_missing", scores=partial(turned, workload=workload, turn=lambda heads, _: heads))
         for words, place in POSITIONS.items():
-            turn = lambda heads, at, place=place: oracle.rotated(heads, place(at), base, is_interleaved=style)  # noqa: E731
-            yield wrong("rotary_positions", words, scores=partial(turned, workload=workload, turn=turn))
+            at_others = lambda heads, places, place=place: own(heads, place(places))  # noqa: E731
+            yield wrong("rotary_positions", words, scores=partial(turned, workload=workload, turn=at_others))
 
 
 POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -169,9 +169,12 @@ NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
-    """The first tensor of an approximation whose error exceeds its declared bound, in words; "" without one."""
+    """The output of an approximation whose error exceeds its declared bound, in words; "" without one.
+
+    Gradients are shown alone: those of quantised operands are 0.
+    """
     for where, share in approximation_errors(agreed).items() if most else ():
-        if not share <= most:
+        if where.startswith("output") and not share <= most:
             return (
                 f"It is off by {percent(share)} of the largest value in the {where}, and {percent(most)} is declared."
             )
