@@ -113,6 +113,9 @@ def test_kinds_of_masks_are_named_unless_no_mask_was_tried() -> None:
     planned = tuple(Workload(seq_len=8, num_heads=2, head_dim=8, mask=m) for m in ("none", "causal", "prefix(3)"))
     assert judgement(OK, planned=planned).never_tried == ("masks",)
     assert judgement(OK, OK, planned=planned).never_tried == ("prefix masks",)
+    more = (*planned, Workload(seq_len=8, num_heads=2, head_dim=8, mask="chunks(3)"))
+    assert judgement(OK, OK, planned=more).never_tried == ("masks other than causal",)
+    assert judgement(OK, OK, OK, planned=more).never_tried == ("chunked masks",)
 
 
 def test_modules_that_were_never_in_training_mode_are_named() -> None:

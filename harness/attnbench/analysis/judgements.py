@@ -180,7 +180,9 @@ class Judgement:
         planned = [_features(workload) for workload in self.planned]
         seen, possible = (set[str]().union(*each) for each in (compared, planned))
         names = [name for name in FEATURES if name in possible - seen]
-        if "masks" in names:
+        if not seen.intersection(MASKS) and len(possible.intersection(MASKS)) > 1:
+            names = [name for name in names if name not in MASKS] + ["masks other than causal"] * ("masks" in seen)
+        elif "masks" in names:
             names = [name for name in names if name not in MASKS]
         trained = {"modules", "gradients"}
         rules = {rule.rule for each in self.compared for rule in (each.agreement.rules if each.agreement else ())}
