@@ -453,10 +453,8 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
         output = case.output()
     try:
         given = candidate.grad_output.clone()
-        if hasattr(case.module, "second_derivatives"):  # in another process
-            actual = case.module.second_derivatives(output, given, along)
-        else:
-            actual = _twice(case.tensors, output, given)
+        there = getattr(case.module, "second_derivatives", None)  # in another process
+        actual = _twice(case.tensors, output, given) if there is None else there(output, given, along)
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         yield f"it cannot be differentiated twice ({words(error)})"
         return

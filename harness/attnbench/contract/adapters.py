@@ -38,7 +38,7 @@ from attnbench.contract.layouts import (
 )
 from attnbench.contract.outside import training
 from attnbench.plugins import require_known
-from attnbench.workloads.workload import FOLLOWS, Workload, following
+from attnbench.workloads.workload import FOLLOWS, MASKS_BETWEEN, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -154,7 +154,7 @@ class ModuleAdapter:
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # as long as the queries
         if self.declared.masks is None and self.declared.call is None:
-            fixed.setdefault("mask", "none")
+            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # a check alone has no other; a run compares others there
         without = fixed | {"mask": "none"}
         small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:

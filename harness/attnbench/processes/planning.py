@@ -165,12 +165,14 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     """
     distinct: dict[str, Workload] = {}
     problem: ValueError | None = None
-    masks = str(axes.get("mask", "")).split(MASKS_BETWEEN)
-    others = {axis: value for axis, value in axes.items() if axis != "mask"} if len(masks) > 1 else axes
+    text = str(axes.get("mask", ""))
+    masks = list(filter(None, text.split(MASKS_BETWEEN))) or [""]
+    is_choice = MASKS_BETWEEN in text
+    others = {axis: value for axis, value in axes.items() if axis != "mask"} if is_choice else axes
     for number, workload in enumerate(workloads):
         is_own = {workload.mask, workload.mask_rule.name} & {*masks}
         first = number % len(masks)
-        for mask in [workload.mask] if is_own or len(masks) == 1 else masks[first:] + masks[:first]:
+        for mask in masks[first:] + masks[:first] if is_choice and not is_own else [workload.mask]:
             try:
                 changed = msgspec.structs.replace(workload, mask=mask).with_axes(others)
             except ValueError as error:
