@@ -454,7 +454,8 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
     try:
         given = candidate.grad_output.clone()
         there = getattr(case.module, "second_derivatives", None)  # in another process
-        actual = _twice(case.tensors, output, given) if there is None else there(output, given, along)
+        own = {name: case.tensors[name] for name in along}
+        actual = _twice(own, output, given) if there is None else there(output, given, along)
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         yield f"it cannot be differentiated twice ({words(error)})"
         return
