@@ -126,7 +126,11 @@ CHANGED: dict[str, Seen] = {
     "first_rows_mask_for_all": lambda mask: mask.seen[:1].expand_as(mask.seen),
     "mask_of_other_rows": lambda mask: mask.seen.roll(-1, 0),
     "mask_per_head": by_head,
-    "mask_of_queries": lambda mask: mask.seen[..., -1:, :].mT if mask.sizes[1] == mask.sizes[2] else mask.seen,
+    "mask_of_queries": lambda mask: (
+        mask.seen[..., -1, :][..., mask.rows, None].expand_as(mask.seen)
+        if mask.sizes[1] == mask.sizes[2]
+        else mask.seen
+    ),
 }
 """The whole mask ignored, inverted, or applied to other queries, rows or heads."""
 
