@@ -9,6 +9,7 @@ from attnbench.checking import rules
 from attnbench.checking.reference import References
 from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
+from attnbench.plugins import held
 from attnbench.workloads.workload import Workload
 
 SIZES = {"batch_size": 2, "seq_len": 35, "num_heads": 2, "head_dim": 8, "direction": "forward"}
@@ -224,3 +225,17 @@ def test_second_derivatives_are_right_or_noted(made, words):
     found = tried(from_function(made, "mine"), "second derivatives", **axes)
     assert (found.holds, found.is_noted) == (not words, True)
     assert words in found.found
+
+
+def test_a_workload_that_built_in_axes_do_not_allow_is_unsupported():
+    """It was a ValueError, which --invariance took for a finding."""
+    point = Workload(batch_size=3, seq_len=1, kv_len=32, num_heads=2, head_dim=8, mask="padding(32,22,16)")
+    assert "kv_len" in adapted(Packed).unsupported(point)
+
+
+def test_a_function_of_autograd_is_no_implementation(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Fused(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, query, key, value): ...\n"
+        "def fused(query, key, value): ...\n"
+    )
+    assert held(tmp_path / "mine.py") == ["fused"]
