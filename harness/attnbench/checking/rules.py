@@ -352,7 +352,7 @@ def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) ->
         "each chunk is answered as if nothing came before it": past & (rows >= first),
         "queries see all of their chunk, later keys included": rows < ends,
         "queries see all of their chunk, later keys included, unless it is the first": later & (rows < ends) | past,
-        "queries see what is in the cache before their chunk, and nothing of it": (rows < first) | ~later & past,
+        "queries see the cache before their chunk, and nothing of the chunk": (rows < first) | ~later & past,
         "the causal mask of a chunk is off by one": rows < rows[:, None],
     }
     for meaning, keys in seen.items():

@@ -135,7 +135,7 @@ class Implementation:
     built_in: Callable[[], Mapping[str, int | float | str]] = (
         dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
     )
-    has_cache: bool = False  # its module keeps what it was given in earlier calls: `mask.chunks` feeds it in parts
+    has_cache: bool = False  # its module keeps earlier tokens: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
     most_error: float = 0.0  # that an approximation may have, as a share of a tensor's largest value; 0: any
 
