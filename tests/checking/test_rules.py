@@ -498,3 +498,16 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
+
+
+class KeysStridesForAll(Textbook):
+    """Reads the key as if it had the strides of a contiguous one."""
+
+    def attend(self, query, key, value, mask):
+        if key.stride(-1) != 1 and key.untyped_storage().nbytes() == key.numel() * key.itemsize:
+            key = key.as_strided(key.shape, torch.empty(key.shape).stride())
+        return super().attend(query, key, value, mask)
+
+
+def test_the_operand_whose_layout_matters_is_named():
+    assert "the key alone, transposed, gives" in tried(KeysStridesForAll)["layouts"].found

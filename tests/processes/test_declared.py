@@ -70,6 +70,16 @@ def test_workloads_have_the_built_in_axes_once_each():
         suited(crossed[:1], {"rotary": "halves"})
 
 
+def test_to_declare_more_masks_gives_no_fewer_cells():
+    """Two masks gave 15 cells, and one 34."""
+    named = ("none", "causal", "padding", "sliding_window(9)", "boolean(40)")
+    workloads = [Workload(seq_len=length, mask=mask) for length in (8, 16) for mask in named]
+    several = suited(workloads, {"mask": "none|padding", "scope": "module"})
+    assert {each.scope for each in several} == {"module"}
+    assert {each.mask for each in several} == {"none", "padding"}
+    assert len(several) > len(suited(workloads, {"mask": "none", "scope": "module"}))
+
+
 def test_a_comparison_is_at_what_all_have_built_in():
     assert together({"a": {"mask": "causal"}, "b": {"scope": "module"}}) == {"mask": "causal", "scope": "module"}
     with pytest.raises(ValueError, match="one by one"):

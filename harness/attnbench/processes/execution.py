@@ -88,6 +88,7 @@ as the times in a fresh process. Foreign code in a shared process is verified in
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
 WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
 LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
@@ -244,7 +245,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
     only normal inputs on the others, which differ in size; checks may take half of the budget. With `stops_when_wrong`
     it is not checked further once it is wrong, workloads with few keys or queries come last, and checks end with the
-    budget.
+    budget. In the sweep `check`, workloads with many rows or blocks get normal inputs alone: others have the probes.
 
     With a second worker, two lanes check at the same time. The records are those of one lane, unless the code keeps
     state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
@@ -271,6 +272,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                 if found is None and is_due and is_in_time:
                     session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
                     is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+                    is_brief |= plan.sweep == CHECK and _has_many_rows(workload)
                     reply = ask_cell(lane, workload, arm, is_brief=is_brief)
                     found = reply.status
                 if found is Status.disagrees:
@@ -365,6 +367,11 @@ def has_lanes(plan: Plan) -> bool:
 def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     """The axes that define a kind of workload: all but lengths, batch size and seed."""
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
+
+
+def _has_many_rows(workload: Workload) -> bool:
+    """Whether a workload is there for its late rows, or its many blocks of batch rows and heads."""
+    return min(workload.seq_len, workload.kv_len) > MANY_ROWS or workload.batch_size * workload.num_heads > MANY_BLOCKS
 
 
 def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> events.CellChecked:

@@ -54,6 +54,8 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
         is_partial = kind in {Mark.right, Mark.imprecise} and not each.is_enough
         if not each.is_unsupported:
             by_name[plain(each.implementation)] = Mark.in_part if is_partial else kind
+            if each.keeps and kind is not Mark.wrong:
+                by_name[plain(each.implementation)] = Mark.leaking
     return conclude(by_name | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
 
 

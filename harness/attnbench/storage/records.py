@@ -6,6 +6,7 @@ are stored; everything else is computed on read.
 
 import enum
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Annotated, Any
@@ -101,6 +102,11 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
         is_rms = peak is not None and ratio is not None and peak <= 1 < ratio
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
+    @property
+    def place(self) -> str:
+        """The tensor, and the head of its worst place if it has heads."""
+        return f"{self.tensor} of head {self.worst[1]}" if len(self.worst) == 4 else self.tensor  # noqa: PLR2004 - (B,H,T,V)
+
 
 def relative(error: float | None, allowed: float) -> float | None:
     """An error divided by its limit; 1e9 for an error with limit 0."""
@@ -124,6 +130,12 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     found: str = ""  # the observation, in words, if the rule is broken
     is_noted: bool = False
     convention: str = ""  # the member of CONVENTIONS that it is
+
+
+def approximation_errors(agreement: "Agreement") -> dict[str, float]:
+    """The largest error of each tensor on normal inputs, as a share of its largest value, by tensor and head."""
+    tensors = [each for probe, each in agreement.tensors() if probe == "normal" and each.largest]
+    return {each.place: math.inf if each.error is None else each.error / each.largest for each in tensors}
 
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers

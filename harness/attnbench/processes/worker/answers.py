@@ -50,9 +50,20 @@ from attnbench.processes.messages import Declared, Failed, FailedError, Target
 from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.processes.worker import attempts, first_calls, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
+from attnbench.storage.records import (
+    PROBE,
+    Agreement,
+    Arm,
+    DeviceState,
+    Grade,
+    Measurement,
+    Sample,
+    Status,
+    approximation_errors,
+)
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
+from attnbench.units import percent
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
@@ -154,6 +165,19 @@ class Bench:
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
 NO_INFINITY = "its bias may not hold -inf, which hides keys from a function without a parameter mask: name mask, too"
 NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
+
+
+def beyond_bound(agreed: Agreement, most: float) -> str:
+    """The output of an approximation whose error exceeds its declared bound, in words; "" without one.
+
+    Gradients are shown alone: those of quantised operands are 0.
+    """
+    for where, share in approximation_errors(agreed).items() if most else ():
+        if where.startswith("output") and not share <= most:
+            return (
+                f"It is off by {percent(share)} of the largest value in the {where}, and {percent(most)} is declared."
+            )
+    return ""
 
 
 def takes_infinity(candidate: Implementation) -> bool:
@@ -393,6 +417,8 @@ class Worker:
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
             has_pack=hasattr(candidate.build(weights), "pack"),
+            has_cache=candidate.has_cache,
+            most_error=candidate.most_error,
         )
 
     def compute(self, cell: Target, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
@@ -428,7 +454,9 @@ class Worker:
         answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
         with threads(1):  # otherwise threads of both processes spin while the other one computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
-        if candidate.is_approximate and agreed.probes:
+        if candidate.is_approximate and (beyond := beyond_bound(agreed, prepared.most_error)):
+            agreed = msgspec.structs.replace(agreed, diagnosis=beyond)
+        elif candidate.is_approximate and agreed.probes:
             return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
         errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
         if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
