@@ -20,7 +20,7 @@ def test_the_script_takes_the_readme_and_fails_where_a_command_does(tmp_path):
     with pytest.raises(
         RuntimeError, match=r"pip install --no-deps .*\nexit code 1, without \['Successfully installed'\]"
     ):
-        stranger.try_all(wheel, tmp_path, beside=tmp_path)
+        stranger.try_all(wheel, tmp_path, packages=tmp_path)
 
 
 def test_the_table_of_versions_has_what_the_project_asks_for():
