@@ -135,7 +135,7 @@ NOT_RUN = {
     ("docs/findings.md", "attnbench check sdpa"): "docs/findings.py runs it",
 }
 """The reason for each block that shows commands and that no test runs, by its document and its beginning."""
-GENERATED = {"README.md", "docs/first-hour.md"}
+GENERATED = {"README.md", "docs/guide.md"}
 """Documents whose blocks of the kind `console` are the output of docs/first_hour.py."""
 
 
@@ -206,7 +206,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/first-hour.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/triton.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 
