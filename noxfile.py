@@ -1,5 +1,6 @@
 """Sessions for everything that is run on this project: `nox` alone runs lint and tests, `nox --list` shows all."""
 
+import os
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -76,6 +77,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
+    session.run("zizmor", "--offline", "--no-progress", ".", *map(str, sorted(Path("examples/ci").glob("*.yml"))))
     session.run("python", "-m", "tools.retired_words")
     session.run("python", "-m", "tools.ratchet")
 
@@ -154,7 +156,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site in build/site, without a network; a broken link or a missing page is an error."""
     borrow(session, "docs")
     session.run("python", "docs/site.py")
-    session.run("python", "-m", "mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "zensical", "build", "--clean", "--strict")
     session.log("open build/site/index.html")
 
 
@@ -165,6 +167,39 @@ def package(session: nox.Session) -> None:
     shutil.rmtree("build/dist", ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", "build/dist")
     session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("build/dist").glob("*")))
+
+
+@nox.session
+def stranger(session: nox.Session) -> None:
+    """Install the wheel in an empty environment, use it as the README says, and remove it."""
+    session.install("build")
+    wheels = Path(session.create_tmp())
+    shutil.rmtree(wheels, ignore_errors=True)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), silent=True)
+    (wheel,) = wheels.glob("*.whl")
+    here = Path(session.virtualenv.location)  # with the session `tests` beside it, torch is not installed again
+    found = here.with_name("tests").glob("lib/python*/site-packages")
+    beside = [path for path in found if (here / path.relative_to(here.with_name("tests"))).exists()]
+    session.run("python", "-m", "tools.stranger", str(wheel), *(f"--beside={path.resolve()}" for path in beside))
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the tests with the newest of everything that has a CPU build, and list it: renew results/gallery/newest.md.
+
+    constraints.txt holds back torch alone, unless ATTNBENCH_TORCH has a requirement: on Linux newer releases may bring
+    gigabytes for GPUs.
+    """
+    torch = os.environ.get("ATTNBENCH_TORCH", "torch==" + constrained("torch"))
+    session.install("--no-compile", "--upgrade", torch, "-e", ".[all]", *nox.project.dependency_groups(GROUPS, "test"))
+    session.run("python", "-m", "tools.versions", "--to", str(RESULTS / "gallery" / "newest.md"))
+    session.run("python", "-m", "pytest", *(session.posargs or IN_PARALLEL), env=ONE_THREAD)
+
+
+def constrained(package: str) -> str:
+    """Return the version of a package in constraints.txt."""
+    lines = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
 
 
 @nox.session

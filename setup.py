@@ -32,10 +32,12 @@ def description(text: str, server: str, repository: str, revision: str) -> str:
 
 
 def addresses(server: str, repository: str) -> dict[str, str]:
-    """What an index shows with the description."""
+    """What an index shows with the description; the documentation is where .github/workflows/docs.yml puts it."""
     home = f"{server}/{repository}"
     changes = f"{home}/blob/HEAD/CHANGELOG.md"
-    return {"Repository": home, "Issues": f"{home}/issues", "Changelog": changes, "Documentation": f"{home}#readme"}
+    owner, _, name = repository.partition("/")
+    pages = f"https://{owner.lower()}.github.io/{name}/" if server == "https://github.com" else f"{home}#readme"
+    return {"Documentation": pages, "Repository": home, "Issues": f"{home}/issues", "Changelog": changes}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ A finding is kept only if its `least` is reached. One that does not hold on a ma
 
 import json
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -41,6 +42,8 @@ KEPT = GALLERY / "findings.json"
 SOURCE = ROOT / "docs" / "findings.toml"
 STOCK = sorted((ROOT / "results" / "gallery" / "stock").glob("*.md"))
 """Reports of `attnbench check --report FILE.md`, one for each release of PyTorch."""
+THREADS = GALLERY / "set_num_threads"
+"""What examples/findings/set_num_threads.py printed, one file for each processor."""
 TITLE_LEN = 84
 TIME, ERROR = "latency_s", "error_ratio"
 AXES = {
@@ -53,8 +56,8 @@ BEGINNING = """{} things about attention in PyTorch that attnbench found, each w
 it on your machine. Times are medians with 95 % intervals and [differ between machines](method.md#why-is-my-number-different-from-yours). The last line has
 the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds. Each has a
 script that needs no attnbench, and exits with 1 where the finding holds. [On
-GPUs](../results/gallery/gpu/README.md) there are four more, among
-them wrong gradients of stock SDPA: `python examples/gpu/cudnn_gradient_layout.py`."""
+GPUs](../results/gallery/gpu/README.md) there are four more, among them wrong gradients of stock SDPA, seen with torch
+2.11.0 and cuDNN 9.19 and not tried with others: `python examples/gpu/cudnn_gradient_layout.py`."""
 
 
 STOCK_TEXT = """## PyTorch's own attention, release by release
@@ -66,6 +69,16 @@ that nothing was tried, and there are {} findings. [The files](../results/galler
 ```bash
 attnbench report {}
 ```
+"""
+
+
+THREADS_TEXT = """## On some processors, setting the number of threads to what it is slows SDPA down
+
+`torch.set_num_threads(torch.get_num_threads())` changes no number. With MKL it also sets that library's own number and
+turns its dynamic adjustment off
+([ParallelOpenMP.cpp](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/ParallelOpenMP.cpp)).
+[A script](../examples/findings/set_num_threads.py) that needs torch alone compares processes with and without the call,
+in turn. It printed:
 """
 
 
@@ -96,6 +109,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     points: dict[str, Point]
     facts: dict[str, Fact]
     needs: str = ""
+    only: str = ""  # the kind of processor on which it holds, if not on all
 
 
 FINDINGS = msgspec.toml.decode(SOURCE.read_bytes(), type=dict[str, Finding])
@@ -156,7 +170,8 @@ def _made(finding: Finding) -> str:
     here = environment.collect()
     packages = [each.partition("==")[0] for each in finding.needs.split()]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
-    return f"{versions}, {here.cpu}, {here.num_physical_cores} cores, {datetime.now(UTC):%Y-%m-%d}"
+    where = f"{here.cpu} with {here.cpu_capability}, {here.num_physical_cores} cores"
+    return f"{versions}, {where}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def draw(name: str, kept: Mapping[str, Any]) -> None:
@@ -211,12 +226,31 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
             commands.insert(0, f"$ python -m pip install {finding.needs}")
         title = said(finding.title, found)
         lines += [f"## {number}. {title}", "", f"![{name}](../results/gallery/findings/{name}.png)", ""]
+        lines += [f"Only on {finding.only}.", ""] if finding.only else []
         lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
         file, _, argument = finding.repro.partition(" ")
         script = f"[examples/findings/{file}](../examples/findings/{file})"
         lines += [f"Without attnbench: {script}{f' {argument}' * bool(argument)}.", ""]
         lines += [f"{found['took_s']} s, {found['made']}", ""]
-    return "\n".join([*lines, *_stock()])
+    return "\n".join([*lines, *_threads(), *_stock()])
+
+
+def _threads() -> list[str]:
+    """Build the section on the number of threads from the stored outputs, one for each processor."""
+    printed = [file.read_text(encoding="utf-8").strip() for file in sorted(THREADS.glob("*.txt"))]
+    return [THREADS_TEXT, *(f"```text\n{text}\n```\n" for text in printed)] if printed else []
+
+
+def _measure_threads() -> None:
+    """Run the script on the number of threads here, and store what it prints under the processor's name."""
+    script = ROOT / "examples" / "findings" / "set_num_threads.py"
+    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in {0, 1} or " on " not in done.stdout:
+        raise LookupError(f"{script.name} ends with {done.returncode}")
+    name = re.sub(r"\W+", "-", done.stdout.splitlines()[0].partition(" on ")[2]).strip("-").lower()
+    THREADS.mkdir(parents=True, exist_ok=True)
+    text = f"{done.stdout.strip()}\nexit code {done.returncode}, {datetime.now(UTC):%Y-%m-%d}\n"
+    (THREADS / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 def _stock() -> list[str]:
@@ -239,7 +273,10 @@ def main(names: list[str]) -> int:
     GALLERY.mkdir(parents=True, exist_ok=True)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     failed = 0
-    for name in [] if names == ["page"] else names or FINDINGS:
+    for name in [] if names == ["page"] else names or [*FINDINGS, "set-num-threads"]:
+        if name == "set-num-threads":
+            _measure_threads()
+            continue
         print(f"{name}: {' && '.join(FINDINGS[name].runs.values())}", file=sys.stderr, flush=True)
         try:
             kept[name] = measure(FINDINGS[name])

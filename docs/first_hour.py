@@ -55,7 +55,7 @@ QUESTIONS = (
     ),
     Question(
         "How long a context fits in 8 GiB?",
-        "attnbench growth fused sdpa --memory-limit 8 --set mask=causal",
+        "attnbench growth fused sdpa --memory-limit 8GiB --set mask=causal",
         is_sweep=True,  # of lengths, with two calls around the limit
     ),
     Question(

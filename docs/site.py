@@ -1,6 +1,6 @@
 """Stage the pages of the documentation site below build/pages, and write those generated from the code.
 
-Command: `python docs/site.py`, then `mkdocs build`; `nox -s docs` does both. Documents keep their places relative to
+Command: `python docs/site.py`, then `zensical build`; `nox -s docs` does both. Documents keep their places relative to
 each other, so that a link that works in the repository works on the site.
 """
 
@@ -23,7 +23,7 @@ from attnbench.storage import events
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "pages"
-SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "LICENSE", "THIRD_PARTY_NOTICES")
 SHOWN = {".md", ".png", ".svg", ".js", ".css"}
 BADGE = re.compile(r"^\[?!\[[^\]]*\]\((?:\.\./\.\./|https:)[^\n]*\n", re.MULTILINE)
 """Badges are loaded from other servers; the site leaves them out."""

@@ -159,7 +159,7 @@ class Residual(Packed):
 
 
 class Cached(Packed):
-    """Keys and values of earlier calls are seen as well."""
+    """Causal; keys and values of earlier calls are seen as well."""
 
     past: tuple[Tensor, Tensor] | None = None
 
@@ -167,7 +167,8 @@ class Cached(Packed):
         if self.past is not None:
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.past, (k, v), strict=True))
         self.past = k, v
-        return attend(q, k, v)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        return attend(q, k, v, seen)
 
 
 class Heads(nn.Module):

@@ -1,16 +1,17 @@
 """`python -m studies.margins`: distance of honest code from the limits, on every kind of processor available.
 
-Each seed draws a small workload and two kinds of input, answered by every bundled implementation that needs no
-compiler. A separate process, with one or two threads, does so for each instruction set that PyTorch can be limited to.
-Rerun the command to resume.
+The cells are those of `attnbench check`, for functions and modules. Seeds go round all cells; every probe of a cell is
+answered by every bundled implementation that supports it and needs no compiler, and by a Llama. A separate process
+measures each instruction set that PyTorch can be limited to, with one thread and with two; these share out the seeds,
+and each round moves on by one, so that a cell meets another place. Rerun the command to resume.
 """
 
 import json
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +23,10 @@ import typer
 
 from attnbench import plugins
 from attnbench.case import reason_against
-from attnbench.checking.probes import VacuousError
-from attnbench.checking.reference import UncheckableError, ask, errors, reference_for_probe
+from attnbench.checking.reference import References, ask, errors, settle
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
+from attnbench.processes.planning import build_plan, suited
 from attnbench.units import markdown_table
 from attnbench.workloads.workload import Workload
 from studies import frame
@@ -36,16 +37,12 @@ THREADS = (1, 2)
 CLOSEST = ("dtype", "tensor", "implementation", "workload", "probe")
 MOST_SHARE = 0.5
 """Honest code may use at most this share of a limit."""
-DTYPES = ("float32", "float32", "bfloat16", "float16", "float64")
-MASKS = ("none", "causal", "causal", "padding", "window(15,0)")
-SIZES = ((1, 64, 2, 64), (2, 64, 4, 16), (2, 96, 2, 32), (1, 131, 4, 16), (1, 160, 2, 32), (2, 13, 4, 8))
-"""Batch rows, tokens, heads, width."""
-CONTEXTS = (None, None, 40, 2048)
-"""Numbers of keys; None for as many as queries. Masks need as many."""
-PROBES = ("normal", "equal", "large", "shifted")
-"""One of these is tried along with needles, which come nearest to a limit."""
+LLAMA = Path(__file__).with_name("llama.py")
+"""A module of transformers that rotates queries and keys itself, as most language models do."""
 SKIPPED = ("context_parallel",)
 """It needs a GPU for each rank."""
+SEEDS_PER_RANKS = 4
+"""Implementations over several processes, which are slow to call, answer one seed in so many."""
 
 
 class Margin(msgspec.Struct, frozen=True):
@@ -63,60 +60,58 @@ class Margin(msgspec.Struct, frozen=True):
     rms: float
 
 
-def workload_of(seed: int) -> Workload:
-    """Draw the workload of a seed; one in five has scope `module`."""
-    draws = random.Random(seed)
-    batch_size, seq_len, num_heads, head_dim = draws.choice(SIZES)
-    scope = draws.choice(("attention",) * 4 + ("module",))
-    mask, kv_len = draws.choice(MASKS), draws.choice(CONTEXTS)
-    return Workload(
-        batch_size=batch_size,
-        seq_len=seq_len,
-        num_heads=num_heads,
-        num_kv_heads=draws.choice((num_heads, num_heads // 2)),
-        head_dim=head_dim,
-        dtype=draws.choice(DTYPES),
-        mask="none" if kv_len else mask,
-        kv_len=kv_len or seq_len,
-        direction="forward_backward",
-        scope=scope,
-        seed=seed,
-    )
+def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]]]]:
+    """The honest implementations by name, and each cell of the default check with the names of those that it asks.
+
+    A module is checked on the cells of functions, too, with its projections.
+    """
+    names = [name for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED]
+    specs = [*names, f"{LLAMA}:llama"] if find_spec("transformers") else names
+    plan = build_plan("check", settings=["device=cpu"], implementations=specs, with_baseline=False)
+    every = {plugins.name_of(spec): implementation(spec) for spec in specs}
+    every = {name: each for name, each in every.items() if not each.compiles}
+    cells = dict[str, tuple[Workload, list[str]]]()
+    own = {workload.id for workload in plan.workloads}
+    for workload in [*plan.workloads, *suited(plan.workloads, {"scope": "module"})]:
+        able = every if workload.id in own else names
+        asked = [name for name in every if name in able and workload.id not in plan.left_out.get(name, ())]
+        plain = msgspec.structs.replace(workload, dropout=0.0)
+        cells.setdefault(plain.id, (plain, asked))
+    return every, list(cells.values())
 
 
-def margins_of(seed: int, every: dict[str, Implementation], place: tuple[str, int]) -> Iterator[Margin]:
-    """Measure every implementation with one seed."""
-    workload = workload_of(seed)
-    for probe in ("needles", PROBES[seed % len(PROBES)]):
-        try:
-            reference = reference_for_probe(workload, probe, seed)
-        except VacuousError:
-            continue
+def margins_of(
+    seed: int, cell: Workload, every: Mapping[str, Implementation], place: tuple[str, int]
+) -> Iterator[Margin]:
+    """Measure these implementations with one seed."""
+    workload = msgspec.structs.replace(cell, seed=seed)
+    for probe, reference in References(workload, seed).by_probe.items():
         for name, tried in every.items():
             reference.workload = msgspec.structs.replace(workload, world_size=2) if tried.distributes else workload
             if reason_against(tried, reference.workload) is not None:
                 continue
-            try:
-                observed = ask(tried, reference).compared
-            except UncheckableError:
-                continue
-            for each in errors(observed, reference):
+            observed, _ = settle(ask(tried, reference), reference)
+            for each in errors(observed.compared, reference):
                 kind = "weights" if each.tensor.endswith(" weights") else each.tensor
                 peak = each.error / each.allowed if each.error is not None and each.allowed else float("inf")
                 rms = each.rms / each.allowed_rms if each.rms is not None and each.allowed_rms else float("inf")
-                yield Margin(*place, seed, workload.id, probe, name, workload.dtype, kind, peak, rms)
+                yield Margin(*place, seed, cell.id, probe, name, workload.dtype, kind, peak, rms)
 
 
-def measure(to: Path, seeds: int, place: tuple[str, int]) -> None:
-    """Measure the seeds that are missing at one place."""
+def measure(to: Path, seeds: int, place: tuple[str, int], first: int, step: int) -> None:
+    """Measure the missing seeds of one place: every `step`-th from `first` on, enough for all cells."""
     torch.set_num_threads(place[1])
-    found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE) if name not in SKIPPED}
-    every = {name: each for name, each in found.items() if not each.compiles}
+    every, cells = planned()
+    own = range(first, max(seeds, len(cells)), step)
 
-    def make(seed: int) -> list[Row]:
-        return [msgspec.to_builtins(each) for each in margins_of(seed, every, place)]
+    def make(number: int) -> list[Row]:
+        seed = own[number]
+        cell, names = cells[(seed + seed // len(cells)) % len(cells)]
+        has_ranks = number % SEEDS_PER_RANKS == 0
+        asked = {name: every[name] for name in names if has_ranks or not every[name].distributes}
+        return [msgspec.to_builtins(each) for each in margins_of(seed, cell, asked, place)]
 
-    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=seeds)], to)
+    frame.complete([Piece(name=f"{place[0]} {place[1]}", make=make, size=len(own))], to)
 
 
 def capabilities() -> list[str]:
@@ -127,42 +122,45 @@ def capabilities() -> list[str]:
 
 def main(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/margins"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each instruction set and number of threads.")] = 300,
-    only: Annotated[str, typer.Option(metavar="NAME,N", help="One instruction set and number of threads.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds in all; at least one for each cell.")] = 300,
+    only: Annotated[str, typer.Option(metavar="NAME,N,I,P", help="One set, N threads: the Ith of P places.")] = "",
 ) -> None:
     """Find the largest share of a limit that honest code uses; exit 1 above one half."""
     if only:
-        name, _, number = only.partition(",")
-        measure(to, seeds, (name, int(number)))
+        name, threads, first, step = only.split(",")
+        measure(to, seeds, (name, int(threads)), int(first), int(step))
         return
-    rows = []
-    for capability, threads in product(capabilities(), THREADS):
-        settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    rows, places = [], list(product(capabilities(), THREADS))
+    for number, (capability, count) in enumerate(places):
+        settings = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE"}
         again = [sys.executable, "-m", "studies.margins", "--to", str(to), "--seeds", str(seeds)]
         subprocess.run(  # noqa: S603 - this very program
-            [*again, "--only", f"{capability},{threads}"], env=os.environ | settings, check=True
+            [*again, "--only", f"{capability},{count},{number},{len(places)}"], env=os.environ | settings, check=True
         )
-        rows += frame.rows(to, f"{capability} {threads}")
+        rows += frame.rows(to, f"{capability} {count}")
     worst = write(pd.DataFrame(rows), to, seeds)
     typer.echo(json.dumps({"closest": round(worst, 3), "seeds": seeds, "written to": str(to)}))
     raise typer.Exit(int(worst > MOST_SHARE))
 
 
 def write(margins: pd.DataFrame, to: Path, seeds: int) -> float:
-    """Write the table of every implementation and dtype, and a page; return the largest share."""
+    """Write the tables of all implementations and of all cells, and a page; return the largest share."""
     places = ["capability", "threads"]
     margins["share"] = margins[["largest", "rms"]].max(axis=1)
     table = margins.loc[margins.groupby(["implementation", "dtype"])["share"].idxmax()].round({"largest": 3, "rms": 3})
     columns = ["implementation", "dtype", "tensor", "probe", *places, "seed", "largest", "rms"]
     table[columns].to_csv(to / "margins.csv", index=False)
+    of_cell = margins.loc[margins.groupby("workload")["share"].idxmax()].round({"largest": 3, "rms": 3})
+    of_cell[["workload", *columns]].to_csv(to / "cells.csv", index=False)
     of_place = margins.groupby(places)[["largest", "rms"]].max().reset_index()
     numbers = margins.groupby(places)["seed"].nunique()
     of_kind = margins.loc[margins.groupby(["dtype", "tensor"])["share"].idxmax()]
     beyond = margins[margins["share"] > MOST_SHARE].sort_values("share", ascending=False)
     about = (
-        f"{numbers.min()} to {numbers.max()} of {seeds} seeds for each instruction set and number of threads: "
+        f"{margins['seed'].nunique()} seeds ({seeds} asked for) on {len(of_cell)} cells, those of `attnbench check`, "
+        f"with {numbers.min()} to {numbers.max()} seeds for each instruction set and number of threads: "
         "`python -m studies.margins`. Errors as shares of their limits (checking/tolerance.py); "
-        "[every implementation](margins.csv).\n"
+        "[every implementation](margins.csv) and [every cell](cells.csv).\n"
     )
     lines = [
         "# How near honest code comes to a limit\n",

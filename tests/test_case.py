@@ -105,6 +105,23 @@ def test_a_refereed_call_repeats_no_heads_that_the_timed_one_gets_repeated(monke
     assert all(torch.allclose(found[name], each) for name, each in right.items())
 
 
+@pytest.mark.parametrize(("direction", "moves"), [("inference", True), ("forward_backward", True), ("backward", False)])
+def test_other_values_in_timed_tensors_move_their_versions_unless_a_graph_needs_them(direction, moves):
+    """A cache by identity and version is honest, and met old versions with new contents."""
+    workload = Workload(seq_len=6, num_heads=2, head_dim=8, direction=direction)
+    inputs = place(draw_normal(workload, 0), workload)
+    timed = case.build(workload, from_function(torch.nn.functional.scaled_dot_product_attention, "a test"), inputs)
+    call, key = timed.call(), timed.tensors["key"]
+    before = key._version
+    with timed.holding({"key": -key.detach()}):
+        within = key._version
+    after = key._version
+    assert (before < within < after) is moves
+    assert (before == within == after) is not moves
+    with timed.grad_mode():
+        call()
+
+
 def test_a_convention_for_empty_rows_holds_while_code_is_timed():
     textbook = lambda q, k, v, mask: (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v  # noqa: E731
     bench, arm = Bench(Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing")), Arm()

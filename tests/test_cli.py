@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from attnbench import cli, samples, table
-from attnbench.commands import RETIRED
-from tests import forks
+from attnbench.commands import RETIRED, ExitCode
+from tests import forks, journals
 from tests.repositories import PLAIN
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
         (["run", "--resume", "nothing"], "there is no run nothing"),
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
-        (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
+        (["run", "--budget", "inf"], "inf is no duration: write it as 90, 90s, 2min or 1h"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--conditions", "hot"], "there is no condition hot"),
         (["check", "mine.py"], "cannot read mine.py"),
@@ -199,6 +199,30 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_A_STRING)
     done = command(cwd=tmp_path, program=("-m", "interrupted"), LANG="C")
     assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
+
+
+def test_an_error_of_our_own_is_no_finding_and_says_where_to_report_it(called, monkeypatch):
+    monkeypatch.setattr("attnbench.commands.history.follow", lambda *_, **__: {}["nothing"])
+    found = called("history")
+    assert found.returncode == ExitCode.internal == 70
+    assert "Traceback" in found.stderr
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("internal error: KeyError: 'nothing'; ")
+    assert f"report it at {cli.TRACKER}" in last
+
+
+@pytest.mark.parametrize("arguments", [("list", "axes"), ("list", "axes", "--json"), ("--help",), ("history",)])
+def test_a_closed_pipe_ends_a_command_quietly_as_it_ends_others(tmp_path, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
+    journals.write(tmp_path / "results" / "runs" / "one", journals.USUAL[:1], ("sdpa", "fused"))
+    command = [forks.python(), "-m", "attnbench", *arguments]
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("words", RETIRED)

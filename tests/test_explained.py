@@ -16,11 +16,13 @@ from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.judgements import CheckVerdict
 from attnbench.analysis.warned import Warn
 from attnbench.checking import conduct, diagnosis, dropout, rules
+from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES
 from attnbench.cli import app
 from attnbench.explained import KINDS, explained, explanations
 from attnbench.reports import verdict
+from attnbench.statistics.break_even import Payoff
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.records import CONVENTIONS, EMPTY_ROWS, HIDDEN_NAN, Grade, Status, Verdict
 from attnbench.workloads import sweep
@@ -33,11 +35,14 @@ MORE = (
     Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="causal+padding(8,5)"),
     Workload(seq_len=8, num_heads=2, head_dim=8, mask="causal+softcap(20)", direction="forward_backward"),
     Workload(seq_len=8, num_heads=2, head_dim=8, value_dim=12),
+    Workload(seq_len=8, num_heads=2, head_dim=8, rotary="interleaved"),
+    Workload(batch_size=3, seq_len=20, num_heads=6, num_kv_heads=2, head_dim=8, mask="causal+alibi+softcap(3)"),
+    Workload(batch_size=3, seq_len=20, kv_len=40, num_heads=3, head_dim=8, mask="causal+padding"),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
 NAMED_BY_DIAGNOSIS = {"features_scaled", "gradient_of_query_unwritten", "output_factor", "output_zero"}
-NAMED_BY_DIAGNOSIS |= {"key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
+NAMED_BY_DIAGNOSIS |= {"race", "key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
 NAMED_BY_DIAGNOSIS |= {*diagnosis.RANDOM, *diagnosis.RULE_MISTAKES.values(), diagnosis.FLOAT32_INSIDE}
 NAMED_BY_DIAGNOSIS |= {f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")}
 
@@ -45,12 +50,14 @@ NAMED_BY_DIAGNOSIS |= {f"{name}_where_nothing_is_seen" for name in ("nan", "mean
 def shown() -> dict[str, set[str]]:
     """The names that screens and JSON can show, by kind."""
     workloads = [*sweep.workloads(sweep.load("check"), {}, ("cpu",))[::4], *MORE]
-    mistakes = {mistake.name for mistake in chain.from_iterable(map(catalogue, workloads))}
+    of_both = chain.from_iterable(chain(map(catalogue, workloads), map(backward_catalogue, workloads)))
+    mistakes = {mistake.name for mistake in of_both}
     return {
         "verdict": {*CheckVerdict, *Mark} - {*map(str, Verdict), "equal"}
         | {"right where tried", "imprecise where tried"},
         "speed": set(Verdict),
         "reason": {reason.name for reason in Reason},
+        "payoff": set(Payoff),
         "ending": set(Ending),
         "status": set(Status),
         "warning": set(Warn),

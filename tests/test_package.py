@@ -30,7 +30,7 @@ def installed(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("harness", "implementations", "studies", "examples", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored, symlinks=True)
-    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "THIRD_PARTY_NOTICES"):
         shutil.copy(ROOT / file, copy)
     build = "from setuptools import build_meta; build_meta.build_wheel('.')"
     environment = os.environ | {"GITHUB_REPOSITORY": "someone/attnbench", "GITHUB_SERVER_URL": "https://github.com"}
@@ -67,7 +67,32 @@ def test_the_package_knows_who_publishes_it(installed):
     (information,) = installed.glob("*.dist-info/METADATA")
     text = information.read_text(encoding="utf-8")
     assert "Project-URL: Issues, https://github.com/someone/attnbench/issues\n" in text
+    assert "Project-URL: Documentation, https://someone.github.io/attnbench/\n" in text
     assert "](https://raw.githubusercontent.com/someone/attnbench/" in text
+
+
+def test_the_version_of_the_package_heads_the_changes_and_is_cited_with_its_day(installed):
+    (information,) = installed.glob("*.dist-info")
+    version = information.name.removesuffix(".dist-info").partition("-")[2]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest, day = re.findall(r"^## \[(\d\S*)\] - (\S+)$", changes, re.MULTILINE)[0]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert newest == version
+    assert f"\nversion: {version}\ndate-released: {day}\n" in citation
+
+
+def test_the_wheel_names_the_licences_of_all_that_is_in_it(installed):
+    (information,) = installed.glob("*.dist-info")
+    expression = re.search(r"^License-Expression: (.*)$", (information / "METADATA").read_text(), re.MULTILINE)[1]
+    licences = {"MIT", "BSD-3-Clause", "ISC", "Apache-2.0", "0BSD", "Unlicense"}
+    assert set(expression.split(" AND ")) == licences
+    notices = (information / "licenses" / "THIRD_PARTY_NOTICES").read_text(encoding="utf-8")
+    assert (information / "licenses" / "LICENSE").exists()
+    library = (installed / "attnbench" / "reports" / "vega.js").read_text(encoding="utf-8")
+    assert library.startswith(f"/*!\n{notices}*/\n")
+    versions = re.findall(r'(?:const|var) [$\w]+="(\d+\.\d+\.\d+)"', library)
+    assert len(versions) == 3
+    assert all(f" {version}" in notices[:800] for version in versions), "another Vega: renew THIRD_PARTY_NOTICES"
 
 
 def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
@@ -79,6 +104,7 @@ def test_what_few_need_is_optional_and_says_how_to_install_it(monkeypatch):
     extras = project["optional-dependencies"]
     offered = {re.split(r"[><=\[]", each)[0] for name in extras for each in extras[name]}
     assert optional <= offered
+    assert "torch-tb-profiler==0.4.3" in extras["tensorboard"]  # retired: no later release is meant for us
     assert extras["all"] == ["attnbench[cluster,pytest,tensorboard,transformers]"]
     assert '"-e", ".[all]"' in (ROOT / "noxfile.py").read_text(encoding="utf-8")
     monkeypatch.setattr(options, "find_spec", lambda _: None)

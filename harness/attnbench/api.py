@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -28,7 +29,7 @@ from attnbench.analysis.table import load as table
 from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
 from attnbench.commands import running
-from attnbench.commands.fastest import bytes_of
+from attnbench.commands.fastest import read_first_calls
 from attnbench.commands.options import SelectionOptions, held
 from attnbench.plugins import name_of, plugs, require_known
 from attnbench.processes import execution
@@ -38,6 +39,7 @@ from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.units import quantity
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -238,8 +240,8 @@ def compare(  # noqa: PLR0913 - all have useful defaults
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
 
     >>> found = attnbench.compare("fused", "sdpa", seq_len=16, num_heads=2, scope="attention", budget=1)
-    >>> [(each.implementation, each.baseline) for each in found.comparisons]
-    [('fused', 'sdpa')]
+    >>> found.comparisons[0].implementation, found.comparisons[0].baseline
+    ('fused', 'sdpa')
     """
     if baseline is None:
         given, baseline = (given[:-1], given[-1]) if len(given) > 1 else (given, "sdpa")
@@ -297,11 +299,12 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     >>> attnbench.fastest("fused", "sdpa", seq_len=16, num_heads=2, budget=1).choice in {"fused", "sdpa"}
     True
     """
-    memory_bytes = bytes_of(memory)
-    folder = execution.new_folder(Path(results), "fastest")
+    memory_bytes = int(quantity(memory, "size")) if memory else 0
+    limits: dict[str, Any] = {"memory_bytes": memory_bytes, "is_deterministic": deterministic}
+    folder, then = execution.new_folder(Path(results), "fastest"), partial(read_first_calls, **limits)
     more: dict[str, Any] = {"is_exact": bool(axes or model), "budget_s": budget, "model": model, "phase": phase}
-    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, **more)
-    return Outcome(measured, {}, recommend(measured, memory_bytes=memory_bytes, is_deterministic=deterministic))
+    measured = _executed("fastest", _specs(given, folder), folder, seed, axes, adjust=plan_to_choose, then=then, **more)
+    return Outcome(measured, {}, recommend(measured, **limits))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -336,6 +339,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     *,
     stages: Sequence[str] = execution.STAGES,
     adjust: Callable[[Plan], Plan] = lambda plan: plan,
+    then: Callable[[execution.Session], object] | None = None,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
 ) -> Results:
     """Plan and run it; its processes can import the modules that this process can import."""
@@ -347,7 +351,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
     try:
         with running.watching() as watch:
-            execution.execute(planned, folder, watch, stages)
+            execution.execute(planned, folder, watch, stages, then=then)
     finally:
         del os.environ["PYTHONPATH"]
         os.environ |= before

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.autograd.graph import increment_version
 
 from attnbench.contract import BoundMask, Implementation, Weights
-from attnbench.contract.outside import Bound
+from attnbench.contract.outside import Bound, training
 from attnbench.devices import Device, containers, device
 from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.workload import RETIRED, Workload
@@ -78,6 +79,22 @@ def pull_back(
     for leaf in leaves:
         leaf.grad = None
     return found
+
+
+def pull_back_twice(
+    output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, along: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradient of each leaf, of the sum of all first gradients times the tensors in `along`.
+
+    Raises:
+        NoBackwardError: the first gradients have no graph.
+    """
+    first = torch.autograd.grad(output, leaves, grad_output, create_graph=True, allow_unused=True)
+    made = [(one, each) for one, each in zip(first, along, strict=True) if one is not None and one.requires_grad]  # type: ignore[redundant-expr] # unused
+    if not made:
+        raise NoBackwardError
+    total = torch.stack([(one * each).sum() for one, each in made]).sum()
+    return torch.autograd.grad(total, leaves, allow_unused=True)
 
 
 def is_reentrant(output: Tensor) -> bool:
@@ -211,7 +228,7 @@ def copied(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Write other values of the same layout into a tensor in place; a graph that uses it is not invalidated.
+    """Write other values of the same layout into a tensor in place, without moving its version.
 
     In an expanded tensor, one number stands for many: each number is written once.
     """
@@ -284,6 +301,9 @@ class Case:
         """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
         result: Tensor
         self.hand_over_operands()
+        if self.mask.is_training and not self.module.training:
+            with training(self.module):
+                return self.output()
         if self.workload.scope == "attention":
             attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
             result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
@@ -355,6 +375,8 @@ class Case:
     def _fill(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in values.items():
             fill(self.tensors[name], tensor)
+            if self.workload.direction != "backward":  # whose graph, made earlier, would be invalid
+                increment_version(self.tensors[name])
         for bound in self._bound:
             bound.refresh()
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -68,6 +69,7 @@ def _options(
 USER_ERROR = typer.BadParameter.__mro__[2]  # click's error for wrong usage; typer may have a copy of it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_GIVEN = 200
+TRACKER = "the issue tracker of attnbench"  # if the package does not know its address
 
 
 def main() -> None:
@@ -99,16 +101,36 @@ def main() -> None:
 
 
 def _code() -> int:
-    """Run the command; return its exit code."""
+    """Run the command; return its exit code, also if the reader of the output has gone or attnbench has an error."""
+    try:
+        code = _ended()
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:  # rich and click turn a closed pipe into exit code 1
+        if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
+            raise
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # noqa: BLE001 - a traceback must not exit with 1, which means a finding
+        traceback.print_exc()
+        links = metadata.metadata("attnbench").get_all("Project-URL") or []
+        where = dict(link.split(", ", 1) for link in links).get("Issues", TRACKER)
+        what = f"internal error: {type(error).__name__}: {error}; attnbench is at fault, and this is no finding"
+        typer.echo(plain(f"{what}: report it at {where}, with the lines above and attnbench doctor"), err=True)
+        return ExitCode.internal
+    return code
+
+
+def _ended() -> int:
+    """Run the command; return its exit code, after a message for each kind of mistake that users make."""
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
         return _wrong_usage(error, sys.argv[1:])
     except typer.Abort:
         return ExitCode.wrong_usage
-    except BrokenPipeError:  # the reader of the output has stopped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        raise
     except ValueError as error:
         from attnbench.storage.events import DamagedError  # here, because --help does not need it
 

@@ -18,6 +18,7 @@ KINDS = {
     "verdict": "Verdicts on an answer",
     "speed": "Verdicts on a time",
     "reason": "Why a time is undecided",
+    "payoff": "When a first call has paid",
     "ending": "How a command ends",
     "status": "How a cell ended",
     "warning": "Warnings",

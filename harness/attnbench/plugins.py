@@ -248,7 +248,8 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     if isinstance(node, ast.FunctionDef):
         return _takes_heads(node)
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    return "attend" in methods or ("forward" in methods and _takes_heads(methods["forward"], 1))
+    forward = methods.get("forward")  # that of an autograd.Function has no self
+    return "attend" in methods or (forward is not None and not forward.decorator_list and _takes_heads(forward, 1))
 
 
 def _takes_heads(function: ast.FunctionDef, place: int = 0) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from difflib import get_close_matches
 from typing import TypeVar
 
+import msgspec
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -55,6 +57,33 @@ def span(point: float, low: float | None, high: float | None, unit: str = "") ->
     decimals = max(0, min(max(needed, 3), 5) - lead)
     shown = [f"{value / divisor:.{decimals}f}" for value in (point, low, high)]
     return f"{shown[0]} {symbol}".rstrip() + f" ({shown[1]} to {shown[2]})"
+
+
+UNITS = {
+    "size": {"": 1, "B": 1}
+    | {f"{name[0]}{end}": size for size, name in SCALES["bytes"][:-1] for end in ("", "B", "iB")},
+    "duration": {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600},
+    "share": {"": 1, "%": 0.01},
+}
+"""The units in which users write a quantity, as multiples of bytes, of seconds and of one."""
+WRITTEN = {"size": "8GiB, 512MiB or 1000000", "duration": "90, 90s, 2min or 1h", "share": "0.02 or 2%"}
+LEAST_BYTES = 1024  # a number alone below this is meant in another unit
+
+
+def quantity(text: str, kind: str) -> float:
+    """Parse a size into bytes, a duration into seconds, or a share: 8GiB, 2min, 2%; a number alone is in these units.
+
+    Raises:
+        ValueError: it is none, or a size of a few bytes, which lacks its unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(?:[eE](-?\d+))?\s*([a-zA-Z%]*)", text.strip())
+    units = {unit.lower(): size for unit, size in UNITS[kind].items()}
+    if found is None or found[3].lower() not in units:
+        raise ValueError(f"{text} is no {kind}: write it as {WRITTEN[kind]}")
+    value = float(f"{found[1]}e{found[2] or 0}") * units[found[3].lower()]
+    if kind == "size" and not found[3] and 0 < value < LEAST_BYTES:
+        raise ValueError(f"{text} is a size of {value:g} bytes: add the unit, as in {text.strip()}GiB")
+    return value
 
 
 def percent(share: float) -> str:
@@ -147,6 +176,21 @@ def text_lines(
             ]
             lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def readable_json(value: object) -> str:
+    """Data as indented JSON; of a text with further attributes, such as a warning with its name, only the text.
+
+    Raises:
+        TypeError: it holds an object that is no data.
+    """
+
+    def text(part: object) -> str:
+        if isinstance(part, str):  # msgspec takes subclasses of str for unknown objects
+            return str(part)
+        raise TypeError(f"{type(part).__name__} is no data")
+
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=text), indent=2).decode()
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

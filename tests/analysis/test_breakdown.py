@@ -9,10 +9,19 @@ def operator(name: str, self_s: float, calls: int = 1) -> Operator:
 
 
 def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None:
-    calls = (operator("aten::bmm", 5e-3), operator("aten::mm", 1e-3), operator("aten::_softmax", 3e-3))
+    calls = (
+        operator("aten::bmm", 2e-3),
+        operator("aten::bmm", 3e-3, calls=2),
+        operator("aten::mm", 1e-3),
+        operator("aten::_softmax", 3e-3),
+    )
     calls += (operator("aten::where", 0.98e-3), operator("aten::empty", 0.02e-3))
     seen = Operators(calls=calls)
-    assert where(seen) == "50 % bmm, 30 % softmax, 10 % mm, 10 % where"
+    assert where(seen) == (
+        "50 % bmm (5.00 ms, 3 calls), 30 % softmax (3.00 ms, 1 call), 10 % mm (1.00 ms, 1 call), "
+        "10 % where (980 us, 1 call)"
+    )
+    assert not where(Operators(calls=()))
 
 
 def test_what_ran_is_the_backend_or_the_operator_with_the_most_time() -> None:

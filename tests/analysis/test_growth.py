@@ -113,7 +113,7 @@ def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
 
 def test_the_command_says_where_the_limit_is(tmp_path):
     axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
-    done = command("growth", "fused", *axes, "--memory-limit", "0.5", cwd=tmp_path)
+    done = command("growth", "fused", *axes, "--memory-limit", "0.5GiB", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB is reached at T={reached};" in done.stdout

@@ -6,7 +6,18 @@ import pytest
 from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.reports import endings
-from attnbench.storage.records import CONVENTIONS, Agreement, ProbeResult, Record, RuleResult, Status, TensorError
+from attnbench.storage.records import (
+    CONVENTIONS,
+    KEPT_MEMORY,
+    Agreement,
+    Measurement,
+    ProbeResult,
+    Record,
+    RuleResult,
+    Sample,
+    Status,
+    TensorError,
+)
 from attnbench.workloads.workload import Workload
 
 PLANNED = tuple(
@@ -84,11 +95,91 @@ def test_what_no_cell_has_shown_is_named() -> None:
     assert Judgement(implementation="mine", records=records, planned=PLANNED).never_tried == ("gradients",)
 
 
+PAIRS = (
+    Workload(seq_len=8, num_heads=4, num_kv_heads=2, head_dim=8),
+    Workload(seq_len=8, num_heads=4, head_dim=8, sinks="learned"),
+    Workload(seq_len=8, num_heads=4, num_kv_heads=2, head_dim=8, sinks="learned"),
+)
+
+
+def test_features_are_counted_in_pairs() -> None:
+    tried = judgement(*[OK] * 2, planned=PAIRS)
+    assert tried.never_tried == ("1 of 3 pairs of these features (sinks with grouped heads)",)
+    assert judgement(*[OK] * 3, planned=PAIRS).never_tried == ()
+    assert judgement(OK, planned=PAIRS).never_tried == ("sinks",)
+
+
+def test_kinds_of_masks_are_named_unless_no_mask_was_tried() -> None:
+    planned = tuple(Workload(seq_len=8, num_heads=2, head_dim=8, mask=m) for m in ("none", "causal", "prefix(3)"))
+    assert judgement(OK, planned=planned).never_tried == ("masks",)
+    assert judgement(OK, OK, planned=planned).never_tried == ("prefix masks",)
+    more = (*planned, Workload(seq_len=8, num_heads=2, head_dim=8, mask="chunks(3)"))
+    assert judgement(OK, OK, planned=more).never_tried == ("masks other than causal",)
+    assert judgement(OK, OK, OK, planned=more).never_tried == ("chunked masks",)
+
+
+def test_modules_that_were_never_in_training_mode_are_named() -> None:
+    planned = (Workload(seq_len=8, num_heads=2, head_dim=8, scope="module"),)
+    assert judgement(OK, planned=planned).never_tried == ("training mode",)
+    trained = msgspec.structs.replace(agreement(), rules=(RuleResult(rule="training mode", holds=True),))
+    records = tuple(msgspec.structs.replace(each, agreement=trained) for each in judgement(OK, planned=planned).records)
+    assert Judgement(implementation="mine", records=records, planned=planned).never_tried == ()
+
+
+def test_twelve_cells_are_enough_however_many_are_planned() -> None:
+    planned = tuple(Workload(seq_len=length, num_heads=2, head_dim=8) for length in range(8, 108))
+    assert judgement(*[OK] * 12, planned=planned).is_enough
+    assert not judgement(*[OK] * 11, planned=planned).is_enough
+
+
+def test_memory_that_grows_with_each_call_is_no_pass() -> None:
+    """`pass: right` stood below `keeps 640 B with each call`."""
+    right = judgement(*[OK] * 12)
+    kept = Measurement(metric=KEPT_MEMORY, unit="bytes", samples=(Sample(value=640.0),), warnings=("keeps 640 B",))
+    records = (msgspec.structs.replace(right.records[0], measurements=(kept,)), *right.records[1:])
+    end = endings.of_check([Judgement(implementation="mine", records=records, planned=PLANNED)])
+    assert (end.ending, end.words) == (Ending.finding, "keeps memory (mine)")
+
+
+def test_the_worst_head_of_an_approximation_is_named() -> None:
+    far = {"error": 0.6, "allowed": 0.1, "expected": 1.0, "actual": 1.6, "largest": 1.0}
+    tensors = (
+        TensorError(tensor="output", worst=(0, 3, 1, 2), **far),  # type: ignore[arg-type]
+        TensorError(tensor="gradient of key", worst=(0, 1, 1, 2), **far | {"error": 2.0}),  # type: ignore[arg-type]
+    )
+    found = Agreement(oracle="a loop", probes=(ProbeResult(probe="normal", tensors=tensors),))
+    record = msgspec.structs.replace(judgement(Status.approximate).records[0], agreement=found)
+    sentence = Judgement(implementation="mine", records=(record,), planned=PLANNED).sentence
+    assert "off by up to 60 % of the largest value" in sentence
+    assert "(worst: output of head 3, gradient of key of head 1 200 %)" in sentence
+
+
 def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
     judged = judgement(*[Status.ok] * 12, found="a NaN", conventions=("nan",))
     assert judged.conventions == (CONVENTIONS["nan"],)
     assert dict(judged.notes) == {"hidden NaN": "a NaN"}
     assert judged.verdict is CheckVerdict.right
+
+
+def test_an_imprecise_verdict_names_tensor_cell_and_factor_and_passes() -> None:
+    right, slight, most = (
+        TensorError(tensor=name, error=error, allowed=1.0, worst=(0,), expected=1.0, actual=1.0, is_rounding=True)
+        for name, error in (("output", 0.4), ("output", 1.2), ("gradient of key", 2.5))
+    )
+    records = [
+        msgspec.structs.replace(each, agreement=Agreement(oracle="", probes=(ProbeResult(probe=probe, tensors=found),)))
+        for each, probe, found in zip(
+            judgement(*[OK] * 12).records,
+            ["normal", "needles", *["normal"] * 10],
+            [(right, slight), (right, most), *[(right,)] * 10],
+            strict=True,
+        )
+    ]
+    judged = Judgement(implementation="mine", records=tuple(records), planned=PLANNED)
+    assert judged.verdict is CheckVerdict.imprecise
+    for part in ("imprecise on 12 of 12 cells", "2.5 times", "gradient of key", "needles", PLANNED[1].id):
+        assert part in judged.sentence
+    assert endings.of_check([judged]).ending is Ending.passed
 
 
 def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_finite() -> None:
@@ -98,6 +189,6 @@ def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_fini
         Judgement(implementation="mine", records=tuple(some), planned=PLANNED).sentence
         for some in (records[:1], records, records[1:])
     )
-    assert "off by up to 10 % of the largest value on 1 of 12 cells" in first
+    assert "off by up to 10 % of the largest value on 1 of 12 cells (worst: output)" in first
     assert "not finite on 2 of 12 cells" in both
     assert "not finite on 1 of 12 cells" in last

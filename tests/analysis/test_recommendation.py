@@ -6,9 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.recommendation import recommend
+from attnbench.analysis.recommendation import compiles, recommend
 from attnbench.analysis.results import Results
-from attnbench.commands.fastest import bytes_of
 from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult, Status
 from attnbench.units import show
@@ -84,9 +83,24 @@ def test_a_prediction_is_not_called_a_timeout(results: Results) -> None:
     assert any(line.endswith("no answer within 60 s") for line in recommended.of_excluded(found, is_verbose=True))
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("", 0), ("1000", 1000), ("512MiB", 2**29), ("8GiB", 2**33), ("8G", 2**33), ("1.5 KiB", 1536), ("2tb", 2**41)],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert bytes_of(text) == size
+def test_a_long_first_call_has_paid_after_some_calls(tmp_path: Path) -> None:
+    run = journals.write(tmp_path, (POINT,), ("sdpa", "fused", "chunked"), slowdown=0.25)
+    (found,) = recommend(run)
+    assert found.break_even is None
+    assert "paid" not in recommended.answer(found)
+    slow = dataclasses.replace(found, first_s={"sdpa": 0.1, "chunked": 5.1})
+    saved_s = slow.seconds["sdpa"] - slow.seconds["chunked"]
+    assert slow.break_even is not None
+    assert slow.break_even.calls == pytest.approx(5 / saved_s, rel=0.01)
+    text = f", and has paid for its first call of 5.10 s after {slow.break_even.words}."
+    assert recommended.answer(slow).endswith(text)
+    assert slow.facts()["break_even"] == slow.break_even
+    short = dataclasses.replace(found, first_s={"sdpa": 0.0, "chunked": 9 * found.seconds["chunked"]})
+    assert short.break_even is not None
+    assert "paid" not in recommended.answer(short)
+    assert "paid" in recommended.answer(dataclasses.replace(short, compiles=True))
+    assert "paid" not in recommended.answer(dataclasses.replace(slow, first_s={"sdpa": 6.0, "chunked": 5.1}))
+
+
+def test_names_and_the_catalogue_say_what_compiles() -> None:
+    assert [compiles(each) for each in ("fused+compile", "flex", "fused", "mine.py:flex")] == [True, True, False, False]

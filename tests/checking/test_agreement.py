@@ -15,6 +15,7 @@ from attnbench.checking.agreement import check
 from attnbench.checking.probes import PROBES, needle_targets
 from attnbench.checking.reference import SCREENED, References, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
+from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
@@ -232,6 +233,42 @@ class Added(torch.autograd.Function):
             first, second = (parts[::2], parts[1::2]) if ctx.is_paired else (parts[:1], parts[1:2])
             parts = [one + other for one, other in zip(first, second, strict=True)] + parts[len(first) + len(second) :]
         return parts[0].to(grad.dtype), None, None, None
+
+
+MOST_SHARE = 0.5
+"""The largest share of a limit that honest code may use."""
+
+
+@pytest.mark.parametrize("seed", [132, 602835975])
+def test_stock_attention_is_right_where_large_scores_cancel_in_the_gradient_of_tokens(seed):
+    """SDPA computes scores again in its backward pass: at 257 tokens and width 128 it had 1.4 times its limit."""
+    sizes = {"batch_size": 1, "seq_len": 257, "num_heads": 2, "head_dim": 128}
+    workload = Workload(scope="module", direction="forward_backward", **sizes)
+    reference = reference_for_probe(workload, "shifted", seed)
+    limits, answer = reference.tolerances["gradient of x"], ask(implementation("sdpa"), reference).compared
+    assert limits.judge(answer["gradient of x"]).ratio < MOST_SHARE
+    assert not limits.judge(1.01 * answer["gradient of x"]).agrees
+
+
+def merged(query, key, value, *, scale=None):
+    """Merge 64 partial outputs and their weights in half precision, as split-KV decoding does."""
+    parts = []
+    for some, of_them in zip(key.chunk(64, 2), value.chunk(64, 2), strict=True):
+        scores = query.float() @ some.float().mT * (scale or query.shape[-1] ** -0.5)
+        output = (scores.softmax(-1) @ of_them.float()).to(query.dtype)
+        parts.append((output, scores.logsumexp(-1, keepdim=True).to(query.dtype)))
+    logs = torch.cat([each for _, each in parts], -1)
+    weights = (logs - logs.amax(-1, keepdim=True)).exp().unbind(-1)
+    total = sum(weight[..., None] * output for weight, (output, _) in zip(weights, parts, strict=True))
+    return total / sum(weights)[..., None]
+
+
+def test_an_honest_merge_in_half_precision_is_imprecise():
+    sizes = {"batch_size": 1, "seq_len": 32, "kv_len": 2048, "num_heads": 1, "head_dim": 16}
+    workload = Workload(dtype="bfloat16", direction="inference", seed=1, **sizes)
+    reference = reference_for_probe(workload, "needles", 1)
+    (found,) = errors(ask(from_function(merged, "a test"), reference).compared, reference)
+    assert found.grade is Grade.imprecise
 
 
 @pytest.mark.parametrize(

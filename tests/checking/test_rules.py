@@ -1,6 +1,7 @@
 """Each rule holds for an honest form, and catches one that breaks it."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from attnbench.checking.reference import References
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
+from attnbench.storage.records import CONVENTIONS
 from attnbench.workloads.workload import Workload
 from tests.backward import Backward
 from tests.checking.textbook import Textbook
@@ -220,12 +222,21 @@ def sums_in_float16(query, key, value):
     return (powers.half() @ value / powers.sum(-1, keepdim=True)).to(query.dtype)
 
 
+SIZES_OF_RULES = {
+    "batch_size": 2,
+    "seq_len": 20,
+    "num_heads": 2,
+    "head_dim": 8,
+    "mask": "causal",
+    "direction": "inference",
+}
+
+
 def tried(made, known=None, **axes):
-    sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     if not isinstance(made, Implementation):
         made = Implementation(build=made, source="a test") if isinstance(made, type) else from_function(made, "a test")
     known = {} if known is None else known
-    results = rules.examine(made, References(Workload(**(sizes | axes)), 0, is_brief=True), known)
+    results = rules.examine(made, References(Workload(**(SIZES_OF_RULES | axes)), 0, is_brief=True), known)
     return {result.rule: result for result in results}
 
 
@@ -382,6 +393,56 @@ def test_some_violations_are_conventions(made, axes, rule, convention):
     assert honest[rule].holds if rule in honest else rule == "is_causal with a mask"
 
 
+def test_a_negative_scale_has_the_same_effect_in_pytorchs_causal_kernel():
+    """The convention's sentence says so of SDPA; it said the opposite."""
+    found = tried(implementation("sdpa"), mask="causal", scale=0.4)["other scales"]
+    assert (found.is_noted, found.convention) == (True, "sign")
+    query, key, value = torch.randn(3, 1, 2, 20, 8).unbind()
+    with_scale = partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, scale=-0.4)
+    assert not with_scale(is_causal=True).isfinite().all()
+    assert with_scale().isfinite().all()
+    assert "SDPA on the CPU does so with is_causal" in CONVENTIONS["sign"]
+
+
+class Keeps(Textbook):
+    """Keeps copies of the latest call's key and value, without gradients, and knows them by identity alone."""
+
+    def of(self, tensor):
+        return id(tensor)
+
+    def attend(self, query, key, value, mask):
+        if torch.is_grad_enabled():
+            return super().attend(query, key, value, mask)
+        marks = self.of(key), self.of(value)
+        if getattr(self, "marks", ()) != marks:
+            self.marks, self.held, self.copies = marks, (key, value), (key.clone(), value.clone())
+        return super().attend(query, *self.copies, mask)
+
+
+class KeepsByVersion(Keeps):
+    def of(self, tensor):
+        return id(tensor), tensor._version
+
+
+class KeepsKeys(Textbook):
+    """Keeps a copy of the latest call's key alone."""
+
+    def attend(self, query, key, value, mask):
+        if torch.is_grad_enabled():
+            return super().attend(query, key, value, mask)
+        if getattr(self, "held", None) is not key:
+            self.held, self.copy = key, key.clone()
+        return super().attend(query, self.copy, value, mask)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize(("module", "is_honest"), [(Keeps, False), (KeepsKeys, False), (KeepsByVersion, True)])
+def test_a_cache_by_identity_and_version_is_honest_and_one_by_identity_alone_is_not(module, is_honest, is_remote):
+    made = Implementation(build=module, source="a test")
+    found = broken(standing_in_for(made, Workload(**SIZES_OF_RULES)) if is_remote else made)
+    assert ("outputs apart" in found) is not is_honest
+
+
 def test_finite_wrong_sums_in_float16_are_no_convention():
     assert not tried(clamps_values, dtype="float16", mask="none")[rules.LARGE_VALUES].is_noted
 
@@ -437,3 +498,16 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     found = tried(ReadsFromTheStart)
     assert not found["layouts"].holds
     assert not found["layouts"].is_noted
+
+
+class KeysStridesForAll(Textbook):
+    """Reads the key as if it had the strides of a contiguous one."""
+
+    def attend(self, query, key, value, mask):
+        if key.stride(-1) != 1 and key.untyped_storage().nbytes() == key.numel() * key.itemsize:
+            key = key.as_strided(key.shape, torch.empty(key.shape).stride())
+        return super().attend(query, key, value, mask)
+
+
+def test_the_operand_whose_layout_matters_is_named():
+    assert "the key alone, transposed, gives" in tried(KeysStridesForAll)["layouts"].found

@@ -81,6 +81,36 @@ def test_noise_in_a_few_rows_alone_is_wrong_unless_it_is_slight_and_in_a_gradien
     assert grades == [Grade.wrong, Grade.imprecise, Grade.wrong]
 
 
+def test_half_precision_may_follow_the_answer_in_part():
+    """Merged weights whose sum is rounded make each row too large or too small, by a share of its own."""
+    shares = 0.01 + 0.01 * torch.randn(ROWS, 1, generator=draws(7), dtype=torch.float64)
+    partly, wholly = noise(9) + shares * answer(), noise(9) + 0.025 * answer()
+    yardsticks = [by_row(noise(seed), -2) for seed in range(1, 5)]
+
+    def grades(dtype):
+        limits = Tolerance("output", answer(), yardsticks, axis=-2, dtype=dtype)
+        found = [limits.judge(answer() + error) for error in (partly, wholly)]
+        assert all(1 < each.ratio < IMPRECISE_FACTOR for each in found)
+        return [each.grade for each in found]
+
+    assert grades(torch.bfloat16) == [Grade.imprecise, Grade.wrong]
+    assert grades(torch.float32) == [Grade.wrong, Grade.wrong]
+
+
+def test_a_row_whose_terms_all_but_cancel_may_be_off_by_a_share_of_its_terms():
+    sizes = torch.ones(ROWS, 1, dtype=torch.float64).index_fill(0, torch.arange(64, 80), 100.0)
+    terms = by_row(answer() * sizes, -2)
+    error = torch.zeros_like(answer())
+    error[64:80] = 4e-6 * answer()[64:80]
+    yardsticks, fixed = [by_row(1e-8 * answer(), -2)] * 4, {"axis": -2, "dtype": torch.float32, "num_roundings": 10.0}
+    plain = Tolerance("gradient of key", answer(), yardsticks, **fixed)
+    limits = Tolerance("gradient of key", answer(), yardsticks, **fixed, terms=terms)
+    assert plain.judge(answer() + error).ratio > 1
+    assert limits.judge(answer() + error).ratio < 0.1
+    elsewhere = 4e-6 * answer() - error
+    assert limits.judge(answer() + elsewhere).ratio > 1
+
+
 def test_what_is_not_finite_is_wrong():
     error = noise(9)
     error[3, 4] = torch.nan

@@ -6,13 +6,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import attnbench
 from attnbench import plugins
 from attnbench.cli import PANELS, app
 from attnbench.commands import EXIT_CODES, ExitCode
-from attnbench.commands.growth import growth
 from attnbench.commands.options import SelectionOptions, TimingOptions
 from attnbench.processes.planning import build_plan
 
@@ -37,10 +37,37 @@ def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused(
     assert places == sorted(places)  # --to was in the group of --results
 
 
-@pytest.mark.parametrize("limit", [float("inf"), float("nan")])
-def test_a_memory_limit_is_finite(limit):
-    with pytest.raises(ValueError, match=r"--memory-limit \w+ is not allowed"):
-        growth(memory_limit=limit)
+QUANTITIES = {
+    "SIZE": {"8GiB": 2.0**33, "8G": 2.0**33, "8 gib": 2.0**33, "1.5MiB": 1.5 * 2**20, "1000000": 1e6, "0": 0.0},
+    "SECONDS": {"90": 90.0, "90s": 90.0, "1.5min": 90.0, "1h": 3600.0, "1500ms": 1.5, "1e3": 1000.0},
+    "SHARE": {"0.02": 0.02, "2%": 0.02, "7.5 %": 0.075},
+}
+WITH_UNITS = [
+    (name, command, each)
+    for name, command in typer.main.get_command(app).commands.items()
+    for each in command.params
+    if each.metavar in QUANTITIES
+]
+
+
+@pytest.mark.parametrize(("name", "command", "option"), WITH_UNITS, ids=lambda part: getattr(part, "name", part))
+def test_sizes_durations_and_shares_are_written_alike_in_all_commands(name, command, option):
+    context = command.make_context(name, [], resilient_parsing=True)
+    for text, value in QUANTITIES[option.metavar].items():
+        if value:
+            assert option.process_value(context, text) == pytest.approx(value)
+    for text in ("many", "-1", "inf", "nan", "3 apples", "", *(["2"] if option.metavar == "SIZE" else [])):
+        done = CliRunner().invoke(app, [name, f"{max(option.opts, key=len)}={text}"])
+        assert done.exit_code == 2, (text, done.output)
+
+
+def test_every_number_of_bytes_or_seconds_has_a_unit():
+    assert len(WITH_UNITS) > 10
+    known = {(name, option.name) for name, _, option in WITH_UNITS}
+    for name, command in typer.main.get_command(app).commands.items():
+        for option in command.params:
+            if option.name.endswith("_s") or "memory" in option.name or "effect" in option.name:
+                assert (name, option.name) in known
 
 
 def test_every_exit_code_is_explained():

@@ -55,7 +55,6 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fastest", "--memory", "much"], "--memory much is no size"),
         (["fastest", "--set", "mask=casual"], "did you mean"),
         (["fastest", "fused", "--along", "length"], "fused alone cannot change places"),
         (["fastest", "fused", "sdpa", "--along", "dtype"], "dtype"),
@@ -98,7 +97,7 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
     assert found["regret"] is None  # one workload alone predicts no others
     (folder,) = find_runs(tmp_path / "results")
 
-    again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1")
+    again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1B")
     assert again.exit_code == 3
     (restricted,) = json.loads(again.stdout)["choices"]
     assert restricted["choice"] is None

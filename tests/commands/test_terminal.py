@@ -88,10 +88,10 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
     assert lines[0].startswith("virtual: Two states of the code: 2 implementations on 2 shapes")
     assert any(line.startswith("Base ") and "candidate " in line for line in lines)
     (heading,) = (line for line in lines if line.startswith("Time of a call"))
-    assert heading.split()[-3:] == ["base", "equal", "slower"]
+    assert heading.split()[-3:] == ["base", "candidate", "verdict"]
     text = "\n".join(lines)
-    assert len(re.findall(r" candidate +-$", text, re.MULTILINE)) == 2
-    assert len(re.findall(r" candidate \d\.\d\dx$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r" equal$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r" slower \d\.\d\dx$", text, re.MULTILINE)) == 2
     assert story.findings(results) == []
     assert "Take " not in text  # the answer is the command's last line
 
@@ -139,6 +139,23 @@ def test_an_interruption_prints_how_to_continue(capsys):
         raise KeyboardInterrupt
     assert ends.value.exit_code == ExitCode.interrupted
     assert capsys.readouterr().err == "go on with: attnbench run --resume x\n"
+
+
+def test_an_interrupted_run_prints_its_table_so_far_and_ends_with_130(tmp_path, monkeypatch, capsys):
+    def interrupted(_, folder, *__, **___):
+        journals.write(folder, journals.USUAL[:2], ("sdpa", "fused"), num_epochs=2, is_finished=False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running.execution, "execute", interrupted)
+    plan = journals.planned(journals.USUAL[:2], ("sdpa", "fused"))
+    with pytest.raises(typer.Exit) as ends:
+        running.measure(plan, tmp_path / "run")
+    assert ends.value.exit_code == ExitCode.interrupted
+    printed = capsys.readouterr()
+    assert "This run did not finish" in printed.out
+    assert re.search(r"^T=128 .* us ", printed.out, re.MULTILINE), printed.out
+    assert "continue with: attnbench run --resume" in printed.err
+    assert (tmp_path / "run" / "summary.md").exists()
 
 
 def test_every_no_has_its_reason_and_each_implementation_is_printed(capsys, monkeypatch):

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from attnbench.case import bind, draw_weights, reason_against
+from attnbench.case import bind, build, draw_weights, reason_against
 from attnbench.checking.agreement import check
+from attnbench.checking.reference import reference_for_probe
 from attnbench.contract.adapters import Layout, adapt, packed, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 from examples import adapters as theirs
@@ -68,6 +69,60 @@ class Split(nn.Module):
             for layer, tokens in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
         )
         return self.o_proj(attend(query, key, value, mask)), "weights"
+
+
+class Rotating(Split):
+    """Split, with the frequencies of its rotary embedding in a buffer, which it uses in float32 or as it is."""
+
+    def __init__(self, sizes, *, is_wide=True):
+        super().__init__(sizes, bias=False)
+        pairs = sizes.head_dim // 2
+        frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
+        self.is_wide = is_wide
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        angles = torch.arange(300.0)[:, None] * frequencies
+        self.register_buffer("table", torch.cat([angles.cos(), angles.sin()], dim=-1), persistent=False)
+
+    def turned(self, heads):
+        angles = torch.arange(heads.shape[1]).float()[:, None] * self.frequencies.float()
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(heads) if self.is_wide else self.table
+        cos, sin = table[: heads.shape[1], None].chunk(2, dim=-1)
+        one, other = heads.chunk(2, dim=-1)
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+    def forward(self, x, mask=None):
+        query, key, value = (
+            layer(x).unflatten(-1, (-1, self.width)) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return self.o_proj(attend(self.turned(query), self.turned(key), value, mask))
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_a_buffer_that_half_precision_cannot_hold_keeps_its_digits_if_the_module_takes_it(is_wide):
+    """Transformers' LlamaAttention with its rotary embedding inside was WRONG in bfloat16."""
+    made = adapt(
+        lambda sizes: Rotating(sizes, is_wide=is_wide),
+        split("q_proj", "k_proj", "v_proj", out="o_proj"),
+        call=lambda module, x, context, mask: module(x, mask.visible),
+        rotary="halves(10000)",
+    )
+    workload = Workload(
+        batch_size=1,
+        seq_len=257,
+        num_heads=2,
+        head_dim=64,
+        scope="module",
+        mask="causal",
+        bias="none",
+        rotary="halves(10000)",
+        dtype="bfloat16",
+        direction="inference",
+    )
+    reference = reference_for_probe(workload, "normal", 0)
+    case = build(workload, made, reference.inputs)
+    assert reference.tolerances["output"].judge(case.output()).agrees
+    assert case.module.module.frequencies.dtype is (torch.float32 if is_wide else torch.bfloat16)
+    assert case.module.module.q_proj.weight.dtype is torch.bfloat16
 
 
 class Conv1D(nn.Module):

@@ -136,4 +136,4 @@ def test_what_is_drawn_when_a_module_is_made_is_the_same_each_time():
     one, other = (made.build(draw_weights(Workload(scope="module", num_heads=2, head_dim=4))) for _ in range(2))
     assert one.module.gate.equal(other.module.gate)
     assert torch.random.get_rng_state().equal(state)
-    assert made.built_in() == {"scope": "module", "bias": "all", "kv_len": 0}
+    assert made.built_in() == {"scope": "module", "bias": "all", "kv_len": 0, "mask": "none|"}

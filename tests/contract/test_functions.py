@@ -234,7 +234,7 @@ def test_a_function_that_cannot_be_called_is_reported_with_what_it_can_be_given(
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda query, key, value: (query, None), "returned a tuple: it must return one tensor (B, H, T, V), here"),
+        (lambda query, key, value: (query, None), "f(q, k, v)[0]))"),
         (lambda query, key, value: None, "returned None"),
         (
             lambda query, key, value: query.transpose(1, 2),

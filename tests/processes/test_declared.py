@@ -3,6 +3,7 @@
 import pytest
 
 from attnbench import plugins
+from attnbench.processes import sides
 from attnbench.processes.asides import declared
 from attnbench.processes.execution import checking_templates, client_for
 from attnbench.processes.messages import Declared
@@ -37,12 +38,12 @@ def test_a_file_is_asked_only_if_it_uses_attnbench(file, tmp_path):
     assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
 
 
-def test_code_of_a_file_is_timed_with_the_allocator_of_a_plain_loop(tmp_path):
+def test_code_of_a_file_is_timed_in_a_process_of_its_own_with_the_usual_allocator(tmp_path):
     plain = tmp_path / "plain.py"
     plain.write_text("def f(q, k, v): ...\n")
     found = build_plan(sweep="quick", implementations=[f"{plain}:f"], settings=["seq_len=16"], is_exact=True)
     assert found.alone == ("f",)
-    assert found.allocator == "steady"
+    assert found.allocator == "system"
 
 
 def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file, tmp_path):
@@ -67,6 +68,16 @@ def test_workloads_have_the_built_in_axes_once_each():
     assert len(suited(crossed, {"rotary": "halves"})) == 1
     with pytest.raises(ValueError, match="kv_len = seq_len"):
         suited(crossed[:1], {"rotary": "halves"})
+
+
+def test_to_declare_more_masks_gives_no_fewer_cells():
+    """Two masks gave 15 cells, and one 34."""
+    named = ("none", "causal", "padding", "sliding_window(9)", "boolean(40)")
+    workloads = [Workload(seq_len=length, mask=mask) for length in (8, 16) for mask in named]
+    several = suited(workloads, {"mask": "none|padding", "scope": "module"})
+    assert {each.scope for each in several} == {"module"}
+    assert {each.mask for each in several} == {"none", "padding"}
+    assert len(several) > len(suited(workloads, {"mask": "none", "scope": "module"}))
 
 
 def test_a_comparison_is_at_what_all_have_built_in():
@@ -113,3 +124,14 @@ def test_files_are_loaded_by_workers_of_a_template_that_is_given(file, tmp_path)
         client = client_for(build_plan(sweep="check", implementations=["sdpa"]), tmp_path, template)
     assert found == {f"{file}:causal": Declared(built_in={"mask": "causal"})}
     assert client.template is template
+
+
+def test_two_sides_are_compared_on_the_axes_that_are_built_into_them(file, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(SOURCE)
+    fields = {"sweep": "sides", "implementations": (), "settings": ["seq_len=16,32"], "is_exact": True}
+    planned = sides.plan(f"{file}:causal", f"{other}:causal", fields, tmp_path / "run")
+    assert {(each.mask, each.seq_len) for each in planned.workloads} == {("causal", 16), ("causal", 32)}
+    typed = fields | {"settings": ["seq_len=16", "mask=none"]}
+    planned = sides.plan(f"{file}:causal", f"{other}:causal", typed, tmp_path / "run")
+    assert {each.mask for each in planned.workloads} == {"none"}  # as asked: the end says why nothing was judged

@@ -140,12 +140,12 @@ def test_what_cannot_be_loaded_is_tried_once_and_named_once(tmp_path):
 
 
 class Elsewhere(SimulatedClient):
-    """The third process has another version of torch."""
+    """The process after those of checks, ceilings and the first visits has another version of torch."""
 
     def start(self, layout=0):
         ready = super().start(layout)
         moved = msgspec.structs.replace(ready.environment, versions={**ready.environment.versions, "torch": "9.9"})
-        return ready if layout <= 1 else msgspec.structs.replace(ready, environment=moved)
+        return ready if layout <= 2 else msgspec.structs.replace(ready, environment=moved)
 
 
 def test_a_run_ends_where_its_environment_changes_under_it(tmp_path):

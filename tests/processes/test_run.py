@@ -103,14 +103,14 @@ def test_the_honest_beside_them_are_measured(liars, name):
     assert latency is not None
     assert memory is not None
     assert len({sample.epoch for sample in latency.samples}) == 2  # a visit in each of two processes
-    assert len(latency.samples) >= 2 * 2  # of two blocks at least
+    assert len(latency.samples) >= 2 + 1  # of the next visit, which may be short, at least one
     assert all(sample.value > 0 for sample in latency.samples)
     assert memory.samples[0].value >= 2 * 32 * 8 * 4  # at least the output
 
 
 def test_the_watcher_hears_every_stage_and_the_counts(liars):
     results, seen = liars
-    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "observe", "ceilings", "time"]
+    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "kept", "observe", "ceilings", "time"]
     assert seen[-1].counts["ok"] >= 3
     assert results.elapsed_s is not None
 

@@ -220,11 +220,10 @@ def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
     assert planned("rev:one", str(other), "mine.py:mine").sides.is_apart
 
 
-def test_both_sides_have_the_allocator_of_every_other_command(repo):
-    """The usual one has two states: the same textbook call takes up to twice as long in the other."""
+def test_both_sides_have_the_allocator_of_the_system_unless_another_is_chosen(repo):
     for file in ("mine.py:mine", "helped.py:helped"):
-        assert planned("rev:one", "rev:two", file).allocator == "steady"
-    assert planned("rev:one", "rev:two", "helped.py:helped", allocator="system").allocator == "system"
+        assert planned("rev:one", "rev:two", file).allocator == "system"
+    assert planned("rev:one", "rev:two", "helped.py:helped", allocator="steady").allocator == "steady"
 
 
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):

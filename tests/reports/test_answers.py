@@ -1,13 +1,16 @@
 """Advice of a run: the implementation to use, its range and its gain; derived from verdicts alone."""
 
+import dataclasses
 import re
 
 import pytest
 
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.recommendation import recommend
+from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, endings, recommended, screen, story, verdict
 from attnbench.storage.records import Status
+from attnbench.units import MISSING
 from tests import journals
 
 
@@ -66,17 +69,17 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
     found = without_baseline
     assert advice(found).startswith("Keep sdpa: nothing is faster on any of 2 shapes. sdpa is WRONG on causal T=512, ")
     assert "causal T=2048: the others are compared with chunked. Keep chunked: bmm is 1." in advice(found)
-    rows = {row["shape"]: row for row in answers.table(answers.shapes(found), "sdpa")}
+    rows = {row["shape"]: row for row in answers.table(answers.shapes(found))}
     causal = rows["causal T=512"]
-    assert causal["time of sdpa"].endswith(" (chunked)")
     assert [rows[name]["fastest"] for name in ("causal T=512", "no mask T=512")] == ["chunked", "sdpa"]
-    assert (causal["WRONG"], rows["no mask T=512"]["WRONG"]) == ("sdpa", "-")
+    assert causal["sdpa"] == "WRONG"
+    assert rows["no mask T=512"]["sdpa"].endswith("ms *")
     shown = "\n".join(line.text for line in screen.screen(found))
-    assert re.search(r"^causal +T=512 +\S+ ms \(chunked\) +sdpa ", shown, re.MULTILINE)
+    assert re.search(r"^causal +T=512 +WRONG +\S+ ms \* ", shown, re.MULTILINE)
     choices = verdict.report(found, endings.of_run(found), 1, ["run"]).choices
     assert [choice.reference for choice in choices] == ["sdpa", "sdpa", "chunked", "chunked"]
     assert [choice.choice for choice in choices] == ["sdpa", "sdpa", "chunked", "chunked"]
-    assert causal["time of sdpa"] in story.page(found)
+    assert causal["chunked"] in story.page(found)
     assert re.search(r"\| bmm .* 1\.\d+x slower than chunked \(", story.summary(found))
     answered = recommended.answer(recommend(found)[-1])
     assert answered.startswith("Take chunked: it is the fastest, 1.")
@@ -93,8 +96,21 @@ def test_an_implementation_of_ones_own_has_a_sentence_among_many(tmp_path, monke
 
 
 def test_a_table_has_the_same_columns_in_every_row_and_no_blank(tmp_path):
-    rows = answers.table(answers.shapes(journals.write(tmp_path)), "sdpa")
+    rows = answers.table(answers.shapes(journals.write(tmp_path)))
     assert len(rows) == len(journals.USUAL)
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
     assert all(text.strip() for row in rows for text in row.values())
     assert len({row["shape"] for row in rows}) == len(rows)
+
+
+def test_doubtful_rows_name_nobody(tmp_path):
+    points = journals.workloads(seq_len=(128, 512))
+    results = journals.write(tmp_path, points, ("sdpa", "fused", "bmm"))
+    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
+    doubtful = dataclasses.replace(results, system_load=load)
+    assert advice(doubtful).startswith("No recommendation: ")
+    assert {row["fastest"] for row in answers.table(answers.shapes(doubtful))} == {MISSING}
+    end = endings.of_run(doubtful)
+    choices = verdict.report(doubtful, end, 3, ["run"]).choices
+    assert [each.choice for each in choices] == [None, None]
+    assert [each.choice for each in verdict.report(results, end, 0, ["run"]).choices] == ["sdpa", "sdpa"]

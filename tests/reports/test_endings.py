@@ -1,9 +1,11 @@
 """The end of every command: table, sentence and exit code come from the same marks, in every combination."""
 
+import dataclasses
 import inspect
 import itertools
 from typing import get_args
 
+import msgspec
 import pytest
 import typer
 
@@ -13,8 +15,9 @@ from attnbench.commands import frame, model
 from attnbench.models.records import Difference, Judged
 from attnbench.plugins import plugs
 from attnbench.reports import answers, endings
-from attnbench.storage.records import Verdict
+from attnbench.storage.records import Status, Verdict
 from tests import journals
+from tests.analysis.gate.test_sides import measured, planned
 
 CASES = list(itertools.product(CheckVerdict, (None, *Verdict), (False, True), (False, True)))
 CODES = {
@@ -120,3 +123,14 @@ def test_a_run_ends_as_the_marks_of_its_shapes_say(names, tmp_path):
     if names == ("sdpa", "torch_mha"):
         expected = Ending.inconclusive  # no pair was compared
     assert endings.of_run(found).ending is expected
+
+
+def test_a_comparison_without_any_result_says_why(tmp_path):
+    results = measured(tmp_path / "run", planned("x", budget_s=1.0))
+    unsupported = [
+        msgspec.structs.replace(record, status=Status.unsupported, message="it has mask=causal built in")
+        for record in results.records
+    ]
+    end = endings.of_sides(dataclasses.replace(results, records=tuple(unsupported)))
+    assert end.ending is Ending.inconclusive
+    assert end.words == f"nothing could be judged: x: it has mask=causal built in ({len(unsupported)} cells)"

@@ -1,5 +1,7 @@
 """Pictures: complete, with stable colours for names, and with a note on omissions."""
 
+import dataclasses
+import math
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -8,6 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.sanity import SystemLoad
 from attnbench.plugins import catalogue, plugs
 from attnbench.reports import Picture, Report, lines, style
 from tests import journals
@@ -50,13 +53,45 @@ def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, 
     assert "torch_mha at 128, 2048 (unsupported)" in picture.caption
 
 
-def test_ratios_beyond_the_plot_are_drawn_at_its_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_beyond_the_plot_are_at_its_edge_with_their_numbers_and_on_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(journals.SPEEDS, "fused", (50e-3, 1.8, 2.0))
     picture = drawn("ratio_plot", journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), ("sdpa", "fused")))
     (axes,) = picture.figure.axes
     heights = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert heights["sdpa"] == [1.0, 1.0]
-    assert heights["fused"] == [lines.FURTHEST] * 2
+    assert all(map(math.isnan, heights["fused"]))
+    texts = [text.get_text() for text in axes.texts]
+    assert [float(text.removeprefix("↑")) for text in texts] == pytest.approx([29.2, 38.5], rel=0.05)
+    assert "points beyond the plot" in picture.caption
+
+
+def test_a_picture_of_sound_times_has_no_caveat_and_others_have_one_in_the_title(tmp_path: Path) -> None:
+    points, names = journals.workloads(seq_len=(128, 512)), ("sdpa", "fused")
+    sound = journals.write(tmp_path / "sound", points, names)
+    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
+    cut = journals.write(tmp_path / "cut", points, names, num_epochs=2, is_finished=False)
+    for results, words in {
+        sound: "",
+        dataclasses.replace(sound, system_load=load): "DOUBTFUL: ",
+        cut: "UNFINISHED: ",
+        dataclasses.replace(cut, system_load=load): "UNFINISHED, DOUBTFUL: ",
+    }.items():
+        for name in ("latency_plot", "ratio_plot"):
+            picture = drawn(name, results)
+            assert picture.title == words + lines.REPORT[name].summary
+            assert ("too few processes for an interval" in picture.caption) is (results.elapsed_s is None)
+
+
+def test_no_two_implementations_share_colour_and_marker() -> None:
+    names = [*catalogue()["looks"], "fused+compile", "sdpa+compile", *(f"mine{number}" for number in range(30))]
+    looks = style.looks(names)
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == len(names)
+    assert all(looks[name] == style.look(name) for name in catalogue()["looks"])
+    assert looks["fused+compile"]["color"] == looks["fused"]["color"]
+    few = style.looks([f"mine{number}" for number in range(6)])
+    assert len({look["marker"] for look in few.values()}) == len(few)
 
 
 def test_points_at_a_single_length_stand_apart(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reports of a made-up run: complete, escaped, reproducible, and honest about gaps."""
 
 import csv
+import html
 import json
 import math
 import re
@@ -188,7 +189,7 @@ class TestPage:
         (table,) = re.findall(r'<table class="cards">.*?</table>', page, re.DOTALL)
         assert table.count('<th scope="row">') == len(POINTS)
         headings = re.findall(r'data-heading="([^"]+)"', table.partition("</tr>")[2].partition("</tr>")[0])
-        assert headings == list(answers.table(answers.shapes(results), "sdpa")[0])[1:]
+        assert list(map(html.unescape, headings)) == list(answers.table(answers.shapes(results))[0])[1:]
         assert page.index('class="cards"') < page.index('id="explore-title"')
 
     def test_no_cell_is_blank_and_text_from_outside_is_text(
@@ -210,6 +211,11 @@ class TestPage:
         times = [(row["time_low"], row["keys"][places["time per call"]], row["time_high"]) for row in explored["rows"]]
         assert sum(low is not None for low, _, _ in times) > 10
         assert all(low < time < high for low, time, high in times if low is not None)
+
+
+def test_the_page_has_the_notices_of_the_library_in_it(whole: str) -> None:
+    assert vega.NOTICES.read_text(encoding="utf-8") in whole
+    assert "THIRD_PARTY_NOTICES" in SCRIPT.sub("", whole)
 
 
 @pytest.mark.long

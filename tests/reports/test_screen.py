@@ -11,6 +11,7 @@ import pytest
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.reports import answers, story
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
+from attnbench.units import plain
 from tests import journals
 from tests.reports import snapshots
 from tests.reports.snapshots import SWEEPS
@@ -40,17 +41,20 @@ QUESTIONS = {
     "How long did it take, and in how many processes?": r", \d+ s, \d+ processes, ",
     "Was the machine quiet?": r", quiet$",
     "What margin counts?": r"^Differences below \S+ % count as equal\.$",
-    "How long does a call of sdpa take at T=512?": r"^no mask +T=512 +\S+ ms ",
-    "Which is the fastest in bfloat16?": r"^bfloat16 no mask +T=\d+ +\S+ ms +bmm \d\.\d\dx",
+    "How long does a call of sdpa take at T=512?": r"^Time of a call +T=512 .*\nsdpa +\S+ ms ",
+    "How long does a call of transformers_sdpa take there?": r"^transformers_sdpa +\S+ ms ",
+    "And one of einsum?": r"\beinsum\s\S+ ms",
+    "Which is the fastest in bfloat16?": r" bfloat16 .*\n(.*\n)+bmm .* us \* +\d+ MiB",
+    "What do the signs mean?": r"^\* fastest, .*= equal to sdpa, \? undecided",
     "What should I take?": r"^Take bmm for bfloat16 \(\d\.\d\dx faster than sdpa\)",
     "What do I keep elsewhere?": r"Keep\s+sdpa (elsewhere|on \d+ of the others)",
-    "How much memory does fused take at T=1024?": r"^Memory at causal T=1024: [^.]*?\bfused\b[^;]* \d+\s+MiB",
+    "How much memory does bmm take at T=1024?": r" memory\n.* causal\n.* T=1024\n(.*\n)+bmm .* 66 MiB",
     "What is not decided?": r"^Undecided: \d+ of \d+",
-    "What could not be run here?": r"^Unsupported: \d+ \(reasons: summary\.md\)",
+    "What could not be run here?": r"Unsupported: \d+ \(reasons: summary\.md\)",
     "Where is the report, and how do I open it?": r"^Report: \S+report\.html\nOpen: attnbench report \S+ --open",
     "Which file has the picture?": r"picture\.png",
     "Which file has every number?": r"records\.csv",
-    "How do I see more?": r"^\d+ more rows \(summary\.md\)",
+    "How do I see more?": r"^\d+ more shapes \(summary\.md\)",
 }
 """Questions of a new user, and the line of the first screen that answers each of them."""
 
@@ -61,15 +65,32 @@ def test_the_first_screen_of_a_real_quick_sweep_answers(question):
     assert re.search(QUESTIONS[question].replace("[^.]*?", r"[\s\S]*?"), text, re.MULTILINE), question
 
 
-def test_every_notable_shape_is_in_a_row_and_the_others_are_counted(sweeps):
-    found = sweeps("quick")
+@pytest.mark.parametrize("sweep", ["quick", "one shape", "wrong", "no baseline", "many lengths"])
+def test_every_implementation_has_its_time_and_every_fastest_is_marked(sweep, sweeps):
+    found = sweeps(sweep)
     shown = lines(found)
-    first = next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
-    rows = shown[first + 1 : shown.index("", first) - 1]
-    (number,) = re.match(r"(\d+) more rows", shown[first + 1 + len(rows)]).groups()
-    assert len(rows) + int(number) == len(answers.shapes(found))
-    num_faster = sum(bool(shape.faster) for shape in answers.shapes(found))
-    assert sum(bool(re.search(r"\d\.\d\dx", row)) for row in rows) == num_faster
+    start = next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
+    text = "\n".join(shown[start : shown.index("", start)])
+    for name in {cell.name for shape in answers.shapes(found) for cell in shape.cells if cell.seconds is not None}:
+        assert re.search(rf"{re.escape(plain(name, 20))}\s+\S", text), name
+    assert bool(re.search(r"[mu]s \*", text)) is ("* fastest" in text) is (sweep != "many lengths")
+
+
+def test_a_time_says_in_place_what_it_is_worth(tmp_path):
+    points = journals.workloads(scope=("attention", "module"), mask=("causal",), seq_len=(128, 2048))
+    names = ("sdpa", "sdpa_flash", "fused", "module_list", "sdpa_math", "naive_loop", "torch_mha")
+    texts = {
+        (shape.workload.scope, shape.workload.seq_len, name): shape.text_of(name)
+        for shape in answers.shapes(journals.write(tmp_path, points, names))
+        for name in names
+    }
+    assert texts["attention", 128, "sdpa"].endswith("us *")
+    assert texts["attention", 128, "sdpa_flash"].endswith("us =")
+    assert texts["attention", 128, "fused"].endswith("us ")
+    assert texts["module", 128, "module_list"] == "WRONG"
+    assert texts["attention", 2048, "sdpa_math"] == "failed"
+    assert texts["attention", 2048, "naive_loop"] == "not run"
+    assert texts["attention", 128, "torch_mha"] == "-"
 
 
 def test_a_few_undecided_comparisons_are_named(tmp_path):
@@ -88,7 +109,8 @@ def test_doubt_comes_before_verdicts_and_leaves_none(sweeps):
     doubt = next(place for place, line in enumerate(shown) if line.startswith("High CPU contention"))
     assert doubt < next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
     table = "\n".join(shown[doubt:])
-    assert not re.search(r"\d\.\d\dx|faster|slower|equal", table)
+    assert not re.search(r"\d\.\d\dx|faster|slower|equal|fastest|\*", table)
+    assert "~ doubtful" in table
     assert re.search(r"^Doubtful: (\d+) of \1\.", table, re.MULTILINE)
 
 

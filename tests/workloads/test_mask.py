@@ -20,10 +20,11 @@ HEADS = 6
 def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
     """Whether one pair is visible, by the mask's description as code; by its own rule if it has none here."""
     batch, queries, keys = sizes
-    is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
+    rank = (b + 1) % batch  # among the lengths, the longest first
+    is_true_key = j < keys - ((rank + 1) * keys) // (2 * batch)
     half = keys - keys // 2
     own = i + keys - queries  # the query's place counted from the end
-    first = keys - b * (keys - max(queries, keys // 4)) // max(1, batch - 1) - queries  # of a row's queries
+    first = keys - rank * (keys - max(queries, keys // 4)) // max(1, batch - 1) - queries  # of a row's queries
     words = {
         "causal": j <= i,
         "causal_bottom_right": keys - j >= queries - i,  # as far from the end as the query, or further
@@ -41,6 +42,16 @@ def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> 
     }
     mask = parse_mask(name)
     return words[name] if name in words else bool(mask.sees(b, i, j, mask.table(*sizes), keys - queries))
+
+
+@pytest.mark.parametrize("name", ["padding", "ragged"])
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_default_lengths_are_in_no_order_and_sorting_them_exchanges_no_pairs(name, batch):
+    lengths = parse_mask(name).lengths(batch, 5, 64)
+    order = np.argsort(-lengths)
+    assert len({*lengths.tolist()}) == batch
+    assert (lengths[order] != lengths).any()
+    assert (order[order] != np.arange(batch)).any()
 
 
 HIDING = ["causal", "causal_bottom_right", "sliding_window(3)", "sliding_window_bottom_right(3)", "padding"]

@@ -2,6 +2,7 @@
 
 from attnbench.devices.kernels import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
+from attnbench.units import grouped, show
 
 SMALL_SHARE = 0.05  # operators with less of the time are not mentioned
 
@@ -30,14 +31,16 @@ def num_operators(operators: Operators) -> int:
 
 
 def where(operators: Operators) -> str:
-    """Break down the time of a call, largest share first: "62 % bmm, 21 % softmax, 17 % where".
+    """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
-    Shares are of the profiled self times of the operators; shares below 5 % are left out.
+    Times are the profiled self times of the operators, which a profiler prolongs; shares below 5 % are left out.
     """
-    seconds: dict[str, float] = {}
-    for one in operators.calls:
-        name = short(one.name).strip("_")
-        seconds[name] = seconds.get(name, 0.0) + one.self_s
-    total_s = sum(seconds.values())
-    shares = {name: seconds[name] / total_s for name in sorted(seconds, key=lambda name: -seconds[name]) if total_s}
-    return ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= SMALL_SHARE)
+    alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
+    seconds = {name: sum(one.self_s for one in members) for name, members in alike.items()}
+    total_s, parts = sum(seconds.values()), list[str]()
+    for name in sorted(seconds, key=lambda name: -seconds[name]):
+        number = sum(one.num_calls for one in alike[name])
+        if seconds[name] >= SMALL_SHARE * total_s > 0:
+            spent = f"{show(seconds[name], 's')}, {number} call{'s' * (number != 1)}"
+            parts.append(f"{100 * seconds[name] / total_s:.0f} % {name} ({spent})")
+    return ", ".join(parts)

@@ -30,6 +30,7 @@ class Mark(enum.StrEnum):
 
     wrong = "WRONG"
     failed = "failed"
+    leaking = "keeps memory"
     slower = "slower"
     doubtful = "doubtful"
     not_judged = "not judged"
@@ -56,7 +57,7 @@ _BAD = {Mark.wrong: Ending.finding, Mark.failed: Ending.finding}
 _OPEN = {Mark.not_judged: Ending.inconclusive, Mark.undecided: Ending.inconclusive}
 ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
     Question.rightness: {
-        Mark.wrong: Ending.finding,
+        **dict.fromkeys((Mark.wrong, Mark.leaking), Ending.finding),
         **dict.fromkeys((Mark.failed, Mark.in_part, Mark.not_judged), Ending.inconclusive),
     },
     Question.measurement: _BAD,

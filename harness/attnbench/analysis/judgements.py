@@ -8,14 +8,34 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import combinations
 
 from attnbench.analysis.results import Results
-from attnbench.storage.records import CONVENTIONS, FLOAT32, Grade, Record, Status, relative
-from attnbench.units import grouped, percent
+from attnbench.storage.records import (
+    CONVENTIONS,
+    FLOAT32,
+    KEPT_MEMORY,
+    Grade,
+    Record,
+    Status,
+    approximation_errors,
+)
+from attnbench.units import grouped, multiple, percent
+from attnbench.workloads.masks import (
+    Chunks,
+    Document,
+    Mask,
+    Padding,
+    Prefix,
+    Ragged,
+    SlidingWindow,
+    SlidingWindowBottomRight,
+    Window,
+)
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE = 1 / 3  # a verdict needs answers from at least this share of the planned cells
+LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from so large a share of the planned cells, or so many
 LONG, WIDE = 256, 128  # two tiles of the usual 128 keys; the head width of most language models
 
 
@@ -49,6 +69,11 @@ def _hides_all(workload: Workload) -> bool:
     return is_short or workload.mask.startswith("padding_to_nothing")
 
 
+def _has_part(workload: Workload, kinds: tuple[type[Mask], ...]) -> bool:
+    """Whether the mask has a part of these kinds."""
+    return any(isinstance(part, kinds) for part in workload.mask_rule.parts)
+
+
 FEATURES: dict[str, Callable[[Workload], bool]] = {
     "gradients": lambda w: w.direction != "inference",
     "inference": lambda w: w.direction == "inference",
@@ -56,6 +81,12 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     "half precision": lambda w: w.dtype in {"bfloat16", "float16"},
     "float64": lambda w: w.dtype == "float64",
     "masks": lambda w: w.mask_rule.hides,
+    "windows": partial(_has_part, kinds=(SlidingWindow, SlidingWindowBottomRight, Window)),
+    "padding": partial(_has_part, kinds=(Padding,)),
+    "prefix masks": partial(_has_part, kinds=(Prefix,)),
+    "document masks": partial(_has_part, kinds=(Document,)),
+    "chunked masks": partial(_has_part, kinds=(Chunks,)),
+    "ragged lengths": partial(_has_part, kinds=(Ragged,)),
     "scores with a bias": lambda w: any(part.is_additive for part in w.mask_rule.changes),
     "softcap": lambda w: any(not part.is_additive for part in w.mask_rule.changes),
     "queries that see no key": _hides_all,
@@ -71,6 +102,19 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     "sinks": lambda w: w.sinks != "none",
 }
 """Features of a workload, by their names on screens."""
+MASKS = ("windows", "padding", "prefix masks", "document masks", "chunked masks", "ragged lengths")
+PAIRED: tuple[str, ...] = (
+    "gradients",
+    "half precision",
+    "windows",
+    "padding",
+    "scores with a bias",
+    "softcap",
+    "sinks",
+)
+PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"lengths beyond {LONG}")
+"""Features that are looked at in pairs: mistakes often need two."""
+MOST_PAIRS = 3  # that are named
 
 
 def _as_compared(record: Record) -> Workload:
@@ -78,6 +122,11 @@ def _as_compared(record: Record) -> Workload:
     notes = () if record.agreement is None else record.agreement.notes
     has_backward = all(note.rule != "backward" for note in notes)
     return record.workload if has_backward else record.workload.with_axes({"direction": "inference"})
+
+
+def _features(workload: Workload) -> frozenset[str]:
+    """The names of a workload's features."""
+    return frozenset(name for name, has in FEATURES.items() if has(workload))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +166,7 @@ class Judgement:
     @property
     def least(self) -> int:
         """The number of compared cells that an unqualified verdict needs."""
-        return max(1, math.ceil(LEAST_SHARE * len(self.planned)))
+        return max(1, min(LEAST_CELLS, math.ceil(LEAST_SHARE * len(self.planned))))
 
     @property
     def is_unsupported(self) -> bool:
@@ -127,10 +176,31 @@ class Judgement:
     @property
     def never_tried(self) -> tuple[str, ...]:
         """Features of planned cells that no compared cell has."""
-        workloads = list(map(_as_compared, self.compared))
-        return tuple(
-            name for name, has in FEATURES.items() if any(map(has, self.planned)) and not any(map(has, workloads))
-        )
+        compared = [_features(_as_compared(record)) for record in self.compared]
+        planned = [_features(workload) for workload in self.planned]
+        seen, possible = (set[str]().union(*each) for each in (compared, planned))
+        names = [name for name in FEATURES if name in possible - seen]
+        if not seen.intersection(MASKS) and len(possible.intersection(MASKS)) > 1:
+            names = [name for name in names if name not in MASKS] + ["masks other than causal"] * ("masks" in seen)
+        elif "masks" in names:
+            names = [name for name in names if name not in MASKS]
+        trained = {"modules", "gradients"}
+        rules = {rule.rule for each in self.compared for rule in (each.agreement.rules if each.agreement else ())}
+        if any(trained <= each for each in compared) and "training mode" not in rules:
+            names.append("training mode")
+        pairs = [set(pair) for pair in combinations(PAIRED, 2) if any({*pair} <= each for each in planned)]
+        known = [pair for pair in pairs if pair <= seen]
+        if missing := [pair for pair in known if not any(pair <= each for each in compared)]:
+            some = ", ".join(" with ".join(name for name in PAIRED if name in pair) for pair in missing[:MOST_PAIRS])
+            more = ", ..." * (len(missing) > MOST_PAIRS)
+            names.append(f"{len(missing)} of {len(known)} pairs of these features ({some}{more})")
+        return tuple(names)
+
+    @property
+    def keeps(self) -> str:
+        """The memory that grows with each call, in words; "" if none does."""
+        kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
+        return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 
     @property
     def conventions(self) -> tuple[str, ...]:
@@ -161,16 +231,29 @@ class Judgement:
     @property
     def error(self) -> str:
         """The largest distance from attention on normal inputs, in words."""
-        shares = [
-            relative(each.error, each.largest)
+        worst = dict[str, tuple[float, str]]()
+        for record in self.compared:
+            for where, share in approximation_errors(record.agreement).items() if record.agreement is not None else ():
+                name = where.partition(" of head")[0]
+                worst[name] = max(worst.get(name, (0.0, where)), (share, where))
+        output, *others = worst.values() or [(0.0, "output")]
+        size = f"off by up to {percent(output[0])} of the largest value" if math.isfinite(output[0]) else "not finite"
+        rest = "".join(
+            f", {where} {percent(share) if math.isfinite(share) else 'not finite'}" for share, where in others
+        )
+        return f"{size} on {len(self.compared)} of {len(self.planned)} cells (worst: {output[1]}{rest})"
+
+    @property
+    def _least_precise(self) -> str:
+        """The tensor furthest beyond its tolerance, by its factor and its cell."""
+        seen = [
+            (each.ratio or 0.0, each.tensor, probe, record.workload.id)
             for record in self.compared
             for probe, each in (record.agreement.tensors() if record.agreement is not None else ())
-            if (probe, each.tensor) == ("normal", "output")
+            if each.grade is Grade.imprecise
         ]
-        finite = [share for share in shares if share is not None]
-        is_finite = len(finite) == len(shares)
-        worst = f"off by up to {percent(max(finite))} of the largest value" if is_finite else "not finite"
-        return f"{worst} on {len(shares)} of {len(self.planned)} cells"
+        ratio, tensor, probe, cell = max(seen)
+        return f"errors of up to {multiple(ratio)} times the tolerance: {tensor} on {probe} inputs of {cell}"
 
     @property
     def word(self) -> str:
@@ -191,6 +274,8 @@ class Judgement:
             return f"{self.verdict}, neither judged nor timed: {self.error}"
         covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
         parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
+        if self.verdict is CheckVerdict.imprecise:
+            parts.append(self._least_precise)
         if self.failed:
             statuses = ", ".join(sorted({record.status for record in self.failed}))
             parts.append(f"{len(self.failed)} not judged ({statuses})")

@@ -5,14 +5,18 @@ implementations that are equal within the margin, PyTorch's own choice, the base
 needs least memory.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from attnbench.analysis.comparisons import has_doubt, paired_times, samples_of
+from attnbench.analysis.first_calls import first_s
 from attnbench.analysis.results import Results
+from attnbench.plugins import catalogue, variant
+from attnbench.statistics.break_even import BreakEven, break_even
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, point
 from attnbench.statistics.effects import numbers
@@ -32,6 +36,8 @@ EXCLUDED = {
     Status.out_of_memory: "needs too much memory",
 }
 """Short reasons for an exclusion; other statuses serve as their own reason."""
+LONG_FIRST = 10
+"""A first call of this many later ones is worth a word."""
 OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
 TOO_LONG = "not tried, predicted to take too long"
@@ -80,6 +86,26 @@ class Recommendation:
     seconds: dict[str, float]  # of a call, by implementation, as in the table of cells, the fastest first
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
+    first_s: dict[str, float] = field(default_factory=dict)  # of the first call, by implementation, if measured
+    compiles: bool = False  # whether the choice compiles code for each size
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """The break-even of the choice with PyTorch's own choice; None if they are the same, or it is not known."""
+        lead = self.lead(self.reference) if self.reference in self.seconds else None
+        if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
+            return None
+        own_s, base_first_s = self.first_s[self.choice], self.first_s[self.reference]
+        low, high = (None if end is None else 1 / end for end in (lead.high, lead.low))
+        verdict = Verdict.faster if lead.verdict is Verdict.slower else lead.verdict
+        base_s = self.seconds[self.reference]
+        return break_even(own_s, base_first_s, base_s, ratio=1 / lead.ratio, low=low, high=high, verdict=verdict)
+
+    @property
+    def has_long_first_call(self) -> bool:
+        """Whether the choice compiles, or its first call takes many times as long as later ones."""
+        first_s = self.first_s.get(self.choice, 0.0)
+        return self.compiles or first_s >= LONG_FIRST * self.seconds.get(self.choice, math.inf)
 
     @property
     def equals(self) -> list[str]:
@@ -129,6 +155,8 @@ class Recommendation:
             "peak_memory_bytes": self.peaks,
             "slower_by": {name: lead for name, lead in leads.items() if lead is not None},
             "excluded": {name: str(why) for name, why in self.excluded.items()},
+            "first_call_seconds": self.first_s,
+            "break_even": self.break_even,
         }
 
 
@@ -175,6 +203,8 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
         seconds={name: seconds[name] for name in order},
         peaks={name: peaks[name] for name in [*order, *peaks] if name in peaks},
         excluded=excluded,
+        first_s={name: call_s for name, each in fit.items() if (call_s := first_s(each)) is not None},
+        compiles=choice in records and compiles(results.plan.specs[records[choice].arm]),
     )
 
 
@@ -193,6 +223,12 @@ def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> 
         if broken:
             return Exclusion("not deterministic", broken[0])
     return None if record.samples(LATENCY) else Exclusion(NOT_TIMED)
+
+
+def compiles(spec: str) -> bool:
+    """Whether an implementation compiles code for each size, by its name or the catalogue."""
+    base, option = variant(spec)
+    return bool(option) or bool(catalogue()["facts"].get(base, {}).get("compiles"))
 
 
 def peak_bytes(record: Record) -> float | None:

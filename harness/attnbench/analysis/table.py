@@ -19,8 +19,10 @@ import msgspec
 from attnbench import plugins
 from attnbench.analysis.breakdown import num_operators, ran
 from attnbench.analysis.comparisons import Comparison, comparisons, doubt_of, paired_times, reference
+from attnbench.analysis.first_calls import break_evens
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
+from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
 from attnbench.storage.records import LATENCY, Arm, Measurement, Record, Sample
@@ -229,6 +231,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
             **{_column(one): median(Samples.of(one.samples).value) for one in metrics_of(record)},
+            **_paid(break_evens(results).get(record.key)),
         }
 
 
@@ -272,6 +275,14 @@ def _verdict(compared: Comparison | None) -> Row:
         "minimum_detectable_effect": compared.detectable,
         "is_same_kernel": compared.is_same_kernel,
     }
+
+
+def _paid(found: BreakEven | None) -> Row:
+    """The calls after which a cell has paid for its first call, if that was measured."""
+    if found is None:
+        return {}
+    numbers = {"paid_after_calls": found.calls, "paid_after_low": found.low, "paid_after_high": found.high}
+    return {"paid": str(found.payoff), **numbers}
 
 
 def metrics_of(record: Record) -> Iterator[Measurement]:

@@ -1,6 +1,6 @@
 """Check whether an implementation is right with probes and rules, and whether timed calls still are.
 
-In a witness sample each timed call has its own inputs: the usual ones with the signs of some columns flipped. That
+In a refereed sample each timed call has its own inputs: the usual ones with the signs of some columns flipped. That
 changes every score, so no answer follows from an earlier one. A seed determines the columns, so that the judge can
 derive each call's inputs from the timed ones, which it draws as the runner does.
 """
@@ -150,7 +150,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
 
 
 def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Observed]:
-    """The calls of a witness sample of a case on `inputs`; for direction `backward`, forward passes run here."""
+    """The calls of a refereed sample of a case on `inputs`; for direction `backward`, forward passes run here."""
     needs_grad = case.workload.direction != "inference"
     calls = []
     for number in range(num_calls):

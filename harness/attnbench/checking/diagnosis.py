@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnbench.case import build
 from attnbench.checking import oracle, steps
+from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
@@ -43,6 +44,8 @@ MOST_SCORES = 2**16
 """Workloads with more scores than this are diagnosed at a short length, if they fail there too."""
 LEAST_ROWS = 8
 SHORTLIST = 24
+MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
+MOST_GAPS = 0.7  # a part that begins at a row has at least this share of the rows behind it
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 CLOSER = 0.5  # it must also be closer than the right answer, by this factor
@@ -50,6 +53,7 @@ EXPLAINED = 0.9  # a factor must explain at least this share of an error's squar
 OF_FEATURES = 0.01
 """The largest share of an error's squares that factors of features may leave unexplained."""
 HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for old memory
+LEAST_NEAR = 0.02  # of a dtype's tolerance: much smaller errors are not that dtype's roundings
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
@@ -134,6 +138,28 @@ class Evidence:
         away = min(_apart(observed, exact), _apart(observed, own)) / limit
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
+    def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
+        """Whether all gradients agree with the mistake's, and the wrong ones are clearly nearer to these."""
+        self.reference.on_step()
+        answers = partial(self.reference.answers_of, mistake, rows=self.rows)
+        exact, own = answers(), dict[str, Tensor]()
+        one = torch.finfo(self.own_dtype).eps / 2
+        for name in self.names:
+            observed, expected, like = (
+                each[name] / self.limits[name] for each in (self.observed, self.expected, exact)
+            )
+            apart = _apart(observed, like)
+            if name in wrong and self.is_wrong(name) and not apart <= CLOSER * _apart(observed, expected):
+                return False
+            if apart > MATCH:
+                own = own or answers(self.own_dtype)
+                rounded = own[name] / self.limits[name]
+                count = roundings(self.reference.workload, name, 0.0)
+                limit = 2 * _apart(rounded, like) + one * count * float(like.nan_to_num().abs().max()) + 1
+                if min(apart, _apart(observed, rounded)) > MATCH * limit:
+                    return False
+        return True
+
 
 def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
     """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
@@ -147,9 +173,12 @@ def explain(references: References, implementation: Implementation, wrong: Agree
     else:
         evidence = gather(implementation, references.by_probe, references.seed)
         if (explained := _closed_form(evidence)) is None:
+            place = extent(evidence)
             cut(evidence)
-            explained = _known(evidence) or _unwritten(evidence)
+            explained = _known(evidence) or _backward(evidence) or _unwritten(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
+            if place and place.split(" only", 1)[1].strip(" .") not in explained.words:
+                explained = replace(explained, words=f"{place} {explained.words}")
         if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
         result = replace(explained, words=f"{explained.words} {describe(wrong)}")
@@ -174,6 +203,41 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     every = gathered(references.values())
     worst = next((each for each in every if each.is_wrong("output")), every[0])
     return [each for each in every if torch.equal(each.rows, worst.rows)]  # probes may have different rows
+
+
+def extent(evidence: list[Evidence]) -> str:
+    """The part of the output, or of gradients, that is wrong on any probe, as a sentence; "" if it is no clear part."""
+    sentences = []
+    for name in _wrong_names(evidence):
+        these = [each for each in evidence if name in each.names]
+        marked = torch.stack([each.beyond[name] for each in these]).any(dim=0)
+        if where := _part(marked, these[0], name):
+            sentences.append(f"the {name} is wrong only{where}")
+    words = "; ".join(sentences[:MOST_EXTENTS])
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+def _part(marked: Tensor, seen: Evidence, name: str) -> str:
+    """The batch rows, heads and rows of a tensor that are marked, in words; "" for all, or for no clear part."""
+    if marked.dim() == 1 or not marked.any():
+        return ""
+    axes, lines = AXES[marked.dim()][:-1], marked.any(dim=-1)  # (B,H,R), (B,R), or (R,)
+    region = _region(lines)
+    if "head" in axes:
+        blocks = lines.flatten(end_dim=1).any(dim=-1)  # (B*H,)
+        first, num_heads = int(blocks.nonzero()[0]), lines.shape[1]
+        if first % num_heads and first + num_heads < len(blocks) and blocks[first:].all():
+            where = f"head {first % num_heads} of batch row {first // num_heads}"
+            return f" from {where} on (block {first} of {len(blocks)})"
+    words = ""
+    for axis, chosen in zip(axes, region, strict=True):
+        size, first, last = lines.shape[axes.index(axis)], int(chosen[0]), int(chosen[-1])
+        is_end = first > 0 and last == size - 1 and len(chosen) > size * MOST_GAPS * (1 - first / size)
+        is_range = len(chosen) == last - first + 1
+        is_part = (is_range or is_end) and last - first + 1 <= MOST_ROWS_OF_PART * size
+        if len(chosen) < size and (axis in {"batch row", "head"} or is_part):
+            words += _where([torch.arange(first, size) if is_end and axis == "row" else chosen], seen, name, (axis,))
+    return words
 
 
 def cut(evidence: list[Evidence]) -> None:
@@ -224,14 +288,18 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
     """The first of these dtypes, narrower than the inputs', by whose tolerance all answers are right; "" for none."""
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
-        is_right = True
+        is_right, nearest = True, 0.0
         for each in evidence if is_right else ():
             workload, drawn = msgspec.structs.replace(each.reference.workload, dtype=dtype), each.reference.drawn
             with contextlib.suppress(ValueError):  # an honest answer overflows there
-                narrow = Reference(workload, drawn, each.reference.seed, has_gradients=each.reference.has_gradients)
-                apart = {name: largest(each.observed[name], each.expected[name]) for name in each.names}
-                is_right &= all(apart[name] <= narrow.tolerance(name) for name in {*apart} & {*narrow.expected})
-        if is_right:
+                same = {"rows": each.rows, "has_gradients": each.reference.has_gradients}
+                narrow = Reference(workload, drawn, each.reference.seed, **same)  # type: ignore[arg-type]
+                shapes = {name: tensor.shape for name, tensor in each.observed.items() if name in each.names}
+                judges = {n: each for n, each in narrow.tolerances.items() if each.expected.shape == shapes.get(n)}
+                errors = [judge.judge(each.observed[name]) for name, judge in judges.items()]
+                is_right &= all(error.agrees for error in errors)
+                nearest = max([nearest, *(error.ratio or 0.0 for error in errors)])
+        if is_right and nearest >= LEAST_NEAR:
             return dtype
     return ""
 
@@ -372,6 +440,21 @@ def _known(evidence: list[Evidence]) -> Finding | None:
     return finding(words, (each.name for each in matches), first.step, more)
 
 
+def _backward(evidence: list[Evidence]) -> Finding | None:
+    """The mistakes of the backward pass that explain all gradients where the output is right."""
+    if "output" in (names := _wrong_names(evidence)):
+        return None
+    these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
+    every = backward_catalogue(evidence[0].reference.workload)
+    found = [mistake for mistake in every if all(each.explains_gradients(mistake, names) for each in these)]
+    if not found:
+        return None
+    first, *others = found
+    also = dict.fromkeys(each.words for each in others if each.words != first.words)
+    more = f" On this workload that cannot be distinguished from: {'; '.join(also)}." if also else ""
+    return finding(first.words, (each.name for each in found), first.step, more)
+
+
 def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
     """The mistakes that explain a wrong output, best first; those that are nearly as good as the best are as likely.
 
@@ -404,6 +487,9 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
     stale = next((rule for rule in wrong.broken_rules if rule.rule == STALE), None)
     failing = next((each.reference for each in evidence if each.is_wrong("output")), None)
     result = Finding(UNKNOWN)
+    with contextlib.suppress(Exception):  # a candidate may fail on further calls
+        if random and (between := _between_calls(implementation, evidence, wrong)):
+            return between
     if failing is None:
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
         words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
@@ -423,6 +509,40 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
         words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {result.words}"
         return Finding(words, (STALE_MISTAKE,), result.step)
     return result
+
+
+def _between_calls(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
+    """Whether equal calls differ because something is kept from an earlier one, or because of a race."""
+    reference, *others = [each.reference for each in evidence]
+    if not others:
+        return None
+
+    def answer(to: Reference) -> Tensor:
+        return ask(implementation, to).output.detach().double().cpu()
+
+    first, second, third = (answer(reference) for _ in range(3))
+    once = next((each for probe, each in wrong.tensors() if (probe, each.tensor) == ("normal", "output")), None)
+    if not third.isfinite().all() and once is not None and once.error is not None:
+        words = "NaN or Inf of an earlier call's inputs is still there: something is kept between calls, such as a "
+        return Finding(f"{words}workspace that is never cleared.", (STALE_MISTAKE,), "output")
+    limit = max(each.reference.tolerance("output") for each in evidence)
+    one, other = second - first, third - second
+    if distance(one, other) <= limit < float(one.abs().max()):
+        words = "Each call adds to what an earlier one left: something is kept between calls, such as a workspace that "
+        return Finding(f"{words}is never cleared.", (STALE_MISTAKE,), "output")
+    answer(others[0])
+    after = answer(reference)
+    if others[0].tolerances["output"].judge(after.index_select(-2, others[0].rows)).agrees:
+        return Finding("Each call gives the answer to an earlier call.", (STALE_MISTAKE,), "output")
+    answer(others[0])
+    if torch.equal(after, answer(reference)) and not torch.equal(after, third):
+        words = "The answer follows the call before: something is kept between calls, such as a workspace or a buffer."
+        return Finding(words, (STALE_MISTAKE,), "output")
+    middle = torch.stack([first, second, third]).median(dim=0).values.index_select(-2, reference.rows)
+    if reference.tolerances["output"].judge(middle).agrees:
+        words = "Equal calls scatter around the right answer: a race, such as stores or additions that are not atomic."
+        return Finding(words, ("race",), "output")
+    return None
 
 
 def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:

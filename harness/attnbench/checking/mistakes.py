@@ -36,14 +36,17 @@ CAUSAL: dict[type[Mask], str] = {
 }
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
+ALIBI = (masks.Alibi, masks.AlibiBottomRight)
+MASK_TILES = (16, 32, 64, 128)
 MOVES = (-1, 1, -2, 2, -3, 3)
 MOST_ROWS = 256
 """Masks that show the same keys to the first queries, up to this number, count as equal."""
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
 """The places of operands among those of the step `heads`."""
 OUTPUT = "output"
-BETWEEN_ROWS = {"heads_for_positions", "query_key_swapped", "softmax_over_queries"}
+BETWEEN_ROWS = {"batch_for_positions", "heads_for_positions", "query_key_swapped", "softmax_over_queries"}
 """Mistakes with one form that need them."""
+BLOCKS = (16, 32, 64, 128, 256)
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_TILES = 12
 """With more tiles of one length, only those at both ends and in the middle are tried."""
@@ -123,18 +126,48 @@ CHANGED: dict[str, Seen] = {
     "first_rows_mask_for_all": lambda mask: mask.seen[:1].expand_as(mask.seen),
     "mask_of_other_rows": lambda mask: mask.seen.roll(-1, 0),
     "mask_per_head": by_head,
+    "mask_of_queries": lambda mask: (
+        mask.seen[..., -1, :][..., mask.rows, None].expand_as(mask.seen)
+        if mask.sizes[1] == mask.sizes[2]
+        else mask.seen
+    ),
 }
 """The whole mask ignored, inverted, or applied to other queries, rows or heads."""
 
 
 def changed_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The whole mask changed, or joined with another one."""
+    """The whole mask changed, or skipped in some tiles."""
     rule = workload.mask_rule
-    for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
-        yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
     for name, seen in CHANGED.items() if rule.hides else ():
         is_padding = isinstance(rule, masks.Padding) and name == "mask_ignored"
         yield "padding_ignored" if is_padding else name, "", seen
+    for tile, (words, skips) in itertools.product(MASK_TILES, SKIPPED.items()) if rule.hides else ():
+        if tile < workload.kv_len:
+            yield "mask_skipped_in_tiles", f"{words}, of {tile} keys", partial(also_seen, tile=tile, skips=skips)
+    if workload.seq_len < workload.kv_len:
+        first = lambda mask: mask.seen & (mask.keys < mask.sizes[1])  # noqa: E731
+        yield "keys_cut", f"the first {workload.seq_len} of {workload.kv_len}", first
+
+
+def also_seen(mask: RowMask, tile: int, skips: Callable[..., Tensor]) -> Tensor:
+    """The visible keys, and all in the tiles that `skips` of the tiles of keys and queries, and their number."""
+    number = -(-mask.sizes[2] // tile)
+    return mask.seen | skips(mask.keys // tile, mask.queries // tile, number)
+
+
+SKIPPED: dict[str, Callable[..., Tensor]] = {
+    "it is applied only to tiles on the diagonal": lambda key, query, _: key < query,
+    "it is applied only to the first tile": lambda key, _, __: key > 0,
+    "it is applied only to the last tile": lambda key, _, number: key < number - 1,
+}
+"""Tiles in which every key is visible."""
+
+
+def joined_masks(workload: Workload) -> Iterator[WrongMask]:
+    """The mask joined with a causal one."""
+    rule = workload.mask_rule
+    for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
+        yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
 
 
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
@@ -145,7 +178,8 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
     known = {right.seen.expand(shape).numpy().tobytes()}
-    every = sorted((*changed_masks(workload), *neighbour_masks(workload)), key=lambda each: each[0] not in ALIGNED)
+    found = (*changed_masks(workload), *neighbour_masks(workload), *joined_masks(workload))
+    every = sorted(found, key=lambda each: each[0] not in ALIGNED)
     for name, detail, seen in every:
         keys = seen(right)
         numbers = keys.expand(shape).numpy().tobytes()
@@ -199,6 +233,7 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
                     name = f"{operand.replace(' ', '_')}_{axis.removesuffix(' row')}_order"
                     detail = f"the {axis}s of the {operand} are {words}"
                     yield wrong(name, detail, needs_all_rows=is_across, **changed(operand, change))
+    yield from other_blocks(workload)
     if min(of_query, workload.seq_len) == 1:
         return
     merged = changed(OUTPUT, lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2))
@@ -207,6 +242,20 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
         detail = f"(B, H, T, K) is made of (B, T, H, K), in the {operand}"
         view = changed(operand, lambda x: x.transpose(1, 2).reshape(x.shape))
         yield wrong("viewed_not_transposed", detail, needs_all_rows=True, **view)
+
+
+def other_blocks(workload: Workload) -> Iterator[Mistake]:
+    """Keys and values, or all three, of the block b * H + h modulo a power of 2."""
+    number = workload.batch_size * workload.num_heads
+    for most in (power for power in BLOCKS if power < number):
+
+        def read(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, most: int = most) -> tuple[Tensor, ...]:
+            operands = steps.heads(query, key, value, mask)
+            places = torch.arange(number) % most
+            again = [each.flatten(end_dim=1)[places].view_as(each) for each in operands[1:]]
+            return operands[0], *again
+
+        yield wrong("block_index_cut", f"block n reads the keys and values of block n % {most}", heads=read)
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
@@ -278,6 +327,14 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
         yield wrong(name, where, masked_scores=partial(counted, keys=keys, times=0))
         if what == TILE:
             yield wrong("tile_counted_twice", where, masked_scores=partial(counted, keys=keys, times=2))
+    for number in (number for number in NUM_PARTS if workload.kv_len > number):
+        sizes = [len(part) for part in torch.arange(workload.kv_len).tensor_split(number)]
+        ends = list(itertools.accumulate(sizes))
+        for part, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+            words = f"part {part + 1} of {number}, the keys {end - size} to {end - 1}"
+            yield wrong(
+                "part_weighed_twice", words, masked_scores=partial(counted, keys=range(end - size, end), times=2)
+            )
 
 
 def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], merge: str) -> Tensor:
@@ -297,6 +354,12 @@ def online(masked: Tensor, mask: RowMask, tile: int, forgotten: str) -> Tensor:
     return (right if forgotten == "sum" else stale) / total.clamp(min=torch.finfo(masked.dtype).tiny)
 
 
+def by_first_tile(masked: Tensor, _: RowMask, tile: int) -> Tensor:
+    """A softmax that subtracts the maximum of the first tile from all scores."""
+    powers = (masked - masked[..., :tile].amax(dim=-1, keepdim=True)).exp()
+    return powers / powers.sum(dim=-1, keepdim=True)
+
+
 def merges(workload: Workload) -> Iterator[Mistake]:
     """Softmaxes over tiles or parts that are merged wrongly."""
     if workload.sinks != "none":
@@ -308,6 +371,8 @@ def merges(workload: Workload) -> Iterator[Mistake]:
     for (lengths, where), merge in itertools.product(splits.items(), ("added up", "averaged")):
         change = partial(partial_softmaxes, lengths=lengths, merge=merge)
         yield wrong("partial_softmaxes_merged", f"{where} are {merge}", weights=change)
+    for tile in tile_lens:
+        yield wrong("first_maximum_kept", f"tiles of {tile} keys", weights=partial(by_first_tile, tile=tile))
     for tile, name in itertools.product(tile_lens, ("maximum", "output", "sum")):
         change = partial(online, tile=tile, forgotten=name)
         yield wrong(f"{name}_not_rescaled", f"tiles of {tile} keys", weights=change)
@@ -357,8 +422,27 @@ def widths(workload: Workload) -> Iterator[Mistake]:
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
-        mistake = wrong("rotary_inside", f"a rotary embedding ({style}), base {base:g}", scores=change)
+        if f"{style}({base:g})" == workload.rotary:
+            continue
+        name = "rotary_inside" if workload.rotary == "none" else "rotary_other"
+        mistake = wrong(name, f"a rotary embedding ({style}), base {base:g}", scores=change)
         yield replace(mistake, declare=f'adapt(..., rotary="{style}({base:g})")')
+    if workload.rotary != "none":
+        own = partial(oracle.rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"))
+        yield wrong("rotary_missing", scores=partial(turned, workload=workload, turn=lambda heads, _: heads))
+        for words, place in POSITIONS.items():
+            at_others = lambda heads, places, place=place: own(heads, place(places))  # noqa: E731
+            yield wrong("rotary_positions", words, scores=partial(turned, workload=workload, turn=at_others))
+
+
+POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "they run backwards": lambda at: -at,
+    "a table ends at 512": lambda at: at.clamp(max=511),
+    "a table ends at 1024": lambda at: at.clamp(max=1023),
+    "they begin again at 512": lambda at: at % 512,
+    "they begin again at 1024": lambda at: at % 1024,
+}
+"""Wrong positions of a rotary embedding; a shift of all changes nothing."""
 
 
 def unusual(
@@ -411,8 +495,38 @@ def biases(workload: Workload) -> Iterator[Mistake]:
         yield wrong("bias_head_order", f"the heads of the bias are {words}", masked_scores=other)
     if parts:
         yield wrong("bias_sign_flipped", masked_scores=with_bias(lambda bias, _: -bias))
+    for part in (part for part in parts if isinstance(part, ALIBI)):
+        right = torch.from_numpy(part.per_head(workload.num_heads))[:, None, None]
+        for words, slopes in slopes_of(workload.num_heads):
+            if not torch.equal(slopes, right):
+                other = with_bias(lambda bias, each, by=slopes / right: bias * by if isinstance(each, ALIBI) else bias)  # type: ignore[misc]
+                yield wrong("alibi_slopes", words, masked_scores=other)
     if parts and workload.dtype in WIDE:
         yield wrong("bfloat16_bias", masked_scores=with_bias(lambda bias, _: bias.bfloat16()))
+
+
+def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
+    """Other slopes of ALiBi (H, 1, 1), each after its description."""
+    place = torch.arange(1, num_heads + 1, dtype=torch.float64)[:, None, None]
+    for words, number in {
+        f"they are 2^(-8 h / {num_heads}), as if {num_heads} were a power of 2": num_heads,
+        "they are the first of the next power of 2": 2 ** math.ceil(math.log2(num_heads)),
+        "they go on from the power of 2 below": 2 ** int(math.log2(num_heads)),
+    }.items():
+        yield words, torch.exp2(-masks.STEEPEST * place / number)
+    yield "they begin at head 0 with 1", torch.exp2(-masks.STEEPEST * (place - 1) / num_heads)
+
+
+def sinks(workload: Workload) -> Iterator[Mistake]:
+    """Sinks that are those of other heads, or count more than once."""
+    if workload.sinks == "none":
+        return
+    for words, order in orders(workload.num_heads):
+        other = lambda x, mask, order=order: softmax_with_sinks(x, mask.sinks[order])  # noqa: E731
+        yield wrong("sink_head_order", f"the heads of the sinks are {words}", weights=other)
+    for times in (2, 3, 4):
+        more = lambda x, mask, times=times: softmax_with_sinks(x, mask.sinks + math.log(times))  # noqa: E731
+        yield wrong("sinks_counted_again", f"{times} times", weights=more)
 
 
 def uncapped(scores: Tensor, mask: RowMask) -> Tensor:
@@ -434,10 +548,18 @@ OF_HEADS: Table = {
         "weights": lambda x, _: x.softmax(dim=-1),
         "context": after("context", lambda x: x.transpose(1, 2)),
     },
+    "batch_for_positions": {  # attention among the batch rows at one position
+        "heads": after("heads", lambda operands: tuple(each.transpose(0, 2) for each in operands)),
+        "masked_scores": lambda x, _: x,  # (T,H,B,B)
+        "weights": lambda x, _: x.softmax(dim=-1),
+        "context": after("context", lambda x: x.transpose(0, 2)),
+    },
     "query_key_swapped": {"scores": lambda query, key, mask: steps.scores(key, query, mask)},
 }
 PROJECTED: Table = {
     "no_input_biases": {"projection": before("projection", lambda weights: weights.biased("out"), 2)},
+    "no_query_bias": {"projection": before("projection", lambda weights: weights.biased({"k", "v", "out"}), 2)},
+    "no_value_bias": {"projection": before("projection", lambda weights: weights.biased({"q", "k", "out"}), 2)},
     "merged_feature_by_feature": {"output": before("output", lambda x: x.transpose(1, 3), 0)},  # (B,V,R,H)
     "no_output_bias": {"output": before("output", partial(replace, out_bias=None), 1)},
 }
@@ -498,7 +620,7 @@ def singles(workload: Workload) -> Iterator[Mistake]:
             yield wrong(name, needs_all_rows=name in BETWEEN_ROWS, **changes)
 
 
-KINDS = (wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases)
+KINDS = (wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases, sinks)
 
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:

@@ -173,13 +173,25 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detach
 
     The gradient of the maximum is 0 except for roundings, which go to each query's best key; some code detaches it.
     """
-    scores = _masked_scores(query, _all_heads(key, query), mask)
-    if mask.sinks is not None:
-        scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
-    largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
-    powers = (scores - (largest.detach() if detaches else largest)).exp()
-    total = powers.sum(dim=-1, keepdim=True)
-    return (powers / total.where(total > 0, 1.0))[..., : key.shape[2]] @ _all_heads(value, query)
+    return _softmax(_masked_scores(query, key, mask), mask, detaches=detaches) @ _all_heads(value, query)
+
+
+def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed: int) -> Tensor:
+    """The textbook form, whose gradients are as large as their terms: each query's part in a key has a random sign.
+
+    Roundings are a share of the terms of a sum, which may all but cancel, as where all scores are shifted.
+    """
+    value, signs = _all_heads(value, query), torch.empty(0)
+
+    def signed(scores: Tensor) -> Tensor:
+        nonlocal signs
+        draws = torch.Generator().manual_seed(seed)
+        signs = torch.randint(2, scores.shape, generator=draws).to(scores) * 2 - 1
+        return signs * scores + (scores - signs * scores).detach()
+
+    weights = _softmax(_masked_scores(query, key, mask, signed), mask)
+    of_value = (signs * weights.detach()) @ value
+    return weights @ value.detach() + of_value - of_value.detach()
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
@@ -192,8 +204,7 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tens
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
-    key, value = _all_heads(key, query), _all_heads(value, query)
-    scores, sinks = _masked_scores(query, key, mask), mask.sinks
+    scores, value, sinks = _masked_scores(query, key, mask), _all_heads(value, query), mask.sinks
     logsumexp = scores.detach().logsumexp(dim=-1, keepdim=True)
     if sinks is not None:
         logsumexp = torch.logaddexp(logsumexp, sinks.detach())
@@ -216,9 +227,23 @@ def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
     return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
 
 
-def _masked_scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    scores = (query @ key.transpose(-2, -1)) * mask.scale_for(query.shape[-1])
-    return mask.changed(scores).masked_fill(~mask.seen, -math.inf)
+def _masked_scores(
+    query: Tensor, key: Tensor, mask: RowMask, change: Callable[[Tensor], Tensor] = lambda scores: scores
+) -> Tensor:
+    """(B, H, R, K), (B, G, S, K) -> (B, H, R, S), passed through `change` before keys are hidden."""
+    scores = (query @ _all_heads(key, query).transpose(-2, -1)) * mask.scale_for(query.shape[-1])
+    return change(mask.changed(scores)).masked_fill(~mask.seen, -math.inf)
+
+
+def _softmax(scores: Tensor, mask: RowMask, *, detaches: bool = True) -> Tensor:
+    """The weights (B, H, R, S) of masked scores; 0 for a query that sees no key."""
+    num_keys = scores.shape[-1]
+    if mask.sinks is not None:
+        scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    largest = scores.max(dim=-1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+    powers = (scores - (largest.detach() if detaches else largest)).exp()
+    total = powers.sum(dim=-1, keepdim=True)
+    return (powers / total.where(total > 0, 1.0))[..., :num_keys]
 
 
 def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,6 +263,9 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
 OF_MOVED: tuple[Form, ...] = (partial(textbook, detaches=True), recomputed)  # for inputs moved by a rounding
+
+
+SCATTERED: tuple[Form, ...] = tuple(partial(scattered, seed=seed) for seed in range(3))  # one may be small by chance
 
 
 def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
@@ -284,7 +312,10 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
     """
     batch_size, num_heads, num_rows, _ = query.shape
-    if form not in {attend, *YARDSTICKS, *OF_MOVED} or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS:
+    if (
+        form not in {attend, *SCATTERED, *YARDSTICKS, *OF_MOVED}
+        or batch_size * num_heads * num_rows * key.shape[2] <= PART_PAIRS
+    ):
         on_step()
         return form(query, key, value, mask)
 

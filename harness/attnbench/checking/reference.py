@@ -5,7 +5,7 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -154,6 +154,8 @@ class Reference:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
+        sums = () if compared.direction == "inference" or is_half(workload) else oracle.SCATTERED  # half: in float32
+        terms = _sizes_of_terms([answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         bound = oracle.score_bound(workload, exact, self.rows)
         self.tolerances = {
@@ -167,6 +169,7 @@ class Reference:
                 scale=scales[name],
                 leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
                 labels=self.rows if name in BY_QUERY else None,
+                terms=terms.get(name),
             )
             for name, right in self.expected.items()
         }
@@ -323,6 +326,15 @@ def answers(
     )
     named = {f"gradient of {name}": tensor.detach() for name, tensor in zip(leaves, made, strict=True)}
     return {"output": output.detach()} | named
+
+
+def _sizes_of_terms(scattered: Sequence[Mapping[str, Tensor]]) -> dict[str, RowErrors]:
+    """The sizes of the terms in each row of each gradient, from several answers of `oracle.scattered`."""
+    sizes = {}
+    for name in scattered[0].keys() - {"output"} if scattered else ():
+        axis = row_axis(name)
+        sizes[name] = by_row(torch.stack([each[name] for each in scattered], dim=-1), axis - (axis < 0))
+    return sizes
 
 
 def row_axis(name: str) -> int:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.case import TORCH_DTYPES, Case, build, draw_normal, place
+from attnbench.case import TORCH_DTYPES, Case, bind, build, draw_normal, place, pull_back_twice
 from attnbench.checking import conduct, memory, oracle
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
@@ -34,6 +34,7 @@ from attnbench.checking.reference import (
     require_form,
     settle,
 )
+from attnbench.checking.steps import hide, wrong
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
 from attnbench.contract.declared import words
@@ -52,7 +53,7 @@ from attnbench.storage.records import (
     Grade,
     RuleResult,
 )
-from attnbench.workloads.masks import Causal, Padding
+from attnbench.workloads.masks import Causal, Padding, aligned_at_end
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
@@ -74,6 +75,8 @@ EXPANDED = (
     {"query": 1, "key": 2},
 )
 """The axis along which each operand is one expanded row."""
+CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"
+TWICE = 20.0  # errors of the textbook form that a second derivative may have
 LEAST_APART = 2.0**-18
 """Answers that differ by a smaller share differ only in precision, in any dtype."""
 AXES = ("batch rows", "heads", "tokens")
@@ -256,26 +259,132 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
                 yield KEPT if is_kept else f"without gradients (torch.{mode}), {found}"
 
 
+@rule("training mode", *USUAL)
+def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
+    """A module in training mode gives the same answer where nothing is dropped."""
+    if candidate.workload.scope == "attention" or candidate.workload.direction == "inference":
+        return
+    outcome = candidate.compare("after module.train(), with dropout 0, it gives", candidate.answer, is_training=True)
+    if isinstance(outcome, str) and outcome:
+        once, again = (candidate.call(is_training=True) for _ in range(2))
+        if distance(once, again) > 0:
+            found = "something random is active after module.train(), besides dropout: not compared"
+            outcome = RuleResult(rule="", holds=False, found=found, is_noted=True)
+    yield outcome
+
+
+@rule("another mask", "scope", "direction", "way")
+def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
+    """A call under another mask of the same sizes, right by itself, is right after one under the workload's."""
+
+    def answer(*masks: str) -> Tensor:
+        case = candidate.case()
+        with case.grad_mode():
+            for mask in masks:
+                workload = msgspec.structs.replace(candidate.workload, mask=mask)
+                output = dataclasses.replace(case, workload=workload, mask=bind(workload)).output()
+        return output
+
+    own = candidate.workload.mask
+    for mask in _other_masks(candidate.workload):
+        workload = msgspec.structs.replace(candidate.workload, mask=mask)
+        if candidate.implementation.unsupported(workload) or workload.operands != candidate.workload.operands:
+            continue
+        reference = Reference(workload, candidate.normal.drawn, candidate.normal.seed, has_gradients=False)
+        try:
+            if candidate.off(answer(mask), reference):
+                continue
+        except Exception:  # noqa: BLE001, S112 - it takes no such mask
+            continue
+        output = answer(own, mask)
+        found = candidate.off(output, reference)
+        if found and not candidate.off(output, candidate.normal):
+            found = f"it answers under the mask {own} of the call before: is a mask kept by its shape?"
+        yield found and f"under the mask {mask}, after a call of the same sizes under another one, {found}"
+        return
+
+
+def _other_masks(workload: Workload) -> Iterator[str]:
+    """Masks that code which takes the workload's may take: the same kind with other numbers, then other kinds."""
+    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
+    if isinstance(rule, Padding):
+        yield f"padding({','.join(map(str, rule.lengths(*sizes)[::-1]))})"
+    for mask in ("causal", "none", "padding"):
+        with contextlib.suppress(ValueError):
+            if msgspec.structs.replace(workload, mask=mask).mask_rule.num_visible(*sizes) != rule.num_visible(*sizes):
+                yield mask
+
+
+@rule("fed in chunks", "scope", "direction", "mask")
+def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
+    """A module with a cache gives a sequence in chunks the answer of one call, for one sequence after another.
+
+    Its queries must see no later key, and T = S.
+    """
+    workload = candidate.workload
+    ahead = candidate.seen.any(dim=0).triu(1).any()
+    if not candidate.implementation.has_cache or workload.seq_len != workload.kv_len or ahead:
+        return
+    try:
+        aligned_at_end(workload.mask_rule)
+    except ValueError:
+        return
+    rest = max(0, workload.seq_len - sum(CHUNKS))
+    chunks = (*CHUNKS, *[1] * rest) if workload.seq_len > sum(CHUNKS) else (workload.seq_len - 1, 1)
+    for reference in (candidate.right("needles"), candidate.normal):
+        tensors = {name: reference.inputs.tensors[name] for name in candidate.tokens}
+        output = candidate.call(tensors, chunks=chunks)
+        found = candidate.off(output, reference)
+        yield found and f"fed in chunks of {CHUNK_WORDS} tokens, {_of_chunks(output, reference, chunks) or found}"
+
+
+def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) -> str:
+    """The keys that queries of a chunk seem to see, if they explain a wrong output; "" if none do."""
+    rows = torch.arange(sum(chunks))
+    number = torch.arange(len(chunks)).repeat_interleave(torch.tensor(chunks))
+    first = (torch.tensor(chunks).cumsum(0) - torch.tensor(chunks))[number][:, None]
+    ends = first + torch.tensor(chunks)[number][:, None]
+    past, later = rows <= rows[:, None], first > 0
+    top_left, alone = rows <= rows[:, None] - first, past & (ends - first == 1)
+    seen = {
+        "the causal mask of a chunk is aligned at the first key of the cache": top_left,
+        "the causal mask of a chunk is aligned at the first key of the cache, unless it is one token": top_left | alone,
+        "each chunk is answered as if nothing came before it": past & (rows >= first),
+        "queries see all of their chunk, later keys included": rows < ends,
+        "queries see all of their chunk, later keys included, unless it is the first": later & (rows < ends) | past,
+        "queries see the cache before their chunk, and nothing of the chunk": (rows < first) | ~later & past,
+        "the causal mask of a chunk is off by one": rows < rows[:, None],
+    }
+    for meaning, keys in seen.items():
+        mistake = wrong("", meaning, masked_scores=lambda x, mask, keys=keys: hide(mask.changed(x), keys[mask.rows]))
+        expected = reference.answers_of(mistake, has_gradients=False)["output"]
+        if distance(output, expected) <= 4 * reference.tolerance("output"):
+            return meaning
+    return ""
+
+
 @rule(OUTPUTS_APART, *USUAL)
 def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
     """A later call does not change an earlier call's output, and uses the current contents of its tensors."""
-    case, other = candidate.case(), candidate.right("needles")
-    with case.grad_mode():
-        first = case.output()
-        kept = first.detach().clone()
-        for name, tensor in case.tensors.items():
-            tensor.data.copy_(other.inputs.tensors[name])
-        second = case.output()
-    blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
-    is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
-    if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
-        yield "a later call overwrote the output of an earlier one: they share memory"
-    if not candidate.off(second, other):
-        yield ""
-    elif not candidate.off(second, candidate.normal):
-        yield KEPT
-    elif not candidate.off(ask(candidate.implementation, other).output, other):
-        yield "a second call on other values in the same tensors is wrong: something is kept from the first"
+    for kind in ("needles", NEAR):  # needles have the same keys, and near inputs differ in every tensor
+        case, other = candidate.case(), candidate.right(kind)
+        with case.grad_mode():
+            first = case.output()
+            kept = first.detach().clone()
+            with torch.no_grad():  # as in user code, which moves a tensor's version: a cache may be keyed by it
+                for name, tensor in case.tensors.items():
+                    tensor.copy_(other.inputs.tensors[name])
+            second = case.output()
+        blocks = {tensor.untyped_storage().data_ptr() for tensor in case.tensors.values()}
+        is_view = first.untyped_storage().data_ptr() in blocks  # an input's memory, which has new values by now
+        if not is_view and not torch.equal(kept.nan_to_num(), first.nan_to_num()):
+            yield "a later call overwrote the output of an earlier one: they share memory"
+        if not candidate.off(second, other):
+            yield ""
+        elif not candidate.off(second, candidate.normal):
+            yield KEPT
+        elif not candidate.off(ask(candidate.implementation, other).output, other):
+            yield "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
 @rule("backward passes apart", *USUAL)
@@ -319,14 +428,63 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
         yield candidate.compare(f"an incoming gradient that is {kind} gives", dense, grad=grad)
     every = list(candidate.case().leaves)
     weights = [name for name in every if name.startswith("parameter ")]
-    for group in [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]:
+    others = [
+        [name] for name in candidate.normal.inputs.tensors if name not in candidate.tokens
+    ]  # sinks, learned biases
+    groups = [weights, [*candidate.tokens]] if weights else [[name] for name in candidate.tokens]
+    for group in [*groups, *others]:
         what = "weights" if group is weights else " and the ".join(group)
         names = {"output", *(f"gradient of {name}" for name in group)}
         names |= {name for name in candidate.answer if group is weights and name.endswith(" weights")}
         needed = {name: each for name, each in candidate.answer.items() if name in names}
-        others = [name for name in every if name not in group]
-        yield candidate.compare(f"where the {what} alone need a gradient, it gives", needed, frozen=others)
+        frozen = [name for name in every if name not in group]
+        needs = f"{what} alone need{'s' * (len(group) == 1)}"
+        yield candidate.compare(f"where the {needs} a gradient, it gives", needed, frozen=frozen)
     yield candidate.compare("a second backward pass of one graph gives", candidate.answer, num_passes=2)
+
+
+@rule("second derivatives", "scope", "direction", is_noted=True)
+def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
+    """Second derivatives are right, or an error: never silently wrong, as if a saved tensor were a constant."""
+    reference = candidate.normal
+    if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.output, reference):
+        return
+    case = candidate.case()
+    along = {name: torch.ones_like(case.tensors[name]) for name in candidate.tokens}
+    with case.grad_mode():
+        output = case.output()
+    try:
+        given = candidate.grad_output.clone()
+        there = getattr(case.module, "second_derivatives", None)  # in another process
+        own = {name: case.tensors[name] for name in along}
+        actual = _twice(own, output, given) if there is None else there(output, given, along)
+    except Exception as error:  # noqa: BLE001 - a candidate may raise anything
+        yield f"it cannot be differentiated twice ({words(error)})"
+        return
+
+    def right(dtype: torch.dtype) -> Answer:
+        inputs = reference.drawn.map(lambda tensor: tensor.to(dtype).detach().requires_grad_())
+        answer = oracle.answer(candidate.workload, inputs, reference.rows, oracle.textbook)
+        return _twice({name: inputs.tensors[name] for name in along}, answer, reference.grad_rows.to(dtype))
+
+    exact, rounded = right(torch.float64), right(candidate.output.dtype)
+    for name, expected in exact.items():
+        size = float(expected.abs().max())
+        allowed = TWICE * distance(rounded[name], expected) + LEAST_APART * size
+        if not (found := distance(actual.get(name, torch.zeros_like(expected)), expected)) <= allowed:
+            cure = "torch.autograd.function.once_differentiable makes them an error"
+            yield f"second derivatives ({name}) are silently wrong: off by {found:.3g} of {size:.3g}; {cure}"
+    yield ""
+
+
+def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
+    """The second derivatives of the sum of all gradients; 0 where there is none."""
+    leaves = [*tensors.values()]
+    made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
+    return {
+        name: torch.zeros_like(leaf) if each is None else each.detach()
+        for (name, leaf), each in zip(tensors.items(), made, strict=True)
+    }
 
 
 @rule("sizes", "scope", "direction", "dtype")
@@ -526,7 +684,8 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
-        yield candidate.compare(f"inputs that are {words} give", candidate.answer, tensors=tensors)
+        outcome = candidate.compare(f"inputs that are {words} give", candidate.answer, tensors=tensors)
+        yield _of_one(candidate, tensors, words) or outcome if isinstance(outcome, str) and outcome else outcome
     for axes in EXPANDED:
         if along := {name: axis for name, axis in axes.items() if name in tokens}:
             rows = {name: tokens[name].narrow(axis, 0, 1).expand_as(tokens[name]) for name, axis in along.items()}
@@ -546,6 +705,15 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
     summed = copies | dict.fromkeys(grads, total)
     yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
+
+
+def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> str:
+    """The violation of one operand alone in such a layout; "" if it takes several."""
+    for token, tensor in tensors.items() if words in memory.LAYOUTS and len(tensors) > 1 else ():
+        outcome = candidate.compare(f"the {token} alone, {words}, gives", candidate.answer, tensors={token: tensor})
+        if isinstance(outcome, str) and outcome:
+            return outcome
+    return ""
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
@@ -630,7 +798,12 @@ def _values(workload: Workload) -> dict[str, object]:
         "hides": rule.hides,
         "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
         "one head": workload.num_heads == 1,
-        "way": workload.mask if workload.mask in {"none", "causal"} else (rule.hides, rule.changes_scores),
+        "way": (
+            workload.mask
+            if workload.mask in {"none", "causal"}
+            else (rule.hides, rule.changes_scores, rule.is_learned),
+            workload.sinks,
+        ),
     }
 
 

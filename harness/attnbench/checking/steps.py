@@ -75,6 +75,11 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     return product(weights, value)
 
 
+def backward_pass(results: Mapping[str, Tensor], mask: RowMask) -> Tensor:
+    """The context (B, H, R, V) itself: a change of this step gives it another gradient."""
+    return results["context"]
+
+
 DEFAULTS: Changes = {
     "projection": project,
     "heads": heads,
@@ -82,6 +87,7 @@ DEFAULTS: Changes = {
     "masked scores": masked_scores,
     "weights": weights,
     "context": context,
+    "backward pass": backward_pass,
     "output": output,
 }
 
@@ -100,6 +106,7 @@ def attend(
     results["masked scores"] = step["masked scores"](results["scores"], mask)
     results["weights"] = step["weights"](results["masked scores"], mask)
     results["context"] = step["context"](results["weights"], value, mask)
+    results["context"] = step["backward pass"](results, mask)
     return results
 
 

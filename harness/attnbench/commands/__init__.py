@@ -45,6 +45,7 @@ class ExitCode(IntEnum):
     wrong_usage = 2
     inconclusive = 3
     invalid = 4
+    internal = 70  # EX_SOFTWARE of sysexits.h
     interrupted = 130
 
 
@@ -54,6 +55,7 @@ EXIT_CODES = {
     ExitCode.wrong_usage: "wrong usage",
     ExitCode.inconclusive: "inconclusive: too little could be checked or judged",
     ExitCode.invalid: "an invalid session",
+    ExitCode.internal: "an error in attnbench itself",
     ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
 """Meanings of exit codes, for --help."""

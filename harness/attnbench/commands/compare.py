@@ -42,8 +42,8 @@ def compare(
     """
     try:
         measured = _measured(base, candidate, options, results, resume)
-    except ValueError as error:
-        if not is_bisecting:
+    except Exception as error:  # any exit code but 125 would say that the revision is bad
+        if not is_bisecting or isinstance(error, typer.Exit):
             raise
         typer.echo(f"cannot be judged: {error}", err=True)
         return SKIP

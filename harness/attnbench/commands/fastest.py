@@ -1,10 +1,11 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -12,14 +13,16 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import Conclusion, factor
 from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import Recommendation, recommend
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, judge
 from attnbench.commands import OUTPUT, Command, running
 from attnbench.commands.options import TimingOptions
 from attnbench.commands.terminal import print_table, print_troubles, say
-from attnbench.processes.execution import new_folder
+from attnbench.processes import execution
+from attnbench.processes.execution import Session, new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
 from attnbench.reports import endings, recommended, story, titles, verdict
 from attnbench.storage.files import writing_to
+from attnbench.storage.records import Arm
 from attnbench.units import percent
 
 OPTIONS = TimingOptions(sweep="fastest")
@@ -29,7 +32,7 @@ AGAIN = {"--memory", "--deterministic", "--policy"}  # options that --resume all
 def fastest(
     *,
     options: TimingOptions = OPTIONS,
-    memory: str = "",
+    memory: float = 0.0,
     is_deterministic: bool = False,
     along: str = "",
     low: int = 0,
@@ -58,7 +61,6 @@ def fastest(
         attnbench fastest fused sdpa --along length --from 32 --to 2048
         attnbench fastest --sweep quick --policy results/policy.json
     """
-    memory_bytes = bytes_of(memory)
     if along and (ignored := sorted(AGAIN & options.typed)):
         raise ValueError(f"--along does not go with {', '.join(ignored)}: leave one of them out")
     if (low or high) and not along:
@@ -77,12 +79,15 @@ def fastest(
             raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
         with writing_to(policy.parent, "--policy"):  # before measuring
             pass
-    measured = running.execute(planned, folder, hint=running.how_to_resume(planned, folder))
+    hint = running.how_to_resume(planned, folder)
+    limits: dict[str, Any] = {"memory_bytes": int(memory), "is_deterministic": is_deterministic}
+    then = partial(read_first_calls, **limits) if "choose" in planned.stages else None
+    measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial, then=then)
     if "choose" not in planned.stages:
         end = endings.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
-    choices = recommend(measured, memory_bytes=memory_bytes, is_deterministic=is_deterministic)
+    choices = recommend(measured, **limits)
     learned: verdict.Policy | None = None
     try:
         if policy is not None:
@@ -101,19 +106,14 @@ def fastest(
     return end
 
 
-SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def bytes_of(text: str) -> int:
-    """Parse a size into bytes: 512MiB, 8GiB, 8G, 1000000; "" is 0.
-
-    Raises:
-        ValueError: it is not a size.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if text and found is None:
-        raise ValueError(f"--memory {text} is no size: give bytes, or a number with a unit, as in 512MiB or 8GiB")
-    return int(float(found[1]) * 2 ** SIZES[found[2].upper()]) if found else 0
+def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
+    """Read the first calls of each choice that is not PyTorch's own, and of PyTorch's own there (before it)."""
+    results = judge(session.journal.path.parent, session.state)
+    cells = []
+    for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
+        if each.choice != each.reference and {each.choice, each.reference} <= each.seconds.keys():
+            cells += [(each.workload, Arm(implementation=name)) for name in (each.reference, each.choice)]
+    execution.read_first_calls(session, cells)
 
 
 def print_recommendations(results: Results, choices: Sequence[Recommendation], learned: verdict.Policy | None) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
-import msgspec
 import typer
 
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.commands import OUTPUT, Command, ExitCode
+from attnbench.units import quantity, readable_json
 
 PANELS = {
     "What": "sweep set model implementation baseline along low high memory deterministic attention layers "
@@ -27,6 +27,8 @@ PANELS = {
 """Long option names, or parameters, by the title of their group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
 """The least values of numbers; of all others, 0."""
+QUANTITIES = {"SIZE": "size", "SECONDS": "duration", "SHARE": "share"}
+"""Metavars of options that are written with a unit: bytes, seconds or a share."""
 SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
 
 Options:
@@ -102,7 +104,9 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
     metavar = " ".join(word for word in words if not word.startswith("-"))
     more: dict[str, Any] = {"help": help_text, "metavar": metavar or ("" if kind is bool else None)}
     more["show_default"] = default not in {None, ""} if default.__hash__ else True
-    if {kind, *get_args(kind)} & {int, float}:
+    if metavar in QUANTITIES:
+        more["parser"] = functools.partial(_quantity, QUANTITIES[metavar], LEAST.get(parameter.name, 0))
+    elif {kind, *get_args(kind)} & {int, float}:
         more["min"] = LEAST.get(parameter.name, 0)
     if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return parameter.replace(annotation=Annotated[kind, typer.Argument(**more)])
@@ -113,12 +117,23 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
     return parameter.replace(annotation=Annotated[kind, typer.Option(*flags, rich_help_panel=panel, **more)])
 
 
+def _quantity(kind: str, least: float, text: str | float) -> float:
+    """Parse a quantity of the command line; defaults are numbers already."""
+    try:
+        value = quantity(text, kind) if isinstance(text, str) else text
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if value < least:
+        raise typer.BadParameter(f"{text} is below the least {kind}, {least:g}")
+    return value
+
+
 def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
     """Print the facts as indented JSON with --json; else call `show`."""
     if not OUTPUT.is_json:
         show()
         return
-    typer.echo(msgspec.json.format(msgspec.json.encode(facts()), indent=2).decode())
+    typer.echo(readable_json(facts()))
 
 
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:

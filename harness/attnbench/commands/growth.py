@@ -1,6 +1,5 @@
 """`attnbench growth`: how memory grows with length, and where a limit is reached."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +26,13 @@ def growth(
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
 
     Options:
-        memory_limit (GIB): The limit on memory; 0: three quarters of the free memory.
+        memory_limit (SIZE): The limit on memory, as in 2GiB; 0: three quarters of the free memory.
     """
-    if not math.isfinite(memory_limit):
-        raise ValueError(f"--memory-limit {memory_limit} is not allowed: give GiB, 0 or more")
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])
     planned = options.plan(with_baseline=False)
     measured = running.execute(planned, new_folder(results, planned.sweep), stages=("check", "metrics"))
-    grown = growths(measured, int(memory_limit * 2**30))
+    grown = growths(measured, memory_limit)
 
     def show() -> None:
         panels = grouped(grown, lambda each: f"{titles.title(each.workload.axes())} {each.other}".rstrip())

@@ -81,7 +81,7 @@ def report(
     )
     if open_page:
         typer.launch(str(page.resolve()))
-    return ExitCode.finding if failed else ExitCode.passed
+    return ExitCode.internal if failed else ExitCode.passed
 
 
 def _join(runs: Sequence[Path]) -> Path:

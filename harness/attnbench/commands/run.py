@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
+from attnbench import plugins
 from attnbench.cluster.shares import part
 from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import finish
@@ -10,6 +13,7 @@ from attnbench.processes.execution import new_folder
 from attnbench.reports import endings
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import HOSTS
+from attnbench.units import duration
 
 OPTIONS = TimingOptions(sweep="quick")
 
@@ -18,6 +22,7 @@ def run(
     *,
     options: TimingOptions = OPTIONS,
     baseline: str = "sdpa",
+    metrics: str = "",
     results: Path = Path("results"),
     resume: str | None = None,
     cluster: str = "",
@@ -26,6 +31,8 @@ def run(
 
     Options:
         baseline (NAME): The implementation that others are compared with; it always takes part.
+        metrics (NAME,NAME): Read these metrics, too (attnbench list metrics). first_call: what first calls cost, and
+            after how many calls a compiled form has paid for its own; up to a third of the budget.
         cluster (--cluster --shard ADDRESS|K/N): Measure on the hosts of a Ray cluster: auto, HOST:PORT or
             ray://HOST:PORT (needs the extra cluster). K/N: only every N-th shape from the K-th on, in one of N jobs;
             attnbench report RUN RUN ... joins them.
@@ -34,6 +41,7 @@ def run(
         attnbench run
         attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal
         attnbench run mine.py --sweep quick --budget 120
+        attnbench run fused fused+compile sdpa --set seq_len=128 --metrics first_call
         attnbench run --resume RUN
         attnbench run --sweep full --shard 2/8
     """
@@ -41,10 +49,15 @@ def run(
         folder, planned = running.to_resume(options, resume, results, "run", {"--cluster"})
     else:
         planned = options.plan(baseline=baseline)
+        more = [*filter(None, map(str.strip, metrics.split(",")))]
+        plugins.require_known("metric", more, plugins.plugs("attnbench.metrics", "METRIC"))
+        planned = structs.replace(planned, metrics=tuple(dict.fromkeys([*planned.metrics, *more])))
         if "/" in cluster and "://" not in cluster:
             planned, cluster = shard(planned, cluster), ""
         folder = new_folder(results, planned.sweep)
-    running.note(f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}, into {folder}")
+    within = f"within {duration(planned.budget_s)}, " * (planned.budget_s > 0)
+    counts = f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}"
+    running.note(f"{counts}, {within}into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     measured = running.measure(planned, folder, cluster=cluster)

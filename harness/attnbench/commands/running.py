@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from attnbench.cluster import shares
 from attnbench.commands import OUTPUT, ExitCode
 from attnbench.commands.frame import exit_code, present
 from attnbench.commands.options import SelectionOptions
-from attnbench.commands.terminal import say
+from attnbench.commands.terminal import print_results, say
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.execution import Progress, Watch
+from attnbench.processes.execution import Progress, Session, Watch
 from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
@@ -33,6 +33,7 @@ LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line
 STAGE_WORDS = {
     "check": "checking",
+    "kept": "looking for kept memory",
     "observe": "profiling",
     "ceilings": "measuring ceilings",
     "time": "timing",
@@ -50,24 +51,26 @@ def execute(
     hint: str = "",
     cluster: str = "",
     stops_when_wrong: bool = False,
+    then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
+    show_partial: Callable[[Results], object] = lambda _: None,
 ) -> Results:
     """Run a plan to its end here, or on the hosts of a Ray cluster, with progress; return the results.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker or host can start. If a disk is
             full, `hint` says how to continue.
-        typer.Exit: the user interrupted it; `hint` was printed.
+        typer.Exit: the user interrupted it; `show_partial` got the results so far, and `hint` was printed.
     """
     note_untried(workload.device for workload in plan.workloads)
     try:
-        with interruptible(hint):
+        with interruptible(hint, lambda: show_partial(read(folder))):
             if cluster:
                 shares.sweep(plan, folder, cluster, note)
             else:
                 with watching() as watch:
                     execution.execute(
-                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, templates=templates
+                        plan, folder, watch, stages, stops_when_wrong=stops_when_wrong, then=then, templates=templates
                     )
     except OSError as error:
         if not folder.is_dir():
@@ -78,17 +81,17 @@ def execute(
 
 
 def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
-    """Run a plan, and write its usual reports; an interruption prints how to continue."""
+    """Run a plan, and write its usual reports; an interruption prints the results so far, and how to continue."""
     hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
     with interruptible(hint):
-        measured = execute(plan, folder, hint=hint, cluster=cluster)
+        measured = execute(plan, folder, hint=hint, cluster=cluster, show_partial=print_partial)
         write_reports(measured)
     return measured
 
 
 @contextmanager
-def interruptible(hint: str) -> Iterator[None]:
-    """Inside the context, an interruption prints the hint.
+def interruptible(hint: str, show: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Inside the context, an interruption shows what there is, and prints the hint.
 
     Raises:
         typer.Exit: the user interrupted it.
@@ -96,9 +99,18 @@ def interruptible(hint: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        with suppress(ValueError, OSError):  # there may be no results yet
+            show()
         if hint:
             typer.echo(plain(hint), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
+
+
+def print_partial(results: Results) -> None:
+    """Write the reports of an interrupted run, and print its screen, if anything was checked."""
+    if results.records and not OUTPUT.is_json:
+        write_reports(results)
+        print_results(results)
 
 
 def how_to_resume(plan: Plan, folder: Path) -> str:

@@ -81,7 +81,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     """
     judged = judgements(results)
     for each in judged:
-        has_worst = each.worst is not None and each.verdict in {CheckVerdict.right, CheckVerdict.imprecise}
+        has_worst = each.worst is not None and each.verdict is CheckVerdict.right
         worst = f" (error at most {multiple(each.worst or 0.0)} of the tolerance)" if has_worst else ""
         say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
         for convention in each.conventions:

@@ -94,12 +94,20 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
 
+def _differs(workload: Workload, axis: str, value: float | str) -> bool:
+    """Whether a workload has another value of an axis; it may not exist with this one."""
+    try:
+        return workload.with_axes({axis: value}) != workload
+    except ValueError:
+        return True
+
+
 def _reason_against(
     unsupported: Callable[[Workload], str | None], built_in: Callable[[], Mapping[str, Any]], workload: Workload
 ) -> str | None:
     """The first axis that has another value built in, or the implementation's own reason."""
     for axis, value in built_in().items():
-        if axis not in {"mask", "scope", "bias"} and workload.with_axes({axis: value}) != workload:  # these say more
+        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # these say more
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
     return unsupported(workload)
@@ -127,7 +135,9 @@ class Implementation:
     built_in: Callable[[], Mapping[str, int | float | str]] = (
         dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
     )
+    has_cache: bool = False  # its module keeps earlier tokens: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
+    most_error: float = 0.0  # that an approximation may have, as a share of a tensor's largest value; 0: any
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:

@@ -10,6 +10,7 @@ the contract.
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -35,8 +36,9 @@ from attnbench.contract.layouts import (
     stacked,
     transposed,
 )
+from attnbench.contract.outside import training
 from attnbench.plugins import require_known
-from attnbench.workloads.workload import FOLLOWS, Workload, following
+from attnbench.workloads.workload import FOLLOWS, MASKS_BETWEEN, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -87,7 +89,9 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
             unsupported=module.unsupported,
             has_dropout=module.declared.dropout is not None,
             built_in=module.built_in,
-            is_approximate=module.declared.approximate,
+            has_cache=module.declared.has_cache,
+            is_approximate=bool(module.declared.approximate),
+            most_error=module.declared.most_error,
         )
     if layout not in TENSOR_LAYOUTS:
         raise ValueError(
@@ -149,7 +153,10 @@ class ModuleAdapter:
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # as long as the queries
-        small = (Workload(**SMALL, bias=bias).with_axes(fixed) for bias in ("all", "none"))  # type: ignore[arg-type]
+        if self.declared.masks is None and self.declared.call is None:
+            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # a check alone has no other; a run compares others there
+        without = fixed | {"mask": "none"}
+        small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.biases, small)
         except (ValueError, NotImplementedError):  # checks and builds give the reason
@@ -284,6 +291,11 @@ def sizes_of(weights: Weights) -> Sizes:
     )
 
 
+def _loses_digits(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor of floating-point numbers changes in that dtype."""
+    return tensor.is_floating_point() and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
+
+
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of a module's parameters, by name."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -301,10 +313,15 @@ class Adapted(nn.Module):
         super().__init__()
         self.adapter, self.module = adapter, module
         self.biases = [part for part, name in BIAS_NAMES.items() if name in weights.tensors()]
-        self.share_dropped = 0.0
+        self.share_dropped, self._mode = 0.0, ExitStack()
         added = None if adapter.layout.has_out else weights.out
         self.out = None if added is None else linear_layer(added, weights.out_bias)
+        wide = {name: each for name, each in module.named_buffers() if _loses_digits(each, weights.query.dtype)}
         self.to(device=weights.query.device, dtype=weights.query.dtype)
+        self.may_be_wide = bool(wide)
+        for name, tensor in wide.items():
+            owner, _, buffer = name.rpartition(".")
+            setattr(module.get_submodule(owner), buffer, tensor.to(weights.query.device))
         values = {name: adapter.constant(name) for name, _ in module.named_parameters()}
         self.constants = {
             name: torch.full_like(module.get_parameter(name), value, requires_grad=False)
@@ -334,6 +351,9 @@ class Adapted(nn.Module):
     @dropout.setter
     def dropout(self, share: float) -> None:
         assert self.adapter.declared.dropout is not None
+        self._mode.close()
+        if share > 0:  # as many modules drop nothing otherwise
+            self._mode.enter_context(training(self.module))
         self.adapter.declared.dropout(self.module, share)
         self.share_dropped = share
 
@@ -347,10 +367,49 @@ class Adapted(nn.Module):
         return {f"module.{name}": tensor for name, tensor in self._inside(weights).items()} | added
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
-        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared."""
-        declared, module = self.adapter.declared, self.module
-        if declared.has_cache:
-            module = copy.deepcopy(module, {id(each): each for each in module.parameters()})  # which are shared
+        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared.
+
+        Buffers that lose digits in half precision, such as a rotary embedding's frequencies, are left as they are, as
+        in a model that was loaded in that dtype, unless the module needs them in its own dtype.
+        """
+        if self.may_be_wide:
+            self.may_be_wide = False
+            with suppress(RuntimeError):  # operands of two dtypes
+                output = self._called(x, context, mask)
+                if not isinstance(output, Tensor) or output.dtype == x.dtype:
+                    return output
+            self.module.to(x.dtype)
+        return self._called(x, context, mask)
+
+    def _called(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
+        if self.adapter.declared.has_cache:
+            return self._with_cache(x, context, mask)
+        return self._answer(self.module, x, context, mask)
+
+    def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
+        """The output of a copy of the module with an empty cache; with `chunks`, of calls that follow one another.
+
+        Raises:
+            NotImplementedError: the declared `call` empties the cache, so that nothing can follow.
+        """
+
+        def empty() -> nn.Module:
+            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})  # which are shared
+
+        if not mask.chunks:
+            return self._answer(empty(), x, context, mask)
+        module, outputs, last = empty(), list[Tensor](), 0
+        for part in x.split(mask.chunks, dim=1):
+            last += part.shape[1]
+            outputs.append(self._answer(module, part, part, mask.for_last(part.shape[1], last)))
+        second = x.split(mask.chunks, dim=1)[1]
+        alone = self._answer(empty(), second, second, mask.for_last(second.shape[1], second.shape[1]))
+        if self.adapter.declared.call is not None and torch.equal(alone, outputs[1]):
+            raise NotImplementedError("its call empties the cache, so that it cannot be fed in chunks")
+        return torch.cat(outputs, dim=1)
+
+    def _answer(self, module: nn.Module, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
+        declared = self.adapter.declared
         try:
             result = module(x) if declared.call is None else declared.call(module, x, context, mask)
         except (AttributeError, TypeError) as error:

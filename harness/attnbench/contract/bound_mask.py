@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.workloads.masks import Causal, Mask, Padding
+from attnbench.workloads.masks import Causal, Mask, Padding, Ragged, aligned_at_end
 
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
@@ -22,7 +22,8 @@ class BoundMask:
     Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
     `change` turns a mask into the form, named `form`, in which functions get it; `is_inference` says that an isolated
-    process calls in torch.inference_mode.
+    process calls in torch.inference_mode, `is_training` that the module is in training mode, and `chunks` in which
+    numbers of tokens a module with a cache gets its sequence.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -45,9 +46,20 @@ class BoundMask:
         self.inputs: Mapping[str, Tensor] = {}
         self.form = ""
         self.change: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda mask, _: mask
-        self.is_inference = False
+        self.is_inference = self.is_training = False
+        self.chunks: tuple[int, ...] = ()
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
+
+    def for_last(self, query_len: int, key_len: int) -> "BoundMask":
+        """The mask of the last queries (B, T) of a sequence with that many keys (B, S) so far.
+
+        Raises:
+            ValueError: a part of the mask cannot be aligned at the end.
+        """
+        rule = aligned_at_end(self.rule)
+        sizes = (self.sizes[0], query_len, key_len)
+        return BoundMask(rule, sizes, self.device, num_heads=self.num_heads, scale=self.scale)
 
     def scale_for(self, head_dim: int) -> float:
         """The factor of products of queries and keys of that width."""
@@ -161,9 +173,11 @@ class BoundMask:
 
     @property
     def lengths(self) -> Tensor | None:
-        """The number of real keys (B,) of each batch row; None without padding."""
-        tables = [part.table(*self.sizes) for part in self.rule.parts if isinstance(part, Padding)]
-        return on_device(tables[0], self.device) if tables else None
+        """The number of keys (B,) of each batch row, under padding or `ragged`; None without them."""
+        for part in self.rule.parts:
+            if isinstance(part, Padding | Ragged):
+                return on_device(part.lengths(*self.sizes), self.device)  # type: ignore[no-any-return]
+        return None
 
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """Numbers to add to the scores, (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.

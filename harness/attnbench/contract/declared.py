@@ -3,6 +3,7 @@
 import dis
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from attnbench.plugins import require_known, unknown
 from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 END = "_bottom_right"
 WITHOUT = {
@@ -43,7 +44,7 @@ class Declared:
     extra: Mapping[str, float] = field(default_factory=dict)  # parameters that are no weights, by name or pattern
     residual: bool = False  # the module returns its input plus attention
     has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
-    approximate: bool = False  # meant to be close, not equal: its error is shown without a judgement
+    approximate: bool | float = False  # close, not equal: its error is shown; a number is the share that it may have
     changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
     unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run, or None
     dropout: Callable[[Any, float], object] | None = None  # f(module, share): drop that share in every later call
@@ -64,19 +65,22 @@ class Declared:
         object.__setattr__(self, "masks", self.masks and tuple(map(_written, self.masks)))
         try:
             require_known("axis", self.sizes, Workload.__struct_fields__)
-            Workload().with_axes(self.built_in)  # raises if there is no such workload
+            Workload().with_axes(self.built_in | {"mask": "none"})  # raises if there is no such workload
         except TypeError as error:
             raise ValueError(f"adapt is given a fact of another type: {error}") from None
 
     @property
+    def most_error(self) -> float:
+        """The declared bound of an approximation's errors, as a share of a tensor's largest value; 0 without one."""
+        return 0.0 if isinstance(self.approximate, bool) else self.approximate
+
+    @property
     def built_in(self) -> dict[str, int | float | str]:
-        """The only allowed values of some axes by name, such as a single declared mask."""
+        """The only allowed values of some axes by name, such as a single declared mask, or several with | between."""
         fixed: dict[str, int | float | str] = {}
-        if self.masks is not None and len(self.masks) == 1:
-            try:
-                fixed["mask"] = Workload(mask=next(iter(self.masks))).mask
-            except ValueError:  # the mask needs numbers and so stands for several
-                fixed.clear()
+        for mask in self.masks or ():
+            with suppress(ValueError):  # a mask that needs numbers stands for several
+                fixed["mask"] = MASKS_BETWEEN.join(filter(None, (str(fixed.get("mask", "")), str(parse_mask(mask)))))
         fixed |= self.sizes
         fixed |= {"scale": self.scale} if self.scale else {}
         fixed |= {"rotary": Workload(rotary=self.rotary).rotary} if self.rotary != "none" else {}

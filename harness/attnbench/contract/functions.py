@@ -187,6 +187,8 @@ class ByFunction:
             hint = ' (heads and tokens have changed places: adapt(..., layout="bthk"))'
         elif isinstance(output, Tensor) and output.shape == (batch, tokens, heads * width):
             hint = " (heads are merged, and must stay apart)"
+        elif isinstance(output, tuple):
+            hint = " (where the first entry is the output: adapt(..., call=lambda f, q, k, v, mask: f(q, k, v)[0]))"
         shape = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
         raise ValueError(
             f"{signature.spec} returned {shape}: it must return one tensor ({axes}), here {expected}{hint}"
@@ -223,7 +225,8 @@ def from_function(
         distributes="world_size" in names,
         built_in=lambda: declared.built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
-        is_approximate=declared.approximate,
+        is_approximate=bool(declared.approximate),
+        most_error=declared.most_error,
     )
 
 

@@ -7,13 +7,14 @@ Shapes as in the contract.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +106,26 @@ def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -
         scores = scores.where(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)  # (H,) -> (B,H,T,1)
     return torch.cat([scores, column], dim=-1)
+
+
+@contextmanager
+def training(module: nn.Module) -> Iterator[None]:
+    """Put a module into training mode inside the context, with layers and numbers named after dropout set to 0."""
+    parts = [*module.modules()]
+    modes = [part.training for part in parts]
+    shares = [
+        (part, name, value)
+        for part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, float) and "drop" in (type(part).__name__ if name == "p" else name).lower()
+    ]
+    try:
+        for part, name, _ in shares:
+            setattr(part, name, 0.0)
+        module.train()
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+        for part, name, value in shares:
+            setattr(part, name, value)

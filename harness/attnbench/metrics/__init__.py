@@ -17,8 +17,8 @@ class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
     `measure` reads the metric from a case in a pass of its own, after the check and apart from timing; None means that
-    the interleaved blocks sample it. `fits` selects the workloads that have the metric, and `note` explains a value in
-    words ("" without a note). `is_column` adds it to tables.
+    others read it: interleaved blocks the latency, fresh processes the first calls. `fits` selects the workloads that
+    have the metric, and `note` explains a value in words ("" without a note). `is_column` adds it to tables.
     """
 
     unit: str

@@ -27,7 +27,8 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
-from attnbench.processes.messages import PRELOADED, Failed, SampleBlocks, T, Target
+from attnbench.processes import first_calls
+from attnbench.processes.messages import PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
 from attnbench.processes.runners import SHARED, ByThreads, Runners
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
@@ -40,7 +41,19 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, SUSTAINED_S, Ladder, Plan, now
 from attnbench.storage.fold import MEASUREMENT, PROFILE, State
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import BASE, CANDIDATE, KEPT, LATENCY, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import (
+    BASE,
+    CANDIDATE,
+    FIRST_CALL,
+    FIRST_CALLS,
+    KEPT,
+    LATENCY,
+    PROBE,
+    Arm,
+    Ceilings,
+    Counters,
+    Status,
+)
 from attnbench.timing import visits
 from attnbench.timing.blocks import known
 from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, load_libraries, visit_seed
@@ -75,10 +88,15 @@ as the times in a fresh process. Foreign code in a shared process is verified in
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
 """Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
 WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
 LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
+CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
+"""Shares of the budget after which no further cell is checked, or read, so that samples fit into the rest."""
+KNOWN_FROM = 0.1  # share of a stage's work from which on its pace says how long the rest takes
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
+FEWEST_FIRST = 2  # cells whose first calls are read in any case: a baseline, and another one
 MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
@@ -90,7 +108,7 @@ SEARCHED = "every search came to its end"
 class Progress:
     """Progress of a run, for a watcher."""
 
-    stage: str  # check, observe, ceilings, time or trace
+    stage: str  # check, kept, observe, ceilings, time or trace
     cell: str
     done: float  # completed part of `total` in the stage
     total: float
@@ -124,6 +142,7 @@ class Session:
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
+        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # of a stage: its name, its start, its work done before
 
     @property
     def elapsed_s(self) -> float:
@@ -134,6 +153,13 @@ class Session:
     def live_cells(self) -> list[tuple[Workload, Arm]]:
         """Cells that have passed their check, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
+
+    def limit_s(self, share: float) -> float:
+        """Seconds after which a stage before the first sample leaves out the rest of its work.
+
+        There is no limit without samples, or with a budget of 0, which asks for everything once.
+        """
+        return share * self.plan.budget_s if self.plan.budget_s and LATENCY in self.plan.metrics else math.inf
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and the environment of the run's start.
@@ -195,14 +221,19 @@ class Session:
         self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher.
+        """Call the watcher. The progress within a stage never runs backwards.
 
-        The remaining time follows from the stage's pace, or is the rest of the budget if that is more.
+        The remaining time is the rest of the budget, which the run keeps; without one it follows from the stage's pace,
+        once a tenth of its work is done.
         """
-        if self.shown.stage != stage:
-            self._stage_start = self.clock()
-        pace_s = (self.clock() - self._stage_start) / done * (total - done) if done else 0.0
-        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
+        if self._pace[0] != stage:
+            self._pace = stage, self.clock(), done
+        elif done < self.shown.done:
+            done = self.shown.done
+        _, start_s, before = self._pace
+        left_s = max(0.0, self.plan.budget_s - self.elapsed_s) or None
+        if self.plan.budget_s <= 0 and done - before >= KNOWN_FROM * (total - before) > 0:
+            left_s = (self.clock() - start_s) / (done - before) * (total - done) or None
         counts = {str(status): number for status, number in dict(self.state.counts).items() if number}
         self.shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
         self.watch(self.shown)
@@ -212,8 +243,9 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
     In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
-    only normal inputs on the others, which differ in size. With `stops_when_wrong` it is not checked further once it is
-    wrong, workloads with few keys or queries come last, and checks end with the budget.
+    only normal inputs on the others, which differ in size; checks may take half of the budget. With `stops_when_wrong`
+    it is not checked further once it is wrong, workloads with few keys or queries come last, and checks end with the
+    budget. In the sweep `check`, workloads with many rows or blocks get normal inputs alone: others have the probes.
 
     With a second worker, two lanes check at the same time. The records are those of one lane, unless the code keeps
     state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
@@ -227,18 +259,20 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
     held = dict[int, events.CellChecked | None]()  # new results by place; None: there is none
+    limit_s = (plan.budget_s if stops_when_wrong else session.limit_s(CHECKS_SHARE)) or math.inf
+    concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
         """Hold the result of the next cell."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
-                is_due = not stops_when_wrong or (
-                    place < first_wrong.get(arm, math.inf) and not 0 < plan.budget_s <= session.elapsed_s
-                )
-                if found is None and is_due:
-                    session.show_progress("check", f"{arm} on {workload.id}", place, len(places))
+                is_due = not stops_when_wrong or place < first_wrong.get(arm, math.inf)
+                is_in_time = session.elapsed_s < limit_s or (is_brief_allowed and workload is workloads[0])
+                if found is None and is_due and is_in_time:
+                    session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
                     is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
+                    is_brief |= plan.sweep == CHECK and _has_many_rows(workload)
                     reply = ask_cell(lane, workload, arm, is_brief=is_brief)
                     found = reply.status
                 if found is Status.disagrees:
@@ -246,6 +280,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                 elif found is Status.ok:
                     passed.add((arm, _kind(workload)))
                 held[place] = reply
+                concluded.add(place)
                 yield
 
     def record(reply: events.CellChecked | None) -> None:
@@ -264,7 +299,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
         for place in sorted(held):
             record(held[place])
     if left := [cell for cell in places if cell not in status and not (stops_when_wrong and cell[1] in told)]:
-        return f"{len(left)} of {len(places)} cells were not reached in {plan.budget_s:g} s"
+        return f"{len(left)} of {len(places)} cells were not reached in {min(limit_s, plan.budget_s):g} s"
     session.show_progress("check", "", len(places), len(places))
     return ""
 
@@ -334,6 +369,11 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
     return frozenset((name, value) for name, value in workload.axes().items() if name not in VARIES_IN_A_KIND)
 
 
+def _has_many_rows(workload: Workload) -> bool:
+    """Whether a workload is there for its late rows, or its many blocks of batch rows and heads."""
+    return min(workload.seq_len, workload.kv_len) > MANY_ROWS or workload.batch_size * workload.num_heads > MANY_BLOCKS
+
+
 def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> events.CellChecked:
     """Check one cell; for `options` see Worker.check. What cannot be loaded is tried only once for all its cells."""
     reply: events.CellChecked | Failed = UNLOADABLE
@@ -361,12 +401,15 @@ Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" fo
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Read each live cell, and record the replies; with `is_optional` failures are not recorded."""
+    """Read each live cell, until the time for that is up; with `is_optional` failures are not recorded."""
     listed = list(readings)
+    limit_s = math.inf if "choose" in session.plan.stages else session.limit_s(READINGS_SHARE)  # it depends on memory
     for number, (cell, metric) in enumerate(listed):
+        if session.elapsed_s >= limit_s:
+            return
         if session.state.live(cell.workload.id, [cell.arm]):
             what = f"{metric or 'operators'} of {cell.arm} on {cell.workload.id}"
-            session.show_progress("observe", what, number, len(listed))
+            session.show_progress("kept" if is_optional else "observe", what, number, len(listed))
             reply: events.CellProfiled | events.CellMeasured | Failed
             if metric:
                 reply = session.ask("observe", events.CellMeasured, cell=cell, metric=metric)
@@ -391,6 +434,28 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
         for metric in metrics:
             if (key, MEASUREMENT + metric) not in done and known[metric].fits(workload):
                 yield cell, metric
+
+
+def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) -> None:
+    """Read the first calls of these cells in fresh processes, as far as they have none and their time allows."""
+    done, start_s = session.state.done, session.clock()
+    fits = plugins.plugs("attnbench.metrics", "METRIC")[FIRST_CALL].fits
+    due = [cell for cell in cells if ((cell[0].id, cell[1]), MEASUREMENT + FIRST_CALL) not in done and fits(cell[0])]
+    limit_s = first_calls.BUDGET_SHARE * session.plan.budget_s or math.inf
+    for number, place in enumerate(due):
+        if number >= FEWEST_FIRST and session.clock() - start_s >= limit_s:
+            return
+        cell = session.cell(*place)
+        session.show_progress("observe", f"first calls of {cell.arm} on {cell.workload.id}", number, len(due))
+
+        def read(settings: dict[str, str], cell: Target = cell) -> FirstCalls | Failed:
+            session.start_worker()
+            return session.ask("first_calls", FirstCalls, cell=cell, settings=settings)
+
+        for measurement in first_calls.measurements(read):
+            event = events.CellMeasured(**cell.names, measurement=measurement)
+            if (event.key, MEASUREMENT + measurement.metric) not in done:  # else it was killed between two
+                session.journal.append(event)
 
 
 def trace(session: Session) -> None:
@@ -486,7 +551,7 @@ class Timing:
         """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if self.plan.has_runners:  # whose samples are as many times longer
-            least = math.ceil(least / LONGER_TURNS)
+            least = max(visits.FEWEST_BLOCKS, math.ceil(least / LONGER_TURNS))
         if not taken:
             longest_s = max(self._left_s() / LOOKS[1] - visits.FRESH_S, 0.0) if self.places else 0.0
             return visits.Share(num_blocks=least, longest_s=longest_s)
@@ -633,6 +698,7 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     stages: Collection[str] = STAGES,
     *,
     stops_when_wrong: bool = False,
+    then: Callable[[Session], object] | None = None,
     templates: Sequence[Template] = (),
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -641,9 +707,9 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    run before `stages`. Workers are forked from the first of `templates`, those of a second lane of checks from another
-    one. `client`, `clock` and `read_counters` default to a
-    worker process and the machine; studies/simulated replaces them.
+    run before `stages`, and `then` at the end. Workers are forked from the first of `templates`, those of a second lane
+    of checks from another one. `client`, `clock` and `read_counters` default to a worker process and the machine;
+    studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -667,6 +733,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
             threading.Thread(target=load_libraries).start()  # while the worker imports torch
         session.start_worker()
         reason = _run_stages(session, plan.stages or stages, stops_when_wrong=stops_when_wrong)
+        if then is not None:
+            then(session)
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         journal.append(finished)
 
@@ -679,8 +747,14 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
         if "trace" not in names:
             read_cells(session, kept_memory(session), is_optional=True)  # unknown memory is no fault
     if "operators" in names or "metrics" in names:
-        metrics = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in names]
+        apart = {LATENCY, *FIRST_CALLS}
+        metrics = [metric for metric in plan.metrics if metric not in apart and "metrics" in names]
         read_cells(session, observations(session, metrics, with_operators="operators" in names))
+    if "metrics" in names and {*FIRST_CALLS} & {*plan.metrics}:
+        order = {workload.id: place for place, workload in enumerate(plan.workloads)}
+        cells = session.live_cells
+        cells.sort(key=lambda cell: (order[cell[0].id], not plan.is_reference(cell[1])))
+        read_first_calls(session, cells)
     if "ceilings" in names and is_timed:
         measure_ceilings(session)
     if "trace" in names:
@@ -688,7 +762,7 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
     strategies: dict[str, Strategy] = {"time": Race(plan), "choose": Choice(plan), "search": Search(session)}
     for name, strategy in strategies.items():
         if name in names and is_timed:
-            reason = Timing(session, name).run(strategy)
+            reason = "; ".join(filter(None, [reason, Timing(session, name).run(strategy)]))
     return reason
 
 

@@ -9,9 +9,10 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
@@ -74,6 +75,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     executed_flops: int | None
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
+    has_cache: bool = False
+    most_error: float = 0.0
+
+
+class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the first call in a process, and of the first one at another length, if that is supported."""
+
+    first_s: Annotated[float, Meta(ge=0)]
+    longer_s: Annotated[float, Meta(ge=0)] | None
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +120,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Call(Backward, frozen=True, kw_only=True, tag=True):
     """A request for the forward call of a module; `needs` names the tensors that get gradients.
 
-    `is_inference`: in torch.inference_mode. With `weights` the module is built first.
+    `is_inference`, `is_training` and `chunks` are those of the mask. With `weights` the module is built first.
     """
 
     module: int
@@ -124,6 +134,8 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
     mask_form: str = ""
     world_size: int = 1
     is_inference: bool = False
+    is_training: bool = False
+    chunks: tuple[int, ...] = ()
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from attnbench.storage.records import EMPTY_ROWS, HIDDEN_NAN
 from attnbench.workloads import huggingface, models
 from attnbench.workloads import sweep as sweeps
 from attnbench.workloads.sweep import SMALLEST_EFFECT
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
@@ -102,13 +102,10 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
     if not source:
         declarations = declared(specs) if declarations is None else declarations
-        built_in = {
-            spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
-            for spec, found in declarations.items()
-        }
+        built_in = built_in_axes(declarations, parsed)
         if not with_baseline:
             workloads, left_out = _each_suited(workloads, specs, built_in, left_out)
-        elif axes := together(built_in):
+        elif axes := {a: v for a, v in together(built_in).items() if MASKS_BETWEEN not in str(v)}:
             workloads = suited(workloads, axes)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
     metrics = tuple(chosen.metrics if metrics is None else metrics)
@@ -135,6 +132,14 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     )
 
 
+def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
+    """The built-in axes of each implementation, by spec, without those that the user set."""
+    return {
+        spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
+        for spec, found in declarations.items()
+    }
+
+
 def together(built_in: Mapping[str, Axes]) -> Axes:
     """Merge the built-in axes of all implementations, by spec, to compare them on the same work.
 
@@ -156,17 +161,28 @@ def together(built_in: Mapping[str, Axes]) -> Axes:
 def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
 
+    If there are several masks (`MASKS_BETWEEN`), a workload keeps its own among them, or gets the next one.
+
     Raises:
         ValueError: no workload allows them.
     """
     distinct: dict[str, Workload] = {}
     problem: ValueError | None = None
-    for workload in workloads:
-        try:
-            changed = workload.with_axes(axes)
-            distinct.setdefault(changed.id, changed)
-        except ValueError as error:
-            problem = error
+    text = str(axes.get("mask", ""))
+    masks = list(filter(None, text.split(MASKS_BETWEEN))) or [""]
+    is_choice = MASKS_BETWEEN in text
+    others = {axis: value for axis, value in axes.items() if axis != "mask"} if is_choice else axes
+    for number, workload in enumerate(workloads):
+        is_own = {workload.mask, workload.mask_rule.name} & {*masks}
+        first = number % len(masks)
+        for mask in masks[first:] + masks[:first] if is_choice and not is_own else [workload.mask]:
+            try:
+                changed = msgspec.structs.replace(workload, mask=mask).with_axes(others)
+            except ValueError as error:
+                problem = error
+            else:
+                distinct.setdefault(changed.id, changed)
+                break
     if not distinct and problem is not None:
         raise problem
     return tuple(distinct.values())

@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
+from torch.autograd.graph import increment_version
 
-from attnbench.case import GIVEN, Case, pull_back, set_dropout
+from attnbench.case import GIVEN, Case, pull_back, pull_back_twice, set_dropout
 from attnbench.checking import conduct
 from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
@@ -45,7 +46,7 @@ from attnbench.workloads.workload import Workload
 NUM_CALLS = 4
 """Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
 NUM_INPUTS = 32
-GRADIENT, PARAMETER = "incoming gradient", "parameter "
+GRADIENT, ALONG, PARAMETER = "incoming gradient", "along ", "parameter "
 
 
 class CandidateError(FailedError):
@@ -148,6 +149,7 @@ def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
         source="another process",
         has_dropout=prepared.has_dropout,
         is_approximate=prepared.is_approximate,
+        has_cache=prepared.has_cache,
     )
 
 
@@ -190,15 +192,17 @@ class Remote:
             mask_form=mask.form,
             world_size=mask.world_size,
             is_inference=mask.is_inference,
+            is_training=mask.is_training,
+            chunks=mask.chunks,
         )
         self._see_changes(reply, inputs)
         output = self._exchange.receive(reply.tensors["output"], mask.device)
         self._outputs[self.num_calls] = output
         return output
 
-    def backward(self, call: int, grad_output: Tensor) -> dict[str, Tensor]:
-        """The gradients of a call's backward pass, by name."""
-        tensors = {GRADIENT: grad_output}
+    def backward(self, call: int, grad_output: Tensor, along: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The gradients of a call's backward pass, by name; second derivatives with `along` (case.pull_back_twice)."""
+        tensors = {GRADIENT: grad_output} | {f"{ALONG}{name}": tensor for name, tensor in (along or {}).items()}
         reply = self._asked(Backward, call=call, tensors=self._exchange.send(tensors)[0])
         self._see_changes(reply, tensors)
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
@@ -250,6 +254,10 @@ class StandIn(nn.Module):
             return self.remote.call(self, inputs, mask, needs=())
         output: Tensor = _RemoteCall.apply(self, mask, tuple(inputs), *inputs.values(), *self.parameters())  # type: ignore[no-untyped-call]
         return output
+
+    def second_derivatives(self, output: Tensor, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of a call with that output, by the names in `along`."""
+        return self.remote.backward(output.grad_fn.call, grad_output, along)  # type: ignore[union-attr] # _RemoteCall
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -336,6 +344,7 @@ class Candidates:
         named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
         mask = self._bound(parse_mask(request.mask), request.sizes, here, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
+        mask.is_training, mask.chunks = request.is_training, request.chunks
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
         sizes = dict(zip(("batch_size", "seq_len", "kv_len"), request.sizes, strict=True))
@@ -362,6 +371,17 @@ class Candidates:
         called = self._calls[request.call]
         module, weights = self._modules[called.module]
         grad_output = self._exchange.receive(request.tensors[GRADIENT], called.output.device)
+        along = {
+            name.removeprefix(ALONG): self._exchange.receive(place, called.output.device)
+            for name, place in request.tensors.items()
+            if name.startswith(ALONG)
+        }
+        if along:
+            made = pull_back_twice(
+                called.output, [called.leaves[name] for name in along], grad_output, [*along.values()]
+            )
+            second = {name: each for name, each in zip(along, made, strict=True) if each is not None}
+            return self._reply(request, {GRADIENT: grad_output}, second, {})
         inputs = [grad_output, *called.leaves.values()]
         with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
             gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
@@ -373,8 +393,8 @@ class Candidates:
             target[name.removeprefix(PARAMETER)] = gradient
         if of_parameters:
             named |= canonical_gradients(module, weights, of_parameters)
-        made = {name: each for name, each in named.items() if each is not None}
-        return self._reply(request, {GRADIENT: grad_output}, made, seen)
+        found = {name: each for name, each in named.items() if each is not None}
+        return self._reply(request, {GRADIENT: grad_output}, found, seen)
 
     def _received(self, request: Call, here: str) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
@@ -397,7 +417,10 @@ class Candidates:
                 if key not in self._inputs:
                     self._inputs[key] = self._exchange.receive(request.tensors[name], here)
                 received[name] = self._inputs[key]
-                bytes_of(received[name]).copy_(self._exchange.read(request.tensors[name]))
+                held, sent = bytes_of(received[name]), self._exchange.read(request.tensors[name]).to(here)
+                if not torch.equal(held, sent):
+                    held.copy_(sent)
+                    increment_version(received[name])  # as if it were written in place
                 self._inputs.move_to_end(key)
         while len(self._inputs) > NUM_INPUTS:
             self._inputs.popitem(last=False)

@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.processes.planning import build_plan
+from attnbench.processes.asides import declared
+from attnbench.processes.planning import build_plan, built_in_axes, suited, together
 from attnbench.processes.worker_client import PACKAGE
 from attnbench.storage.events import Plan, Side, Sides
+from attnbench.workloads.sweep import parse_settings
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
@@ -80,8 +82,11 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
         new=new,
     )
     shared = build_plan(**{**fields, "implementations": ()}, with_baseline=False)
+    readable = [] if base.python or candidate.python else specs  # their packages may be missing here
+    axes = together(built_in_axes(declared(readable), parse_settings(fields.get("settings", ()))))
     digests = {spec: plugins.digest(spec) for spec in specs}
-    return msgspec.structs.replace(shared, implementations=(), baseline="", alone=(), digests=digests, sides=compared)
+    changed = {"implementations": (), "baseline": "", "alone": (), "workloads": suited(shared.workloads, axes)}
+    return msgspec.structs.replace(shared, **changed, digests=digests, sides=compared)
 
 
 def _checkout(folder: Path, place: int) -> Path:

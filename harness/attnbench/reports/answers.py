@@ -1,10 +1,11 @@
-"""The answer of a run for each shape: the baseline's time, the marks of the others, and memory; and advice from it.
+"""The answer of a run for each shape: the time of each implementation, and memory; and advice from the verdicts.
 
 The closing screen, the summary, the page and the API show these shapes. If two states of the code are compared, each
 implementation has its own shapes, with the base as baseline.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,6 +16,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
 from attnbench.units import MISSING, factors, grouped, plain, show
 from attnbench.workloads.workload import Workload
 
@@ -45,29 +47,31 @@ class Answer:
         """Cells that are faster than the baseline."""
         return self.having(Mark.faster)
 
-    def named(self, mark: Mark, most: int) -> str:
-        """At most `most` names with this mark, and their factors, with a count of the rest: "bmm 1.68x +3"."""
-        alike = self.having(mark)
-        if not alike or not most:
-            return str(len(alike) or MISSING)
-        texts = [plain(cell.name, 24) for cell in alike[:most]]
-        if mark in {Mark.faster, Mark.slower}:
-            texts = [f"{text} {cell.factor:.2f}x" for text, cell in zip(texts, alike, strict=False)]
-        if mark is Mark.right:
-            texts = [f"{text} {show(cell.seconds, 's')}" for text, cell in zip(texts, alike, strict=False)]
-        return ", ".join(texts) + (f" +{len(alike) - most}" if len(alike) > most else "")
-
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict; the baseline if nothing is faster; None if it has no time, either."""
+        """The fastest by verdict, or the baseline if nothing is faster; None without a time, or with doubtful ones."""
+        if self.having(Mark.doubtful):
+            return None
         base = self.base if self.base is not None and self.base.seconds is not None else None
         return self.faster[0] if self.faster else base
 
-    def time_of(self, base: str) -> str:
-        """The time of the baseline, or of its substitute with its name."""
-        if self.base is None:
+    def text_of(self, name: str) -> str:
+        """The time of an implementation and a sign of `SIGNS`, or why it has none: WRONG, failed, not run."""
+        cell = next((cell for cell in self.cells if cell.name == name), None)
+        if cell is None:
+            return "not run"
+        if cell.record.status is Status.unsupported:
             return MISSING
-        return show(self.base.seconds, "s") + (f" ({self.base.name})" if self.base.name != base else "")
+        if cell.mark in {Mark.wrong, Mark.failed}:
+            return str(cell.mark)
+        if cell.seconds is None:
+            return "not run" if cell.record.is_predicted else "not timed"
+        return f"{show(cell.seconds, 's')} {self._sign(cell)}"
+
+    def _sign(self, cell: Cell) -> str:
+        if cell is self.best and not (cell is self.base and (self.is_open or not self.compared)):
+            return "*"
+        return next((sign for sign, mark in SIGNS.items() if mark is cell.mark and cell is not self.base), "")
 
     @property
     def is_open(self) -> bool:
@@ -232,35 +236,76 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
     return best if best[1] else (f"on {_named(won)}", won)
 
 
-def memory_line(members: Sequence[Answer]) -> str:
-    """List the memory of each implementation on the largest shape; "" if none was measured."""
+def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
+    """The largest shape with a memory of two implementations, and their bytes by name; None if none was measured."""
     peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
     if not any(peaks.values()):
-        return ""
+        return None
     largest = max(members, key=lambda shape: (min(len(peaks[shape]), 2), shape.workload.num_scores, len(peaks[shape])))
-    ordered = sorted(peaks[largest].items(), key=lambda item: item[1])
+    return largest, peaks[largest]
+
+
+def memory_line(members: Sequence[Answer]) -> str:
+    """List the memory of each implementation on the largest shape; "" if none was measured."""
+    if (found := memory(members)) is None:
+        return ""
+    largest, peaks = found
+    ordered = sorted(peaks.items(), key=lambda item: item[1])
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
     return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
 
 
-COLUMNS = (Mark.wrong, Mark.failed, Mark.faster, Mark.equal, Mark.undecided, Mark.doubtful, Mark.slower, Mark.right)
-"""Marks that are columns of the answer, in order."""
+def first_calls_line(members: Sequence[Answer]) -> str:
+    """List the first calls on the shape with the most of them, and when they have paid; "" if none was measured."""
+    timed = {shape: [cell for cell in shape.cells if FIRST_CALL in cell.metrics] for shape in members}
+    shape = max(timed, key=lambda each: (len(timed[each]), each.workload.num_scores), default=None)
+    if shape is None or not timed[shape]:
+        return ""
+    parts = []
+    for cell in sorted(timed[shape], key=lambda cell: cell.metrics[FIRST_CALL]):
+        more = {"cached": cell.metrics.get(FIRST_CACHED), "new length": cell.metrics.get(FIRST_LONGER)}
+        words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in more.items() if seconds is not None]
+        words += [f"paid after: {cell.break_even.words}"] if cell.break_even is not None else []
+        parts.append(f"{cell.name} {show(cell.metrics[FIRST_CALL], 's', digits=2)} ({', '.join(words)})")
+    return plain(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
-def table(members: Sequence[Answer], base: str) -> list[dict[str, str]]:
-    """The answer as a table for pages: a row for each shape, with equal columns, as on the closing screen."""
-    present = [mark for mark in COLUMNS if mark is not Mark.faster and any(shape.having(mark) for shape in members)]
-    most = dict.fromkeys(COLUMNS, FEW) | {Mark.slower: 1 if any(len(shape.others) > FEW for shape in members) else FEW}
-    return [
-        {
-            "shape": shape.name,
-            f"time of {base}": shape.time_of(base),
-            "fastest": fastest,
-            "speedup": shape.named(Mark.faster, FEW).removeprefix(f"{fastest} "),
-            **{str(mark): shape.named(mark, most[mark]) for mark in present},
-            "memory": show(shape.best.peak_bytes if shape.best is not None else None, "bytes"),
-        }
-        for shape in members
-        for fastest in [plain(shape.best.name, 24) if shape.best is not None else MISSING]
-    ]
+SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
+"""Signs after a time: relative to the baseline, except for the fastest. A time without a sign is slower."""
+
+
+def legend(members: Sequence[Answer]) -> str:
+    """The meaning of the signs of these shapes: "* fastest, = equal to sdpa, - unsupported"."""
+    every, bases = names(members), {shape.base.name for shape in members if shape.base}
+    base = "the baseline" if len(bases) != 1 else bases.pop()
+    present = {text[-1] for text in (shape.text_of(name) for shape in members for name in every)}
+    words = SIGNS | {"+": f"faster than {base}", "=": f"equal to {base}", MISSING: "unsupported"}
+    return ", ".join(f"{sign} {word}" for sign, word in words.items() if sign in present)
+
+
+def names(members: Sequence[Answer]) -> list[str]:
+    """The supported implementations of these shapes: the baseline, the fastest of a shape, others by typical ratio."""
+    supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
+    ratios = grouped(supported, lambda cell: cell.name)
+    bases = {shape.base.name for shape in members if shape.base}
+    fastest = {shape.best.name for shape in members if shape.best}
+
+    def place(name: str) -> tuple[bool, bool, float]:
+        known = [cell.ratio for cell in ratios[name] if cell.ratio]
+        return name not in bases, name not in fastest, statistics.median(known) if known else math.inf
+
+    return sorted(ratios, key=place)
+
+
+def table(members: Sequence[Answer]) -> list[dict[str, str]]:
+    """The answer as a table for pages: a row for each shape, with the fastest and the time of each implementation."""
+    every, rows = names(members), list[dict[str, str]]()
+    for shape in members:
+        fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)
+        text = MISSING if fastest is None else plain(fastest.name, 24)
+        if fastest is not None and fastest is not shape.base:
+            text += f" ({fastest.speedup:.2f}x)"
+        times = {plain(name, 24): shape.text_of(name).strip() for name in every}
+        rows.append({"shape": shape.name, "fastest": text, **times})
+    return rows

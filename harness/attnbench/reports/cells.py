@@ -8,12 +8,14 @@ from functools import cached_property, lru_cache
 from attnbench.analysis.breakdown import ran
 from attnbench.analysis.comparisons import LARGEST_DETECTABLE, Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
+from attnbench.analysis.first_calls import break_evens
 from attnbench.analysis.recommendation import PEAK_MEMORY
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import warnings_of
 from attnbench.analysis.table import MetricColumn, metric_columns, metrics_of
 from attnbench.analysis.warned import Warned
 from attnbench.reports import titles
+from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.records import LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
@@ -33,6 +35,7 @@ class Cell:
     substitute: str  # the implementation in place of a baseline without a time; "": the baseline has one
     matmul_rate: float | None  # FLOP/s of the fastest matrix product there
     warnings: tuple[Warned, ...]
+    break_even: BreakEven | None = None  # None: it is the baseline, or its first call was not measured
 
     @property
     def workload(self) -> Workload:
@@ -137,6 +140,7 @@ def every(results: Results) -> dict[Key, Cell]:
             substitute="" if results.plan.is_reference(first) else str(first),
             matmul_rate=None if ceilings is None or ceilings.matmul is None else ceilings.matmul.rate,
             warnings=(*cautions, *results.warnings.get(record.key, ())),
+            break_even=break_evens(results).get(record.key),
         )
     return cells
 
@@ -182,7 +186,8 @@ class Column:
 
 def columns(results: Results) -> list[Column]:
     """The columns of a run's tables, including one for each measured metric."""
-    return [*FIRST, *map(_metric, metric_columns(results)), *LAST]
+    paid = [PAID] * bool(break_evens(results))
+    return [*FIRST, *map(_metric, metric_columns(results)), *paid, *LAST]
 
 
 def legend(shown_columns: Iterable[Column]) -> str:
@@ -274,6 +279,12 @@ FIRST = (
         text=lambda cell: MISSING if cell.record.operators is None else plain(ran(cell.record.operators)),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
     ),
+)
+PAID = Column(
+    heading="has paid after",
+    text=lambda cell: MISSING if cell.break_even is None else cell.break_even.words,
+    explanation="calls until a faster implementation has made up for its longer first call",
+    number=lambda cell: None if cell.break_even is None else cell.break_even.calls,
 )
 LAST = (
     Column(

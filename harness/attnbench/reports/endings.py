@@ -1,11 +1,23 @@
 """The last sentence of each command and its ending, both derived from the marks in its tables."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole
-from attnbench.analysis.conclusion import Conclusion, Ending, Mark, Question, conclude, factor, mark, mark_of, marks
+from attnbench.analysis.conclusion import (
+    MOST_NAMED,
+    Conclusion,
+    Ending,
+    Mark,
+    Question,
+    conclude,
+    factor,
+    mark,
+    mark_of,
+    marks,
+)
 from attnbench.analysis.judgements import CheckVerdict, Judgement
 from attnbench.analysis.recommendation import Recommendation
 from attnbench.analysis.results import Results
@@ -42,6 +54,8 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
         is_partial = kind in {Mark.right, Mark.imprecise} and not each.is_enough
         if not each.is_unsupported:
             by_name[plain(each.implementation)] = Mark.in_part if is_partial else kind
+            if each.keeps and kind is not Mark.wrong:
+                by_name[plain(each.implementation)] = Mark.leaking
     return conclude(by_name | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
 
 
@@ -65,6 +79,8 @@ def of_sides(results: Results) -> Conclusion:
         by_name[name] = kind = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
         details[name] = _by(kind, each.ratio, *((each.low, each.high) if len(compared) == 1 else ()))
     by_name |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
+    if not by_name:
+        return Conclusion(ending=Ending.inconclusive, words=f"nothing could be judged: {_reasons(results)}")
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
     together, lead, counted = whole(results), "", dict(by_name)
     if together is not None:
@@ -78,6 +94,14 @@ def of_sides(results: Results) -> Conclusion:
     single = conclude(by_name, Question.change, details=details, more="; ".join(more))
     end = conclude(counted, Question.change).ending
     return Conclusion(ending=end, words=lead + single.words)
+
+
+def _reasons(results: Results) -> str:
+    """Why cells have no result, the most frequent reason first."""
+    reasons = Counter(f"{each.implementation}: {each.message or each.status}" for each in results.records)
+    texts = [f"{plain(reason)} ({number} cell{'s' * (number > 1)})" for reason, number in reasons.most_common()]
+    more = [f"{len(texts) - MOST_NAMED} more reasons"] * (len(texts) > MOST_NAMED)
+    return "; ".join([*texts[:MOST_NAMED], *more]) or "nothing was tried"
 
 
 def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None = None) -> str:

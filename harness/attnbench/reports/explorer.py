@@ -36,7 +36,7 @@ def data(results: Results) -> str:
     ]
     content = {
         "axes": axes,
-        "colours": {row["implementation"]: style.look(row["implementation"])["color"] for row in rows},
+        "colours": {name: line["color"] for name, line in style.looks({row["implementation"] for row in rows}).items()},
         "columns": [
             {"heading": each.heading, "explanation": each.explanation, "is_number": each.number is not None}
             for each in columns

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -13,15 +13,20 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import by_length
 from attnbench.reports import Picture, Report, cells, style, titles
 from attnbench.reports.cells import Cell
+from attnbench.statistics.verdict import FEWEST_PROCESSES
+from attnbench.storage.records import Arm
 from attnbench.units import grouped, plain, show
 
 ENOUGH_LENGTHS = 5  # fewest lengths for the plot of time to be the picture of a run
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2
-FURTHEST = 4.0  # largest factor to the baseline that a plot of ratios shows; points beyond are drawn there
+FURTHEST = (
+    4.0  # largest factor to the baseline that a plot of ratios shows; points beyond are drawn there with their number
+)
 MANY_TICKS, TITLE_LEN = 7, 40
 SPREAD, EDGE = 0.8, 1.2
 """Powers of two between the first and the last line at a panel's only length; room at the ends, as a factor."""
+ABOVE_NUMBERS_PT = 18.0  # from a panel to its title, in points
 LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # inches for the title, and for the legend
 
 
@@ -92,12 +97,14 @@ def draw(
         return None
     drawn = known[:most]
     labels = titles.labels([panel.cells[0].workload for panel in drawn])
+    looks = style.looks({cell.record.arm for panel in drawn for cell in panel.cells})
     num_columns = min(len(drawn), 3 if len(drawn) != 4 else 2)  # noqa: PLR2004 - four panels make a square
 
     def fill(axes: Axes, panel: Panel) -> None:
-        _draw_panel(axes, panel, quantity)
+        _draw_panel(axes, panel, quantity, looks)
         title = f"{labels[panel.cells[0].workload.id]} {panel.other}".strip()
-        axes.set_title("\n".join(textwrap.wrap(title, TITLE_LEN)), loc="left")
+        pad = ABOVE_NUMBERS_PT if axes.texts else None
+        axes.set_title("\n".join(textwrap.wrap(title, TITLE_LEN)), loc="left", pad=pad)
         axes.set_ylabel("" if drawn.index(panel) % num_columns else quantity.label)
         _scale(axes, quantity.unit)
 
@@ -106,7 +113,7 @@ def draw(
         drawn,
         fill,
         (LEGEND_WIDTH + width, 1.0 + height * num_rows),
-        title=quantity.title,
+        title=f"{titles.caveat(results)}{quantity.title}",
         subtitle=titles.shared([cell.workload for panel in drawn for cell in panel.cells], "title"),
         note=" ".join(_notes(chosen, len(known) - len(drawn), quantity)),
         num_columns=num_columns,
@@ -129,25 +136,36 @@ def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> It
         parts.append(f"{plain(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
     if parts:
         yield f"Not shown: {'; '.join(parts)}."
-    if quantity is RATIO:
-        yield f"A point at {FURTHEST:g} or 1/{FURTHEST:g} may lie beyond: records.csv has its number."
+    values = [(quantity.value(cell), quantity.ends(cell)) for panel in chosen for cell in panel.cells]
+    if any(value and _is_beyond(value, quantity.unit) for value, _ in values):
+        yield "Arrows with a ratio: points beyond the plot."
     if quantity is not MEMORY:
         yield "Bars are 95 % intervals over processes."
+        if any(value and value != 1.0 and None in ends for value, ends in values):
+            yield f"Points without a bar have too few processes for an interval: {FEWEST_PROCESSES} or more are needed."
     if num_left_out:
         yield f"{num_left_out} more groups have their numbers in records.csv."
 
 
-def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity) -> None:
+def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm, style.Look]) -> None:
     lengths, lines = panel.lengths, grouped(filter(quantity.value, panel.cells), lambda cell: cell.record.arm)
     spread = SPREAD if len(lengths) == 1 else 0.0
     axes.set_xscale("log", base=2)
-    for place, (arm, members) in enumerate(lines.items()):
-        shift = 2.0 ** (spread * ((place + 0.5) / len(lines) - 0.5))
+    beyond: dict[tuple[float, float], list[tuple[style.Look, float]]] = {}
+    for number, (arm, members) in enumerate(lines.items()):
+        shift = 2.0 ** (spread * ((number + 0.5) / len(lines) - 0.5))
         x = [shift * cell.workload.axes()[panel.axis] for cell in members]
-        y = [_inside(quantity.value(cell) or 1.0, quantity.unit) for cell in members]
+        values = [quantity.value(cell) or 1.0 for cell in members]
+        y = [math.nan if _is_beyond(value, quantity.unit) else value for value in values]
         ends = zip(*map(quantity.ends, members), strict=True)
         sides = [[_inside(end or value, quantity.unit) for end, value in zip(side, y, strict=True)] for side in ends]
-        style.draw_line(axes, arm, x, y, sides)
+        style.draw_line(axes, arm, looks[arm], x, y, sides)
+        for cell, value in zip(members, values, strict=True):
+            if _is_beyond(value, quantity.unit):
+                place = float(cell.workload.axes()[panel.axis]), _inside(value, quantity.unit)
+                beyond.setdefault(place, []).append((looks[arm], value))
+    for place, points in beyond.items():
+        style.draw_beyond(axes, place, points)
     style.ticks(axes.xaxis, FixedLocator([float(length) for length in lengths]))
     axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_TICKS else 0)
     axes.tick_params(axis="y", labelleft=True)
@@ -158,6 +176,11 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity) -> None:
 def _inside(value: float, unit: str) -> float:
     """The value, or for a ratio the nearest one that the plot shows."""
     return value if unit else min(max(value, 1 / FURTHEST), FURTHEST)
+
+
+def _is_beyond(value: float, unit: str) -> bool:
+    """Whether a plot of ratios does not show the value."""
+    return _inside(value, unit) != value
 
 
 def _scale(axes: Axes, unit: str) -> None:

@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const PAGE = 100;
 const MOST_PANELS = 12;
+const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]; // of names with one colour
 const RING = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0";
 const METRICS = {
   ratio: { title: "ratio to the baseline", column: "verdict" },
@@ -162,6 +163,7 @@ function spec(rows, ink, soft) {
   }));
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
   const order = implementations;
+  const twins = (name, place) => order.slice(0, place).filter((other) => data.colours[other] === data.colours[name]).length;
   const tooltip = ["implementation", "group", "length", "time", "compared", "memory"].map((field) => ({ field, type: "nominal" }));
   const verdicts = { domain: ["faster", "equal", "slower", "undecided", "doubtful", "baseline", "right"], range: ["#3b8fd4", soft, "#dd6b20", soft, soft, ink, soft] };
   const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", RING, RING, "circle", "circle"] };
@@ -177,7 +179,9 @@ function spec(rows, ink, soft) {
     return { config, width: width - 230, height: 380, data: { values: points }, layer: [
       { params: [{ name: "zoom", select: "interval", bind: "scales" }], mark: { type: "line", opacity: 0.7 },
         encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: { field: "group" } } },
-      { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip } },
+      { mark: { type: "rule", strokeWidth: 1.5, opacity: 0.7 }, encoding: { x: { field: "length", type: "quantitative" }, y: { ...y, field: "low" }, y2: { field: "high" }, color } },
+      { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip,
+        shape: { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name, place) => SHAPES[twins(name, place) % SHAPES.length]) } } } },
     ] };
   }
   const columns = Math.max(1, Math.min(3, Math.floor(width / 300)));

@@ -8,11 +8,10 @@ import statistics
 from typing import Any
 
 from attnbench.analysis.comparisons import doubt_of
-from attnbench.analysis.gate.outputs import as_json
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
 from attnbench.storage.records import LATENCY, Environment, Record
-from attnbench.units import plain
+from attnbench.units import plain, readable_json
 
 VERSION = "5.3.1"
 
@@ -70,6 +69,6 @@ REPORT = {
     "pytest-benchmark": Report(
         summary="for `pytest-benchmark compare`, and for github-action-benchmark as its tool pytest",
         file="benchmark.json",
-        text=lambda results: as_json(document(results)),
+        text=lambda results: readable_json(document(results)) + "\n",
     )
 }

@@ -7,6 +7,7 @@ import msgspec
 from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, points, recommend
 from attnbench.analysis.results import Results
+from attnbench.statistics.break_even import Payoff
 from attnbench.statistics.crossover import Point, located
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
@@ -42,7 +43,18 @@ def answer(choice: Recommendation) -> str:
     leads = [_lead(choice, slower[0], f"the next, {slower[0]}")] if slower else []
     leads += [_lead(choice, choice.reference, reference)] if choice.reference in slower[1:] else []
     link = ", and " if alike and not undecided else ", "
-    return link.join(filter(None, [text, " and ".join(filter(None, leads))])) + "."
+    return link.join(filter(None, [text, " and ".join(filter(None, leads))])) + f"{_paid(choice)}."
+
+
+def _paid(choice: Recommendation) -> str:
+    """After how many calls the choice has paid for a long first call: ", and has paid after 9,300 calls"."""
+    found = choice.break_even
+    if found is None or not choice.has_long_first_call or found.payoff in {Payoff.at_once, Payoff.never}:
+        return ""
+    cost = f"its first call of {show(choice.first_s[choice.choice], 's')}"
+    if found.payoff is Payoff.unknown:
+        return f"; when it has paid for {cost} is unknown"
+    return f", and has paid for {cost} after {found.words}"
 
 
 def _nothing_left(choice: Recommendation) -> str:

@@ -12,12 +12,15 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
-from attnbench.reports.answers import COLUMNS, Answer, memory_line, shapes
-from attnbench.units import plain, text_lines
+from attnbench.reports.answers import SIGNS, Answer, first_calls_line, legend, memory, memory_line, names, shapes
+from attnbench.storage.records import Record
+from attnbench.units import MISSING, grouped, plain, show, text_lines
 
 WIDTH, HEIGHT = 80, 25
-FEW_OTHERS = 3  # up to this number, slower implementations have a column even if others are faster or equal
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE = 4, 3, 3, 6  # most lines of each section
+HEADING, CELL, NAME = "Time of a call", 9, 20
+"""The heading; most characters of a time with its sign, and of a name."""
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of each section
+MOST_HEADING, MOST_FIRST_CALLS = 4, 4
 FEW_OPEN = 3  # most undecided comparisons that are named
 
 
@@ -37,9 +40,12 @@ def screen(results: Results) -> list[Line]:
     head += _lines(story.machine(results))
     head += _lines(story.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
     head += _lines([plain(text, WIDTH * (1 + (len(findings) == 1))) for text in findings], "red", MOST_FINDINGS, more)
-    tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", MOST_ADVICE)
-    tail += _lines([memory_line(members)], most=MOST_MEMORY, more="More memory: summary.md")
-    tail += _lines(left_over(results))
+    is_narrow = is_wide(members)
+    most = FEW_ADVICE if is_narrow else MOST_ADVICE
+    tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", most)
+    tail += _lines([memory_line(members)] * (not is_narrow), most=MOST_MEMORY, more="More memory: summary.md")
+    tail += _lines([first_calls_line(members)], most=MOST_FIRST_CALLS, more="More first calls: summary.md")
+    tail += _lines(left_over(results, most_named=0 if is_narrow else FEW_OPEN))
     tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
     if (results.folder / "summary.md").exists():
         drawn = ["picture.png"] * (results.folder / "picture.png").exists()  # if there was anything to draw
@@ -55,66 +61,119 @@ def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str 
     return [Line(line, style) for line in lines]
 
 
-def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Line]:
-    """Format the shapes with their times and marks; empty if nothing was timed.
+def is_wide(members: Sequence[Answer]) -> bool:
+    """Whether the implementations do not fit next to each other: each has a row then, with its memory."""
+    return max(map(len, _by_shape(members, names(members)))) > WIDTH
 
-    If they do not fit, shapes on which nothing is faster are omitted first, short ones before long ones.
+
+def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Line]:
+    """Format the time of each implementation on each shape; empty if nothing was timed.
+
+    A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, those on
+    which nothing is faster are omitted first, short ones before long ones.
     """
     timed = [shape for shape in members if any(cell.seconds is not None for cell in shape.cells)]
     if not timed:
         return []
     above = _lines([f"{titles.shared([shape.workload for shape in timed])}:"], "dim")
-    room, below = max(2, height - len(above) - 1), list[Line]()
+    room, is_narrow = height - len(above) - 2, is_wide(members)  # without the legend and the omitted shapes
+    most = max(1, (WIDTH - _name_width(names(timed))) // (CELL + 1) - 1) if is_narrow else max(1, room - 1)
     ranked = sorted(timed, key=lambda shape: (not shape.is_notable, not shape.is_open, -shape.workload.num_scores))
-    if dropped := ranked[room - 1 :] if len(timed) > room else []:
+    kept = [shape for shape in timed if shape in ranked[:most]]
+    every = names(kept)
+    lines = _by_implementation(kept, every, room) if is_narrow else _by_shape(kept, every)
+    below = [f"{signs}."] if (signs := legend(kept)) else []
+    if dropped := [shape for shape in timed if shape not in kept]:
         nothing = sum(not (shape.is_notable or shape.is_open) for shape in dropped)
         where = "any" if nothing == len(dropped) else nothing
         note = f"; nothing is faster than {base} in {where} of them" if nothing else ""
-        below = [Line(f"{len(dropped)} more rows (summary.md){note}.", "dim")]
-    heading, *lines = _rows([shape for shape in timed if shape not in dropped], base)
-    return [*above, Line(heading, "bold"), *map(Line, lines), *below]
+        below.append(f"{len(dropped)} more shapes (summary.md){note}.")
+    if len(" ".join(below)) <= WIDTH:
+        below = [" ".join(below)] * bool(below)
+    heading = next(number for number, line in enumerate(lines) if line.startswith(HEADING))
+    styled = [Line(line, "bold" if number <= heading else "") for number, line in enumerate(lines)]
+    return [*above, *styled, *(Line(line, "dim") for line in below)]
 
 
-LEAST = {Mark.wrong: 3, Mark.failed: 3, Mark.faster: 1}  # fewest names in a column of the narrowest table
-
-
-def _rows(members: Sequence[Answer], base: str) -> list[str]:
-    """The lines of the table, its headings first, within the width."""
-    every = [cell for shape in members for cell in shape.others]
-    present, num_names = {cell.mark for cell in every}, len({cell.name for cell in every})
-    is_crowded = num_names > FEW_OTHERS and present & {Mark.faster, Mark.equal, Mark.doubtful}
-    columns = [mark for mark in COLUMNS if mark in present and not (is_crowded and mark in {Mark.slower, Mark.right})]
+def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
+    """A row for each shape, the headings first; if two states are compared, the last column is the verdict."""
     labels = [shape.label for shape in members]
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
-    first = {"Time of a call": labels} if any(labels) else {}
-    first |= {"" if first else "Time of a call": [shape.length for shape in members]}
-    first |= {base: [shape.time_of(base) for shape in members]}
-    options = [(columns, most) for most in (3, 2, 1, 0)]
-    options += [(columns[:number], 0) for number in reversed(range(len(columns)))]
-    lines = list[str]()
-    for marks, most in options:
-        texts = {str(mark): [shape.named(mark, max(most, LEAST.get(mark, 0))) for shape in members] for mark in marks}
-        rows = list(zip(*first.values(), *texts.values(), strict=True))
-        lines = text_lines([*first, *texts], rows, right={len(first) - 1})
-        if max(map(len, lines)) <= WIDTH:
+    columns = {HEADING: labels} if any(labels) else {}
+    columns |= {"" if columns else HEADING: [shape.length for shape in members]}
+    columns |= {plain(name, 24): [_aligned(shape.text_of(name)) for shape in members] for name in every}
+    right = {*range(len(columns) - len(every), len(columns))}
+    if any(shape.has_sides for shape in members):
+        columns["verdict"] = [_verdict(shape) for shape in members]
+    rows = list(zip(*columns.values(), strict=True))
+    return text_lines([*columns], rows, right=right)
+
+
+def _verdict(shape: Answer) -> str:
+    """The verdict on the candidate with its factor."""
+    (cell,) = shape.others or (None,)
+    if cell is None or cell.mark is None:
+        return MISSING
+    return f"{cell.mark} {cell.factor:.2f}x" if cell.mark in {Mark.faster, Mark.slower} else str(cell.mark)
+
+
+def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
+    """A row for each implementation, after the heading in several lines; those that do not fit follow in a sentence."""
+    largest, peaks = memory(members) or (members[-1], {})
+    columns = [(shape.name, [_aligned(shape.text_of(name)) for name in every]) for shape in members]
+    columns += [(f"memory {largest.name}", [f"{show(peaks.get(name), 'bytes', digits=2)}  " for name in every])]
+    parts, width = [textwrap.wrap(name, CELL)[-MOST_HEADING:] for name, _ in columns], _name_width(every)
+    tall = max(map(len, parts))
+    heads = [[*[""] * (tall - len(part)), *part] for part in parts]
+    lines = [" " * width + "".join(f" {head[line].rjust(CELL)}" for head in heads) for line in range(tall)]
+    lines[-1] = HEADING + lines[-1][len(HEADING) :]
+    last = max(members, key=lambda shape: shape.workload.num_scores)
+    for number in range(len(every), 0, -1):
+        texts = [f"{plain(name, NAME)} {last.text_of(name).strip()}" for name in every[number:]]
+        others = textwrap.wrap(f"At {last.name}: {', '.join(texts)}.", WIDTH) if texts else []
+        if tall + number + len(others) <= room:
             break
-    return lines
+    for place, name in enumerate(every[:number]):
+        lines.append(plain(name, NAME).ljust(width) + "".join(f" {texts[place].rjust(CELL)}" for _, texts in columns))
+    shown = textwrap.wrap(" ".join(others), WIDTH, max_lines=max(1, room - tall - number), placeholder=" (summary.md)")
+    return [line.rstrip() for line in [*lines, *shown]]
 
 
-def left_over(results: Results) -> list[str]:
+def _name_width(every: Sequence[str]) -> int:
+    return max(len(HEADING), *(len(plain(name, NAME)) for name in every))
+
+
+def _aligned(text: str) -> str:
+    """A text with room for a sign, so that numbers are in line."""
+    return text if text[-1] in SIGNS or text.endswith(" ") else f"{text}  "
+
+
+def _limit(records: Sequence[Record]) -> str:
+    """The lengths of cells that were predicted to exceed a limit, and why: the reason of the first one."""
+    lengths = ", ".join(dict.fromkeys(titles.length(record.workload.axes()) for record in records))
+    return plain(f"T={lengths}: {records[0].message.partition(';')[0]}", 2 * WIDTH)
+
+
+def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
     """Comparisons without a verdict, by name if they are few, and implementations that are not installed."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():
         unsure = [(cell, shape) for cell, shape in judged if cell.mark is kind]
         texts = [shape.name if shape.has_sides else f"{plain(cell.name, 24)} at {shape.name}" for cell, shape in unsure]
-        names = f" ({'; '.join(texts)})" if 0 < len(texts) <= FEW_OPEN else ""
+        names = f" ({'; '.join(texts)})" if 0 < len(texts) <= most_named else ""
         if unsure or kind is Mark.undecided:
             parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
-    if out := sum(record.is_predicted for record in results.records):
-        parts.append(f"Not tried, over a limit: {out} (report.html).")
+    limits = grouped((record for record in results.records if record.is_predicted), lambda record: record.arm)
+    if limits:
+        texts = [f"{plain(str(arm), 24)} ({_limit(alike)})" for arm, alike in limits.items()]
+        named = max(1, most_named)
+        more = [f"{len(texts) - named} more (report.html)"] * (len(texts) > named)
+        parts.append(f"Not tried, over a limit: {'; '.join([*texts[:named], *more])}.")
     if absent := cells.absent(results):
         few = [plain(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
-        parts.append(f"Unsupported: {'; '.join(few) if len(few) <= FEW_OPEN else f'{len(few)} (reasons: summary.md)'}.")
+        parts.append(
+            f"Unsupported: {'; '.join(few) if len(few) <= most_named else f'{len(few)} (reasons: summary.md)'}."
+        )
     whole = "   ".join(parts)
     return [whole] if len(whole) <= WIDTH else parts

@@ -4,6 +4,7 @@ Both begin with the answer, and end with facts about the run and the machine.
 """
 
 import base64
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -43,7 +44,8 @@ def rendered(template: str, results: Results, **more: object) -> str:
     return templates.get_template(template).render(
         {part.__name__: part(results) for part in (facts, findings, troubles, verdict, machine, answer)},
         shared=f"{titles.shared([shape.workload for shape in shapes])}:" if shapes else "",
-        table=answers.table(shapes, titles.base(results.plan)),
+        table=answers.table(shapes),
+        signs=answers.legend(shapes),
         memory=answers.memory_line(shapes),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
@@ -200,8 +202,13 @@ def troubles(results: Results) -> list[Warned]:
     if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
-        text = f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more."
+        text = f"{counted}: no more fit into the budget of {budget}. Give --budget more."
         lines.append(Warn.left_out.says(text))
+    fewest = min(results.num_visits.values(), default=plan.num_rounds)
+    if "budget" in results.reason and fewest < plan.num_rounds:
+        enough = math.ceil(plan.budget_s * plan.num_rounds / max(fewest, 1))
+        text = f"The budget of {duration(plan.budget_s)} was spent after {fewest} of the {plan.num_rounds} processes"
+        lines.append(Warn.left_out.says(f"{text} that verdicts need: give --budget {enough}, or fewer shapes."))
     if results.num_lost:
         lines.append(Warn.salvaged.says(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}."))
     if results.num_restored:

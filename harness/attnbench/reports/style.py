@@ -8,7 +8,7 @@ Tol, Colour schemes, https://personal.sron.nl/~pault/.
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,23 +18,26 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from attnbench import plugins
 from attnbench.reports import Picture
 from attnbench.storage.records import BASE, Arm
-from attnbench.units import plain, show
+from attnbench.units import plain, show, significant
 
 T = TypeVar("T")
+A = TypeVar("A", Arm, str)
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
+BEYOND_PT = 19.0  # between the markers of points that lie beyond the same place, in points
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
 """Colour, marker and line of one implementation, as arguments of `Axes.plot`.
 
 Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
 """
-_COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
+_COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#44AA99", "#DDAA33", "#555555")
 _MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
@@ -61,15 +64,56 @@ def look(arm: Arm | str) -> Look:
     }
 
 
-def draw_line(axes: Axes, arm: Arm, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]) -> None:
-    """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`."""
-    line = look(arm)
-    name, width = plain(str(arm), limit=24) or "(no name)", line["linewidth"]
+def looks(arms: Iterable[A]) -> dict[A, Look]:
+    """The looks of all implementations of a picture: no two have the same colour and marker.
+
+    Built-in names keep theirs; others keep their colour, and get another marker as long as there is a free one.
+    """
+    own, taken, chosen = plugins.catalogue()["looks"], list[tuple[object, object]](), dict[A, Look]()
+    for arm in sorted(arms, key=lambda arm: (str(arm) not in own, str(arm))):
+        first = look(arm)
+        markers = [first["marker"], *_MARKERS]
+        colours = [first["color"], *_COLOURS]
+        options = [{**first, "color": colour, "marker": marker} for colour in colours for marker in markers]
+        markers_taken = [marker for _, marker in taken]
+        chosen[arm] = min(
+            options, key=lambda each: ((each["color"], each["marker"]) in taken, each["marker"] in markers_taken)
+        )
+        taken.append((chosen[arm]["color"], chosen[arm]["marker"]))
+    return chosen
+
+
+def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
+    axes: Axes, arm: Arm, line: Look, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]
+) -> None:
+    """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`.
+
+    Where `y` is not a number, there is nothing, and the line has a gap.
+    """
+    name = plain(str(arm), limit=24) or "(no name)"
     bars = [[abs(end - value) for end, value in zip(side, y, strict=True)] for side in ends]
     if any(map(any, bars)):
         axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=line["color"], elinewidth=1.1, capsize=2.2)
-    marker: dict[str, Any] = {"ms": 4.2 + 1.7 * width, "mec": "white", "mew": 0.6, "clip_on": False}
-    axes.plot(x, y, label=name, alpha=0.85, zorder=4 - width / 5, **line, **marker)
+    axes.plot(x, y, label=name, alpha=0.85, zorder=4 - line["linewidth"] / 5, **line, **_marker(line))
+
+
+def draw_beyond(axes: Axes, place: tuple[float, float], points: Sequence[tuple[Look, float]]) -> None:
+    """Draw the ratios that lie beyond a place at the plot's edge: their markers side by side, with arrow and number."""
+    is_above = place[1] > 1
+    for number, (line, ratio) in enumerate(points):
+        x = BEYOND_PT * (number - (len(points) - 1) / 2)
+        there = axes.transData + ScaledTranslation(x / 72, 0, axes.figure.dpi_scale_trans)  # 72 points are an inch
+        marker = {**line, **_marker(line), "linestyle": "none"}
+        axes.plot(*place, transform=there, zorder=5, **marker)
+        text = f"{'↑' if is_above else '↓'}{significant(ratio, 2)}"
+        offset: dict[str, Any] = {"xytext": (x, 9 if is_above else -9), "textcoords": "offset points"}
+        axes.annotate(
+            text, place, **offset, color=line["color"], ha="center", va="center", fontsize=7, annotation_clip=False
+        )
+
+
+def _marker(line: Look) -> dict[str, Any]:
+    return {"ms": 4.2 + 1.7 * line["linewidth"], "mec": "white", "mew": 0.6, "clip_on": False}
 
 
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:

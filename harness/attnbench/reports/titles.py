@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from attnbench.analysis.comparisons import doubts, is_doubtful
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.storage.events import Plan
@@ -96,6 +97,13 @@ def names(results: Results) -> dict[str, str]:
     """Label and length by workload id: "causal T=512"."""
     by_id = labels(results.plan.workloads)
     return {each.id: f"{by_id[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
+
+
+def caveat(results: Results) -> str:
+    """Words before the title of a picture that must not be read without them: "UNFINISHED, DOUBTFUL: "; or ""."""
+    words = ["UNFINISHED"] * (results.elapsed_s is None)
+    words += [f"DOUBTFUL{' IN PART' * (not is_doubtful(results))}"] * bool(doubts(results))
+    return f"{', '.join(words)}: " if words else ""
 
 
 def base(plan: Plan) -> str:

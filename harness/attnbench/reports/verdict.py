@@ -21,6 +21,7 @@ from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import answers, cells, recommended, story
+from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.units import plain
@@ -69,6 +70,7 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
     error_ratio: float | None = None  # largest error / tolerance; null if it is not finite or nothing was compared
     seconds: float | None = None  # of a call; null unless the answer is right or imprecise
     speed: Speed | None = None
+    break_even: BreakEven | None = None  # with the baseline, if first calls were measured
     peak_memory_bytes: float | None = None  # of a call, beyond its inputs
     metrics: dict[str, float] = {}  # by name: attnbench list metrics
     warnings: tuple[Warning, ...] = ()
@@ -107,6 +109,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: dict[str, float] = {}
     slower_by: dict[str, Lead] = {}
     excluded: dict[str, str] = {}
+    first_call_seconds: dict[str, float] = {}
+    break_even: BreakEven | None = None  # of the choice with the reference
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +238,7 @@ def _cells(results: Results) -> Iterator[CellVerdict]:
             error_ratio=cell.error,
             seconds=cell.seconds,
             speed=None if cell.comparison is None else _speed(cell.comparison, cell.comparison.baseline),
+            break_even=cell.break_even,
             peak_memory_bytes=cell.peak_bytes,
             metrics={name: value for name, value in cell.metrics.items() if name != PEAK_MEMORY},
             warnings=_warnings(cell.warnings) if results.plan.metrics else (),
@@ -269,7 +274,13 @@ def _choices(results: Results) -> Iterator[Choice]:
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
-        if shape.best is None or shape.base is None or not shape.compared:
+        if shape.base is None or not shape.compared:
+            continue
+        if shape.best is None:
+            answer = "no recommendation: times are doubtful"
+            yield Choice(
+                workload=shape.workload.id, axes=shape.workload.axes(), choice=None, is_clear=False, answer=answer
+            )
             continue
         alike = [cell.name for cell in shape.others if cell is not shape.best and cell.may_be_faster]
         what = "the fastest" if shape.faster else "nothing is faster"

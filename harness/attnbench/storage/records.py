@@ -6,6 +6,7 @@ are stored; everything else is computed on read.
 
 import enum
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Annotated, Any
@@ -101,6 +102,11 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
         is_rms = peak is not None and ratio is not None and peak <= 1 < ratio
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
+    @property
+    def place(self) -> str:
+        """The tensor, and the head of its worst place if it has heads."""
+        return f"{self.tensor} of head {self.worst[1]}" if len(self.worst) == 4 else self.tensor  # noqa: PLR2004 - (B,H,T,V)
+
 
 def relative(error: float | None, allowed: float) -> float | None:
     """An error divided by its limit; 1e9 for an error with limit 0."""
@@ -126,6 +132,12 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     convention: str = ""  # the member of CONVENTIONS that it is
 
 
+def approximation_errors(agreement: "Agreement") -> dict[str, float]:
+    """The largest error of each tensor on normal inputs, as a share of its largest value, by tensor and head."""
+    tensors = [each for probe, each in agreement.tensors() if probe == "normal" and each.largest]
+    return {each.place: math.inf if each.error is None else each.error / each.largest for each in tensors}
+
+
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
 """Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
@@ -140,7 +152,7 @@ CONVENTIONS = {
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
     RANGE: "in float16 its sums overflow where values are of several hundred",
     PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
-    SIGN: "a negative scale overflows where scores are large, as in FlashAttention (SDPA's does not on the CPU)",
+    SIGN: "a negative scale gives NaN or Inf (SDPA on the CPU does so with is_causal)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
     MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN (SDPA hides the keys)",
     LOST_NAN: "NaN in the values does not reach the output (SDPA's does)",
@@ -298,6 +310,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 LATENCY = "latency"  # the metric of blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
+FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
+"""Metrics of first calls: in a fresh process, in a second one with filled compile caches, and at another length."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,7 +87,7 @@ class Passes(ABC):
         """The arms to visit in this pass, by workload; if there are none, set `reason`."""
 
     def is_first(self, state: State, workload: str) -> bool:
-        """Whether a workload has not had its first visits, which are always made."""
+        """Whether a workload has not had its first visits; the budget may end all but one, if it is not 0."""
         return state.num_visits[workload] < self.plan.num_rounds
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
@@ -102,7 +102,8 @@ class Passes(ABC):
         )
         if workload is None:
             return None
-        if not self.is_first(state, workload) and now_s > self.plan.budget_s:
+        is_needed = self.is_first(state, workload) and not (self.plan.budget_s and state.num_visits[workload])
+        if not is_needed and now_s > self.plan.budget_s:
             self.reason = SPENT
             return None
         arms = [arm for arm in self._pass.pop(workload) if arm in live[workload]]

@@ -28,6 +28,7 @@ MEDIAN_VARIANCE = math.pi / 2  # of a median, over that of a mean
 OF_DEVIATIONS = 1.4826  # a normal standard deviation over the median absolute one
 MOST_TIMES = 8  # the largest number of blocks, over the best one: a longer visit delays the first verdict
 LEAST_SHARE = 0.7  # of the time of a process that its blocks should have
+FEWEST_BLOCKS = 2  # even if time is short
 KEPT_SHARE = 0.95  # of the time that is left; the rest ends the run
 
 
@@ -113,6 +114,7 @@ def share(costs: Costs, spread: Spread, *, num_taken: int, left_s: float, limits
         error = math.sqrt((spread.between + MEDIAN_VARIANCE * spread.inside * costs.block_s / seconds[look]) / look)
         return float(half_widths(error, look - 1.0, FALSE_SHARE / len(LOOKS)))
 
-    longest_s = max(seconds[min(fitting, key=width) if len(fitting) > 1 else fitting[0]], costs.block_s)
+    longest_s = seconds[min(fitting, key=width) if len(fitting) > 1 else fitting[0]]
+    longest_s = max(longest_s, FEWEST_BLOCKS * costs.block_s)
     most = MOST_TIMES * max(best(costs, spread), least)
     return Share(num_blocks=max(least, int(min(longest_s / costs.block_s, most))), longest_s=longest_s)

@@ -193,12 +193,15 @@ class Mask:
         return np.broadcast_to(seen, (batch_size, len(chosen), key_len))
 
 
+AT_END = "_bottom_right"
+
+
 def at_end(kind: type[Mask]) -> type[Mask]:
     """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
 
     The first T - S queries may then see nothing.
     """
-    name = f"{kind.name}_bottom_right"
+    name = f"{kind.name}{AT_END}"
     changed = {
         "name": name,
         "summary": f"as {kind.name}, with i+S-T in place of i: aligned at the end (bottom-right)",
@@ -250,7 +253,7 @@ class Prefix(Mask):
 
 
 class Padding(Mask):
-    """Batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half."""
+    """Batch row b sees its first lengths[b] keys; without lengths the rows keep half to nearly all, in no order."""
 
     name = "padding"
     usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
@@ -262,9 +265,17 @@ class Padding(Mask):
         self.require(fits, batch_size=batch_size, kv_len=key_len)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The lengths (B,)."""
-        spread = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
-        return np.asarray(self.arguments or spread, dtype=np.int64)
+        """The lengths (B,).
+
+        The longest is the last one, and to sort them is no exchange of pairs: code that sorts rows and does not restore
+        their order is wrong.
+        """
+        falling = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
+        return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
+
+    def lengths(self, batch_size: int, query_len: int, key_len: int) -> Numbers:
+        """The number of keys of each batch row (B,)."""
+        return self.table(batch_size, query_len, key_len)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         return None, table[batch] - 1
@@ -322,7 +333,7 @@ ChunksBottomRight = at_end(Chunks)
 class Ragged(Mask):
     """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
 
-    Without lengths, they are spread from a quarter of S to S, and are at least T.
+    Without lengths, they are spread from a quarter of S to S, in no order, and are at least T.
     With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
@@ -339,9 +350,13 @@ class Ragged(Mask):
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The position of each row's first query (B,)."""
+        return self.lengths(batch_size, query_len, key_len) - query_len
+
+    def lengths(self, batch_size: int, query_len: int, key_len: int) -> Numbers:
+        """The number of keys of each batch row (B,)."""
         shortest = max(query_len, key_len // 4)
-        spread = [key_len - row * (key_len - shortest) // max(1, batch_size - 1) for row in range(batch_size)]
-        return np.asarray(self.arguments or spread, dtype=np.int64) - query_len
+        falling = [key_len - row * (key_len - shortest) // max(1, batch_size - 1) for row in range(batch_size)]
+        return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         return None, table[batch] + query
@@ -600,6 +615,18 @@ class Combined(Mask):
 
     def at_other_length(self) -> Mask:
         return Combined(*(part.at_other_length() for part in self._parts))
+
+
+def aligned_at_end(mask: Mask) -> Mask:
+    """The mask with each part aligned at the end.
+
+    Raises:
+        ValueError: a part has no such form.
+    """
+    parts = (
+        str(part) if part.is_at_end else str(part).replace(part.name, f"{part.name}{AT_END}", 1) for part in mask.parts
+    )
+    return parse_mask(BETWEEN.join(parts))
 
 
 UNLIMITED = -1

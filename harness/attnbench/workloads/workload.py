@@ -59,6 +59,8 @@ SHORT_NAMES = {
     "mask": "",
     "float32_matmul_precision": "matmul_",
 }
+MASKS_BETWEEN = "|"
+"""Between the masks that an implementation can take, if it names several: a check gives each a share of its cells."""
 LONGEST_PART = 40
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4

@@ -15,6 +15,7 @@ from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import CeilingsMeasured, CellChecked, Event, RunStarted
 from attnbench.storage.records import Operator, Operators, Status
 from attnbench.workloads.counts import dense_flops
+from tests import journals
 from tests.analysis.gate import scripts
 from tests.analysis.gate.scripts import FIRST, NAMES, Change, ends, findings, holds, killed, run, scales, vanishes
 
@@ -77,6 +78,16 @@ def test_what_got_worse_is_a_finding(name, factor, base: Results, tmp_path: Path
     assert sentence.startswith("fail: ")
     assert {line.partition(" on ")[0] for line in lines} >= {"finding: fused", *["improvement: bmm"] * (factor < 1)}
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 2
+
+
+def test_runs_of_other_shapes_are_refused_in_one_line_that_names_the_axes(base, tmp_path, monkeypatch, capsys) -> None:
+    points = journals.workloads(mask=("padding",), seq_len=(64, 128))
+    candidate = run(tmp_path / "other", points=points)
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--to", tmp_path / "gate") == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "they differ in seq_len (128 and 64, 128), mask (none, causal and padding)" in printed.err
+    assert not (tmp_path / "gate").exists()
 
 
 def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -20,7 +20,7 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import Results
 from attnbench.analysis.sides import Match, by_side, matched
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import LATENCY, Agreement, Record, Status
+from attnbench.storage.records import FIRST_CALL, LATENCY, Agreement, Record, Status
 from attnbench.storage.samples import Samples
 from attnbench.units import plain, show
 
@@ -135,7 +135,7 @@ def _numbers_of(record: Record) -> Numbers:
     if record.executed_flops is not None:
         known[EXECUTED_FLOPS] = record.executed_flops, "flops"
     for measurement in record.measurements:
-        if measurement.samples and not measurement.metric.startswith(LATENCY):
+        if measurement.samples and not measurement.metric.startswith((LATENCY, FIRST_CALL)):
             known[measurement.metric] = median(Samples.of(measurement.samples).value), measurement.unit
     return known
 

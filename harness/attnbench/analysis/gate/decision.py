@@ -28,8 +28,9 @@ from attnbench.plugins import name_of
 from attnbench.statistics import verdict
 from attnbench.statistics.effects import WHOLE
 from attnbench.statistics.verdict import Reason, between_runs
-from attnbench.storage.records import LATENCY, Arm, Status
+from attnbench.storage.records import FIRST_CALL, LATENCY, Arm, Status
 from attnbench.units import percent
+from attnbench.workloads.workload import Workload
 
 BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
 SEE = 0.20  # a time of two runs counts as judged if a slowdown of this size would have been detected
@@ -42,12 +43,17 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     """Compare two stored runs.
 
     Raises:
-        ValueError: one of the runs compared two sides.
+        ValueError: one of the runs compared two sides, or they have no shape in common.
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
             words = f"{results.run} compared two sides, and is judged by itself and against no other run"
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
+    if differing := _other_axes(base, candidate):
+        raise ValueError(
+            f"{base.run} and {candidate.run} have no shape in common: they differ in {differing}; run those of the "
+            "base, or store a new baseline with --accept"
+        )
     return _conclude(_of_runs(base, candidate), thresholds or Thresholds())
 
 
@@ -81,7 +87,7 @@ def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
         outcome, words = _without_findings(rulings)
     doubtful = [line for line in pair.doubtful if line not in pair.invalid]
     measured = [one for match in pair.matches for record in match.records for one in record.measurements]
-    metrics = {one.metric for one in measured if not one.metric.startswith(LATENCY)}
+    metrics = {one.metric for one in measured if not one.metric.startswith((LATENCY, FIRST_CALL))}
     return Decision(
         base=pair.base,
         candidate=pair.candidate,
@@ -172,6 +178,18 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
         doubtful=doubtful,
         is_cut_short=any(results.elapsed_s is None for results in both.values()),
     )
+
+
+def _other_axes(base: Results, candidate: Results) -> str:
+    """The axes in which two runs without a common workload differ, with their values; else ""."""
+    planned = [{each.id: each.axes() for each in results.plan.workloads} for results in (base, candidate)]
+    if not all(planned) or planned[0].keys() & planned[1].keys():
+        return ""
+    is_square = all(axes["kv_len"] == axes["seq_len"] for plan in planned for axes in plan.values())
+    axes = [axis for axis in Workload.__struct_fields__ if axis not in {"seed", "kv_len" * is_square}]
+    values = {axis: [dict.fromkeys(str(each[axis]) for each in plan.values()) for plan in planned] for axis in axes}
+    differing = {axis: both for axis, both in values.items() if both[0].keys() != both[1].keys()}
+    return ", ".join(f"{axis} ({' and '.join(map(', '.join, both))})" for axis, both in differing.items())
 
 
 def _settings(results: Results) -> dict[str, str]:

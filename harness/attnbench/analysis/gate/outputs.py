@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
-
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.rulings import Decision, Outcome
 from attnbench.storage.files import put, writing_to
-from attnbench.units import escaped, plain
+from attnbench.units import escaped, plain, readable_json
 
 MOST_LINES = 100
 """Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
@@ -19,15 +17,10 @@ def write(decision: Decision, folder: Path) -> None:
     Raises:
         ValueError: the folder cannot be written.
     """
-    texts = {"gate.md": markdown(decision), "gate.json": as_json(decision)}
+    texts = {"gate.md": markdown(decision), "gate.json": readable_json(decision) + "\n"}
     with writing_to(folder):
         for name, text in texts.items():
             put(folder / name, text)
-
-
-def as_json(value: object) -> str:
-    """Data as readable JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 def conclusion(decision: Decision) -> Conclusion:

@@ -48,11 +48,22 @@ from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
 from attnbench.processes.messages import Declared, Failed, FailedError, Target
 from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, stand_in
-from attnbench.processes.worker import attempts, operators, state
+from attnbench.processes.worker import attempts, first_calls, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Arm, DeviceState, Grade, Measurement, Sample, Status
+from attnbench.storage.records import (
+    PROBE,
+    Agreement,
+    Arm,
+    DeviceState,
+    Grade,
+    Measurement,
+    Sample,
+    Status,
+    approximation_errors,
+)
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
+from attnbench.units import percent
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
@@ -154,6 +165,19 @@ class Bench:
 APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
 NO_INFINITY = "its bias may not hold -inf, which hides keys from a function without a parameter mask: name mask, too"
 NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
+
+
+def beyond_bound(agreed: Agreement, most: float) -> str:
+    """The output of an approximation whose error exceeds its declared bound, in words; "" without one.
+
+    Gradients are shown alone: those of quantised operands are 0.
+    """
+    for where, share in approximation_errors(agreed).items() if most else ():
+        if where.startswith("output") and not share <= most:
+            return (
+                f"It is off by {percent(share)} of the largest value in the {where}, and {percent(most)} is declared."
+            )
+    return ""
 
 
 def takes_infinity(candidate: Implementation) -> bool:
@@ -393,6 +417,8 @@ class Worker:
             executed_flops=candidate.executed_flops(workload),
             is_approximate=candidate.is_approximate,
             has_pack=hasattr(candidate.build(weights), "pack"),
+            has_cache=candidate.has_cache,
+            most_error=candidate.most_error,
         )
 
     def compute(self, cell: Target, request: messages.Call | messages.Backward) -> messages.Tensors | Failed:
@@ -428,7 +454,9 @@ class Worker:
         answers = self.known_answers(cell.workload, seed, is_brief=is_brief)
         with threads(1):  # otherwise threads of both processes spin while the other one computes
             agreed = agreement.check(answers, candidate, self.rules[cell.spec, cell.workload.device], rejects)
-        if candidate.is_approximate and agreed.probes:
+        if candidate.is_approximate and (beyond := beyond_bound(agreed, prepared.most_error)):
+            agreed = msgspec.structs.replace(agreed, diagnosis=beyond)
+        elif candidate.is_approximate and agreed.probes:
             return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
         errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
         if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
@@ -461,10 +489,10 @@ class Worker:
         case = bench.cased(cell.arm, self.implementation(cell.spec))
         self.returned = []
         with case.grad_mode():
-            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)
             call, start = case.call(), time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:
                 call()
+            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last: nobody may compute ahead
 
     def make_calls(self, cell: Target) -> None:
         """Make the prepared calls, and keep their results."""
@@ -531,6 +559,12 @@ class Worker:
         warnings, samples = tuple(filter(None, [reader.note(case)])), (Sample(value=value),)
         measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
         return CellMeasured(**cell.names, measurement=measurement)
+
+    def first_calls(self, cell: Target, settings: dict[str, str]) -> messages.FirstCalls:
+        """Time the first calls in this process, which must be fresh (processes/worker/first_calls.py)."""
+        self.turn = cell.arm
+        self.heartbeat.beat()
+        return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
         """A case that no timing shares, kept until the next one."""

@@ -1,0 +1,36 @@
+"""First calls of a run: the break-even of each cell against its baseline."""
+
+from functools import lru_cache
+
+from attnbench.analysis.comparisons import comparisons, paired_times, reference
+from attnbench.analysis.results import Results
+from attnbench.statistics.break_even import BreakEven, break_even
+from attnbench.statistics.intervals import median
+from attnbench.storage.records import FIRST_CALL, Key, Record
+from attnbench.storage.samples import Samples
+
+
+def first_s(record: Record) -> float | None:
+    """Seconds of the first call in a fresh process; None if it was not measured."""
+    samples = record.samples(FIRST_CALL)
+    return median(Samples.of(samples).value) if samples else None
+
+
+@lru_cache(maxsize=2)
+def break_evens(results: Results) -> dict[Key, BreakEven]:
+    """The break-even of each compared cell whose first call was measured, and its baseline's, too."""
+    firsts = {record.key: seconds for record in results.records if (seconds := first_s(record)) is not None}
+    times_s, found = paired_times(results), dict[Key, BreakEven]()
+    for each in comparisons(results):
+        base = each.key[0], reference(results, each.key)
+        if each.key in firsts and base in firsts:
+            found[each.key] = break_even(
+                firsts[each.key],
+                firsts[base],
+                times_s[base],
+                ratio=each.ratio,
+                low=each.low,
+                high=each.high,
+                verdict=each.verdict,
+            )
+    return found

@@ -1,0 +1,141 @@
+"""The catalogue of mistakes in a backward pass alone: the output is right, and some gradients are not.
+
+Each is the textbook form whose last step has the right value and another gradient. Notation as in FlashAttention-2:
+weights P, dP = dO V^T, delta = rowsum(dO * O), and the gradient of the scores dS = P * (dP - delta).
+Source: https://arxiv.org/abs/2307.08691, algorithm 2.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnbench.checking import steps
+from attnbench.checking.mistakes import CAUSAL, TILE_LENS
+from attnbench.checking.oracle import RowMask
+from attnbench.checking.steps import Mistake, wrong
+from attnbench.workloads.workload import Workload
+
+Results = dict[str, Tensor]
+"""The results of the steps, by name."""
+LEAST_TILE = 16
+
+
+def moved(scores: Tensor) -> Tensor:
+    """Zeros with the gradient of the scores; hidden ones are minus infinity."""
+    return (scores - scores.detach()).where(scores.isfinite(), 0.0)
+
+
+def recomputed(
+    results: Results,
+    _: RowMask,
+    *,
+    weights: Callable[[Results], Tensor] = lambda results: results["weights"],
+    scores: Callable[[Results], Tensor] = lambda results: results["masked scores"],
+    has_delta: bool = True,
+    is_own: bool = False,
+) -> Tensor:
+    """The context with a backward pass that recomputes these weights, from the gradient of these scores.
+
+    Delta is rowsum(dO * O), or with `is_own` rowsum(P * dP) with the recomputed weights.
+    """
+    again, value = weights(results).detach(), results["value"]
+    flow = again * moved(scores(results))
+    if has_delta:
+        flow = flow - (again if is_own else results["weights"].detach()) * flow.sum(dim=-1, keepdim=True)
+    return results["context"].detach() + flow @ value.detach() + again @ (value - value.detach())
+
+
+def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: Callable[..., Tensor]) -> Tensor:
+    """The context; `chosen` elements (H, R, S) give no gradient to the operands in `frozen`."""
+    every = {name: results[name] for name in ("query", "key", "value")}
+    fixed = every | {name: results[name].detach() for name in frozen}
+    place = chosen(torch.arange(results["query"].shape[1])[:, None, None], mask.queries, mask.keys)
+    scores = steps.scores(fixed["query"], fixed["key"], mask).where(
+        place, steps.scores(every["query"], every["key"], mask)
+    )
+    weights = steps.weights(steps.masked_scores(scores, mask), mask)
+    share = (weights * place) @ fixed["value"] + (weights * ~place) @ every["value"]
+    return results["context"].detach() + share - share.detach()
+
+
+def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tensor], is_own: bool) -> Tensor:
+    """The context with a backward pass under another mask, with the right logsumexp."""
+    whole = mask.changed(results["scores"])
+    logs = results["masked scores"].logsumexp(dim=-1, keepdim=True)
+    weights = steps.hide(whole - logs, seen(mask)).exp().nan_to_num(0.0, 0.0)
+    return recomputed(results, mask, weights=lambda _: weights, scores=lambda _: whole, is_own=is_own)
+
+
+def exponentials(results: Results) -> Tensor:
+    """The weights before they are divided by their sum."""
+    masked = results["masked scores"]
+    return (masked - masked.amax(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
+
+
+def uncapped(results: Results) -> Tensor:
+    """The scores before the softcap."""
+    return results["scores"].where(results["masked scores"].isfinite(), -torch.inf)
+
+
+def changed(name: str, detail: str = "", *, change: Callable[[Results, RowMask], Tensor]) -> Mistake:
+    """A mistake of the backward pass."""
+    return wrong(name, detail, backward_pass=change)
+
+
+def cuts(length: int) -> Iterator[int]:
+    """Edges of tiles from which on something may be left out."""
+    tiles = [tile for tile in TILE_LENS if LEAST_TILE <= tile < length]
+    yield from sorted({*tiles, *((length - 1) // tile * tile for tile in tiles)})
+
+
+def tiles(workload: Workload) -> Iterator[Mistake]:
+    """Late tiles of queries that the gradients of key and value leave out, or of keys that the query's does."""
+    for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
+        late = lambda _, query, __, first=first: query >= first  # noqa: E731
+        detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
+        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=frozen, chosen=late))
+    for first in cuts(workload.kv_len):
+        far = lambda _, __, key, first=first: key >= first  # noqa: E731
+        detail = f"keys from {first} on, in the gradient of query"
+        yield changed("backward_tiles_dropped", detail, change=partial(partly, frozen=("query",), chosen=far))
+
+
+def groups(workload: Workload) -> Iterator[Mistake]:
+    """Gradients of key and value that some query heads of a group do not reach."""
+    readers = workload.num_heads // workload.num_kv_heads
+    for which, frozen in itertools.product(
+        {"first": 0, "last": readers - 1}.items() if readers > 1 else (), (("key", "value"), ("key",), ("value",))
+    ):
+        others = lambda head, _, __, place=which[1]: head % readers != place  # noqa: E731
+        detail = f"only the {which[0]} query head of a group counts, in the gradient of {' and '.join(frozen)}"
+        yield changed("group_not_summed", detail, change=partial(partly, frozen=frozen, chosen=others))
+
+
+def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
+    """Masks of a backward pass alone: none, or one with another alignment."""
+    parts = workload.mask_rule.parts
+    if workload.mask_rule.hides:
+        yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)
+    for kind, end in CAUSAL.items() if workload.seq_len != workload.kv_len else ():
+        if any(isinstance(part, tuple(CAUSAL)) and not isinstance(part, kind) for part in parts):
+            yield "backward_mask", f"it is {end}", lambda mask, kind=kind: mask.seen_under(kind())  # type: ignore[misc]
+
+
+def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
+    """Every mistake of the backward pass alone that is possible at this workload."""
+    if workload.sinks == "none":
+        yield changed("no_delta", change=partial(recomputed, has_delta=False))
+        for is_own, detail in ((False, ""), (True, "in delta, too")):
+            change = partial(recomputed, weights=exponentials, is_own=is_own)
+            yield changed("recomputed_without_denominator", detail, change=change)
+            for name, words, seen in other_masks(workload):
+                yield changed(
+                    name, "; ".join(filter(None, (words, detail))), change=partial(unmasked, seen=seen, is_own=is_own)
+                )
+        if not workload.mask_rule.is_additive:
+            yield changed("softcap_without_derivative", change=partial(recomputed, scores=uncapped))
+    yield from groups(workload)
+    yield from tiles(workload)

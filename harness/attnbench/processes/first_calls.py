@@ -1,0 +1,47 @@
+"""Read the first calls of a cell: in fresh processes, with empty compile caches, and with filled ones."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from attnbench.processes.messages import Failed, FirstCalls
+from attnbench.processes.worker_client import COMPILERS
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Measurement, Sample
+
+NUM_READINGS, SLOW_S = 3, 5.0
+"""Readings of a first call, and the seconds from which on one is enough."""
+BUDGET_SHARE = 1 / 3
+"""Share of a run's budget for first calls; cells that are not reached have none."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+"""Environment variables that name the folder of a compile cache."""
+Read = Callable[[dict[str, str]], FirstCalls | Failed]
+"""Time first calls in a fresh process with these environment variables; "" removes one."""
+
+
+def measurements(read: Read) -> Iterator[Measurement]:
+    """The first calls of a cell, FIRST_CALL last; none if one failed.
+
+    Timed workers compile in one process; here it is as many as in a user's own process.
+    """
+    cold, warm = list[FirstCalls](), list[FirstCalls]()
+    usual = {} if COMPILERS in os.environ else {COMPILERS: ""}
+    while len(cold) < NUM_READINGS and max((each.first_s for each in cold), default=0.0) <= SLOW_S:
+        with TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder:
+            settings = {name: str(Path(folder) / name.lower()) for name in CACHES} | usual
+            for readings in (cold, warm):
+                reading = read(settings)
+                if isinstance(reading, Failed):
+                    return
+                readings.append(reading)
+                if not any(Path(folder).iterdir()):  # nothing was cached
+                    break
+    yield from _measurement(FIRST_CACHED, (each.first_s for each in warm))
+    yield from _measurement(FIRST_LONGER, (each.longer_s for each in cold))
+    yield from _measurement(FIRST_CALL, (each.first_s for each in cold))
+
+
+def _measurement(metric: str, seconds: Iterable[float | None]) -> Iterator[Measurement]:
+    samples = tuple(Sample(value=value) for value in seconds if value is not None)
+    if samples:
+        yield Measurement(metric=metric, unit="s", samples=samples)

@@ -1,0 +1,56 @@
+"""Time the first call of an implementation in this process, and its first call at another length.
+
+Inputs and mask exist before, so that torch itself and the device are ready. All else counts: the import of the
+implementation's file, building, compiling, and the call.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from attnbench.case import Case, bind, build, draw_normal, place, reason_against
+from attnbench.contract import Implementation
+from attnbench.processes.messages import FirstCalls
+from attnbench.workloads.workload import Workload
+
+LONGER = 16  # tokens: no form of a compiled length fits, and the time of a call hardly changes
+
+
+def measure(workload: Workload, load: Callable[[], Implementation], settings: Mapping[str, str]) -> FirstCalls:
+    """Set environment variables ("" removes one), then time both calls."""
+    for name, value in settings.items():
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = value
+    inputs, mask = place(draw_normal(workload, 0), workload), bind(workload)
+    start_s = time.perf_counter()
+    candidate = load()
+    case = build(workload, candidate, inputs, mask)
+    first_s = _called(case, start_s)
+    longer = at_other_length(workload)
+    if longer is None or reason_against(candidate, longer) is not None:
+        return FirstCalls(first_s=first_s, longer_s=None)
+    needs_grad = workload.direction != "inference"
+    drawn = place(draw_normal(longer, 0), longer).tensors
+    tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in drawn.items()}
+    other = Case(workload=longer, module=case.module, tensors=tensors, mask=bind(longer))
+    return FirstCalls(first_s=first_s, longer_s=_called(other, time.perf_counter()))
+
+
+def at_other_length(workload: Workload) -> Workload | None:
+    """The workload with some more keys, and queries if there are several; None if its mask does not allow it."""
+    seq_len = workload.seq_len + (LONGER if workload.seq_len > 1 else 0)
+    try:
+        return msgspec.structs.replace(workload, seq_len=seq_len, kv_len=workload.kv_len + LONGER)
+    except ValueError:
+        return None
+
+
+def _called(case: Case, start_s: float) -> float:
+    """Call, and return the seconds since `start_s` on the clock."""
+    with case.grad_mode():
+        case.call()()
+    case.device.synchronize()
+    return time.perf_counter() - start_s

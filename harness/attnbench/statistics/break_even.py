@@ -1,0 +1,69 @@
+"""The number of calls after which a faster implementation has paid for its longer first call."""
+
+import enum
+import math
+
+import msgspec
+
+from attnbench.storage.records import Verdict
+
+LARGEST_EXACT = 100  # calls; larger numbers are shown to two digits
+
+
+class Payoff(enum.StrEnum):
+    """Whether a longer first call pays."""
+
+    at_once = "at_once"
+    after = "after"
+    never = "never"
+    unknown = "unknown"
+
+
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls until the total time is below the baseline's; the interval follows from that of the ratio."""
+
+    payoff: Payoff
+    calls: int | None = None
+    low: int | None = None
+    high: int | None = None  # null with `low`: the interval has no upper end
+
+    @property
+    def words(self) -> str:
+        """The number with its interval: "9,300 calls (8,100 to 11,000)", or "at once", "never" or "unknown"."""
+        if self.calls is None or self.low is None:
+            return str(self.payoff).replace("_", " ")
+        end = "or more" if self.high is None else f"to {_rounded(self.high)}"
+        return f"{_rounded(self.calls)} call{'s' * (self.calls != 1)} ({_rounded(self.low)} {end})"
+
+
+def _rounded(calls: int) -> str:
+    return f"{calls if calls < LARGEST_EXACT else float(f'{calls:.1e}'):,.0f}"
+
+
+def break_even(  # noqa: PLR0913 - two first calls, and a verdict with its numbers
+    first_s: float,
+    baseline_first_s: float,
+    baseline_s: float,
+    *,
+    ratio: float,
+    low: float | None,
+    high: float | None,
+    verdict: Verdict,
+) -> BreakEven:
+    """Compare the seconds that the first call costs more with those that each later call saves.
+
+    `ratio` is the time of a call divided by the baseline's, with its interval. The spread of first calls is not part of
+    the interval.
+    """
+    if verdict is Verdict.undecided or low is None or high is None:
+        return BreakEven(payoff=Payoff.unknown)
+    if verdict is not Verdict.faster:
+        return BreakEven(payoff=Payoff.never)
+    if (extra_s := first_s - baseline_first_s) <= 0:
+        return BreakEven(payoff=Payoff.at_once, calls=0)
+
+    def calls(at_ratio: float) -> int:
+        return math.ceil(extra_s / (baseline_s * (1 - at_ratio)))
+
+    end = calls(high) if high < 1 else None
+    return BreakEven(payoff=Payoff.after, calls=calls(ratio), low=calls(low), high=end)

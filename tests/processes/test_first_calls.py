@@ -1,0 +1,183 @@
+"""First calls: in fresh processes, with compile caches of their own."""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.analysis.first_calls import break_evens
+from attnbench.analysis.recommendation import recommend
+from attnbench.analysis.results import Results, read
+from attnbench.analysis.table import table
+from attnbench.cli import app
+from attnbench.commands.fastest import read_first_calls
+from attnbench.processes import execution, first_calls
+from attnbench.processes.messages import Failed, FirstCalls
+from attnbench.processes.planning import build_plan, plan_to_choose
+from attnbench.processes.worker.first_calls import at_other_length
+from attnbench.reports import cells, verdict
+from attnbench.reports.answers import first_calls_line, shapes
+from attnbench.statistics.break_even import Payoff
+from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_CALLS, FIRST_LONGER, Status
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+
+TINY = ("seq_len=16", "num_heads=2", "head_dim=8", "scope=attention")
+FIRST_S = {"sdpa": 0.002, "fused": 3.002, "bmm": 1.0, "einsum": 0.001}
+CALL_S = {"sdpa": 1e-3, "fused": 0.5e-3, "bmm": 2e-3, "einsum": 0.5e-3}
+SLEEPS = """
+import time
+from pathlib import Path
+
+time.sleep(0.05)
+lengths = set()
+
+
+def attention(query, key, value, is_causal=False):
+    if query.shape[-2] not in lengths:
+        time.sleep(0.05)
+        lengths.add(query.shape[-2])
+    return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(dim=-1) @ value
+"""
+
+
+class Client(virtual.SimulatedClient):
+    """A simulated client whose first calls are known; that of `fused` is cached."""
+
+    def __init__(self) -> None:
+        super().__init__(WORLDS["calm"], lambda _, name: CALL_S[name])
+        self.num_starts = 0
+        self.first: list[tuple[str, int]] = []  # implementations, with the process that answered
+
+    def start(self, layout: int = 0):
+        self.num_starts += 1
+        return super().start(layout)
+
+    def first_calls(self, cell, settings) -> FirstCalls | Failed:
+        name, cache = cell.arm.implementation, Path(settings["TORCHINDUCTOR_CACHE_DIR"])
+        self.first.append((name, self.num_starts))
+        is_cached = cache.exists()
+        if name == "fused":
+            cache.mkdir(exist_ok=True)
+        if name == "bmm":
+            return Failed(status=Status.timeout, message="it hangs")
+        return FirstCalls(first_s=FIRST_S[name] / (1 + is_cached), longer_s=None if name == "einsum" else 0.25)
+
+
+def simulated(folder: Path, *metrics: str) -> tuple[Results, Client]:
+    client = Client()
+    plan = build_plan(sweep="quick", settings=TINY, is_exact=True, implementations=(*FIRST_S,), seed=3)
+    plan = msgspec.structs.replace(plan, metrics=("latency", *metrics), budget_s=20.0)
+    return virtual.execute(plan, folder / "run", client), client
+
+
+def test_every_reading_has_a_fresh_process_and_the_baseline_is_first(tmp_path):
+    results, client = simulated(tmp_path, FIRST_CALL)
+    processes = [number for _, number in client.first]
+    assert len(set(processes)) == len(processes)
+    names = [name for name, _ in client.first]
+    assert names == ["sdpa"] * 3 + ["fused"] * 6 + ["bmm"] + ["einsum"] * 3
+    by_name = {cell.name: cell for cell in cells.every(results).values()}
+    fused = {name: by_name["fused"].metrics[name] for name in FIRST_CALLS}
+    assert fused == pytest.approx({FIRST_CALL: 3.002, FIRST_CACHED: 1.501, FIRST_LONGER: 0.25})
+    assert FIRST_CACHED not in by_name["sdpa"].metrics
+    assert FIRST_LONGER not in by_name["einsum"].metrics
+    assert FIRST_CALL not in by_name["bmm"].metrics
+    assert by_name["bmm"].seconds is not None  # a first call that failed does not take its time away
+
+
+def test_the_break_even_is_in_every_report(tmp_path):
+    results, _ = simulated(tmp_path, FIRST_CALL)
+    seen = {arm.implementation: each for (_, arm), each in break_evens(results).items()}
+    assert set(seen) == {"fused", "einsum"}
+    assert seen["einsum"].payoff is Payoff.at_once
+    assert seen["fused"].payoff is Payoff.after
+    assert seen["fused"].calls == pytest.approx(3.0 / 0.5e-3, rel=0.05)
+    assert seen["fused"].low <= seen["fused"].calls <= seen["fused"].high
+    line = first_calls_line(shapes(results))
+    assert f"fused 3.0 s (cached 1.5 s, new length 250 ms, paid after: {seen['fused'].words})" in line
+    assert "has paid after" in [column.heading for column in cells.columns(results)]
+    rows = table(results).set_index("implementation")
+    assert rows.loc["fused", "paid_after_calls"] == seen["fused"].calls
+    assert rows.loc["einsum", "paid"] == "at_once"
+    found = {each.implementation: each for each in verdict._cells(results)}
+    assert found["fused"].break_even == seen["fused"]
+    assert found["sdpa"].break_even is None
+
+
+def test_the_choice_and_pytorch_s_own_alone_are_read_for_a_recommendation(tmp_path):
+    plan = plan_to_choose(
+        build_plan(sweep="fastest", settings=TINY, is_exact=True, implementations=(*FIRST_S,), seed=3)
+    )
+    plan, client = msgspec.structs.replace(plan, budget_s=20.0), Client()
+    then = partial(read_first_calls, memory_bytes=0, is_deterministic=False)
+    more = {"then": then, "read_counters": lambda: None}
+    execution.execute(plan, tmp_path, lambda _: None, client=client, clock=client.clock.now, **more)
+    (found,) = recommend(read(tmp_path))
+    assert {name for name, _ in client.first} == {found.choice, "sdpa"} == set(found.first_s)
+    again, num_read = Client(), len(client.first)
+    execution.execute(plan, tmp_path, lambda _: None, client=again, clock=again.clock.now, **more)
+    assert (num_read, again.first) == (len(client.first), [])  # the journal has them
+
+
+def test_a_run_without_the_metric_reads_no_first_call(tmp_path):
+    results, client = simulated(tmp_path)
+    assert client.first == []
+    assert first_calls_line(shapes(results)) == ""
+    assert "has paid after" not in [column.heading for column in cells.columns(results)]
+    assert not [name for name in table(results).columns if "paid" in name or "first_call" in name]
+
+
+def test_a_slow_first_call_is_read_once_and_its_caches_are_removed():
+    folders = []
+
+    def read(settings):
+        folders.append(Path(settings["TRITON_CACHE_DIR"]).parent)
+        (folders[-1] / "kernel").touch()
+        return FirstCalls(first_s=2 * first_calls.SLOW_S, longer_s=None)
+
+    seen = {each.metric: len(each.samples) for each in first_calls.measurements(read)}
+    assert seen == {FIRST_CACHED: 1, FIRST_CALL: 1}
+    assert folders[0] == folders[1]
+    assert not folders[0].exists()
+
+
+def test_another_length_keeps_a_single_query_and_is_none_where_the_mask_forbids_it():
+    usual, decoding = Workload(seq_len=32), Workload(seq_len=1, kv_len=64)
+    assert at_other_length(usual).seq_len == at_other_length(usual).kv_len > 32
+    assert (at_other_length(decoding).seq_len, at_other_length(decoding).kv_len > 64) == (1, True)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_import_and_first_calls_are_in_the_time_of_a_real_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SLEEPS)
+    words = [f"--set={each}" for each in TINY]
+    done = CliRunner().invoke(
+        app, ["run", "mine.py:attention", *words, "--metrics", "first_call", "--budget", "0.5", "--json"]
+    )
+    found = {each["implementation"]: each for each in json.loads(done.stdout)["cells"]}
+    assert found["attention"]["metrics"][FIRST_CALL] >= 0.1  # import and call
+    assert found["attention"]["metrics"][FIRST_LONGER] >= 0.05
+    assert found["sdpa"]["metrics"][FIRST_CALL] > 0
+    assert FIRST_CACHED not in found["attention"]["metrics"]
+    assert found["attention"]["break_even"]["payoff"] in {"never", "unknown"}
+
+
+@pytest.mark.long
+def test_a_compiled_form_takes_longer_with_empty_caches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = build_plan(sweep="quick", settings=TINY, is_exact=True, implementations=("fused", "fused+compile"), seed=3)
+    plan = msgspec.structs.replace(plan, metrics=(FIRST_CALL,))
+    before = dict(os.environ)
+    execution.execute(plan, tmp_path / "run", lambda _: None, ("check", "metrics"))
+    assert dict(os.environ) == before
+    seen = {cell.name: cell.metrics for cell in cells.every(read(tmp_path / "run")).values()}
+    assert seen["fused+compile"][FIRST_CALL] > seen["fused+compile"][FIRST_CACHED] > seen["fused"][FIRST_CALL]
+    assert seen["fused+compile"][FIRST_LONGER] > seen["fused"][FIRST_LONGER]
+    assert FIRST_CACHED not in seen["fused"]

@@ -1,0 +1,86 @@
+"""Documents and workflows name only what is there: sessions of nox, commands, options, sweeps, axes and masks."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from attnbench.cli import app
+from attnbench.workloads import models
+from attnbench.workloads.masks import masks
+from attnbench.workloads.sweep import AXES
+
+ROOT = Path(__file__).parents[1]
+PATTERNS = ("*.md", "*.y*ml", "docs/**/*.md", ".github/**/*.*", "examples/**/*.y*ml", "results/gallery/**/*.md")
+HISTORY = ("CHANGELOG.md", "0049-fourteen-commands-and-what-went.md")  # they list what is gone
+PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern)) if page.name not in HISTORY]
+COMMANDS = vars(typer.main.get_command(app))["commands"]
+OPTIONS = {name: {word for each in command.params for word in each.opts} for name, command in COMMANDS.items()}
+SWEEPS = {path.stem for path in (ROOT / "harness" / "attnbench" / "workloads" / "sweeps").glob("*.toml")}
+KNOWN = {"axis": {*AXES}, "mask": {*masks()}, "sweep": SWEEPS, "command": {*COMMANDS}}
+SPAN = re.compile(r"^```\w*\n(.*?)^```|`([^`]+)`", re.MULTILINE | re.DOTALL)
+CALL = re.compile(r"^\s*(?:\$ |- run: )?attnbench ([a-z][a-z|]*)((?: [^\s;#>&][^\s]*)*)", re.MULTILINE)
+NAMED = {
+    "axis": re.compile(r"--set[ =]['\"]?([a-z]\w*)="),
+    "mask": re.compile(r"\bmask=([a-z]\w*)(?![\w.\[])|(?<=[+,])([a-z]\w*)(?=\(\d)"),
+    "sweep": re.compile(r"--sweep[ =](\w+)(?![\w.])"),
+}
+ADDED = re.compile(r"^# file: \S*/(\w+)\.|^\+ {4}(\w+): |^ {4}name = \"(\w+)\"$", re.MULTILINE)
+"""A plug, an axis or a mask that a recipe on the same page adds."""
+
+
+def sessions() -> set[str]:
+    return set(re.findall(r"@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8")))
+
+
+def not_there(text: str, *, is_prose: bool) -> list[str]:
+    """Names in the code of a text that attnbench does not know."""
+    added = {name for names in ADDED.findall(text) for name in names if name}
+    spans = ["".join(found) for found in SPAN.findall(text)] if is_prose else [text]
+    missing = []
+    for span in (re.sub(r"\\\n *", "", each) for each in spans):
+        for what, pattern in NAMED.items():
+            names = {"".join(found) for found in pattern.findall(span)}
+            missing += [f"{what} {name}" for name in names - KNOWN[what] - added]
+        for commands, words in CALL.findall(span):
+            names = set(commands.split("|")) - added
+            known = {"--help"}.union(*(OPTIONS.get(name, ()) for name in names))
+            missing += [f"command {name}" for name in names - KNOWN["command"]]
+            options = {word.partition("=")[0] for word in re.findall(r"(?<= )--?[a-z][\w=-]*", words)}
+            missing += [f"option {commands} {option}" for option in options - known if names]
+    return missing
+
+
+def test_every_session_that_a_workflow_or_a_document_names_exists():
+    pages = [*PAGES, ROOT / ".ci" / "run", ROOT / "noxfile.py"]
+    lists = [(page, names) for page in pages for names in re.findall(r"\bnox -s ((?:\w+ ?)+)", page.read_text())]
+    named = [(page, word) for page, names in lists for word in names.split()]
+    assert {"tests", "tests_long", "lint", "docs", "package"} <= {word for _, word in named}
+    assert [f"{page.relative_to(ROOT)}: {word}" for page, word in named if word not in sessions()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_in_a_document_exists(page):
+    assert not_there(page.read_text(encoding="utf-8"), is_prose=page.suffix == ".md") == []
+
+
+def test_the_presets_of_models_are_counted():
+    number = len(list(Path(models.__file__).with_name("presets").glob("*.toml")))
+    assert f"one of {number} presets" in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("`attnbench measure fused`", ["command measure"]),
+        ("`attnbench check|run --budget 3`, `attnbench check --budget 3`", ["option check --budget"]),
+        ("```bash\nattnbench run -i sdpa \\\n  --dry-run\n```", ["option run --dry-run"]),
+        ("`attnbench run --sweep slow`", ["sweep slow"]),
+        ("`attnbench run --sweep mine.toml --set page_size=4`", ["axis page_size"]),
+        ("| `mask=causal+blocks(8)` |", ["mask blocks"]),
+        ("attnbench measures `mask=causal+chunks(8)`; `attnbench list axes`", []),
+    ],
+)
+def test_a_name_that_does_not_exist_is_found(text, found):
+    assert not_there(text, is_prose=True) == found

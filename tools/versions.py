@@ -1,0 +1,62 @@
+"""`python -m tools.versions`: a table of the versions that are installed here, next to those of constraints.txt.
+
+It names Python and every package that pyproject.toml asks for. `--to FILE` writes it there.
+"""
+
+import argparse
+import platform
+import re
+import sys
+import tomllib
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TITLE = "# Installed versions\n\nMade by `python -m tools.versions` on {day} ({system}).\n"
+
+
+def asked() -> list[str]:
+    """Return the packages that the project and its extra `all` ask for, sorted."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    parts = re.findall(r"\w+", extras["all"][0].partition("[")[2])
+    requirements = chain(project["dependencies"], *(extras[part] for part in parts))
+    return sorted({re.split(r"[><=\[]", each)[0] for each in requirements})
+
+
+def pinned() -> dict[str, str]:
+    """Return the versions of constraints.txt, by package."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^([\w.-]+)==(\S+)$", text.lower(), re.MULTILINE))
+
+
+def table() -> str:
+    """Build the page: a row for each package that is installed."""
+    lines = [
+        "| package | here | constraints.txt |",
+        "| --- | --- | --- |",
+        f"| Python | {platform.python_version()} | |",
+    ]
+    for name in asked():
+        try:
+            lines.append(f"| {name} | {metadata.version(name)} | {pinned().get(name, '')} |")
+        except metadata.PackageNotFoundError:
+            continue
+    title = TITLE.format(day=f"{datetime.now(UTC):%Y-%m-%d}", system=f"{platform.system()} {platform.machine()}, CPU")
+    return "\n".join([title, *lines, ""])
+
+
+def main() -> None:
+    """Print the table, or write it."""
+    parser = argparse.ArgumentParser(description="List the versions that are installed here.")
+    parser.add_argument("--to", type=Path)
+    given = parser.parse_args()
+    if given.to:
+        given.to.write_text(table(), encoding="utf-8")
+    sys.stdout.write(table())
+
+
+if __name__ == "__main__":
+    main()
