@@ -177,10 +177,10 @@ def stranger(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), silent=True)
     (wheel,) = wheels.glob("*.whl")
-    here = Path(session.virtualenv.location)  # with the session `tests` beside it, torch is not installed again
+    here = Path(session.virtualenv.location)  # next to the session `tests` torch is not installed again
     found = here.with_name("tests").glob("lib/python*/site-packages")
-    beside = [path for path in found if (here / path.relative_to(here.with_name("tests"))).exists()]
-    session.run("python", "-m", "tools.stranger", str(wheel), *(f"--beside={path.resolve()}" for path in beside))
+    packages = [path for path in found if (here / path.relative_to(here.with_name("tests"))).exists()]
+    session.run("python", "-m", "tools.stranger", str(wheel), *(f"--packages={path.resolve()}" for path in packages))
 
 
 @nox.session

@@ -171,8 +171,8 @@ def _made(finding: Finding) -> str:
     here = environment.collect()
     packages = [each.partition("==")[0] for each in finding.needs.split()]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
-    where = f"{here.cpu} with {here.cpu_capability}, {here.num_physical_cores} cores"
-    return f"{versions}, {where}, {datetime.now(UTC):%Y-%m-%d}"
+    processor = f"{here.cpu} with {here.cpu_capability}, {here.num_physical_cores} cores"
+    return f"{versions}, {processor}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def draw(name: str, kept: Mapping[str, Any]) -> None:

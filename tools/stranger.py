@@ -1,7 +1,7 @@
 """`python -m tools.stranger WHEEL`: what somebody does who has the package alone, in an environment of its own.
 
-The environment is new and the current folder is empty. `--beside FOLDER` is a folder of site-packages with the packages
-that the wheel needs, so that torch is not downloaded again; without it pip installs them.
+The environment is new and the current folder is empty. `--packages FOLDER` is a folder of site-packages with what the
+wheel needs, so that torch is not downloaded again; without it pip installs everything.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def readme() -> str:
     return found[1]
 
 
-def try_all(wheel: Path, folder: Path, beside: Path | None) -> None:
+def try_all(wheel: Path, folder: Path, packages: Path | None) -> None:
     """Install, use and uninstall the package.
 
     Raises:
@@ -61,10 +61,10 @@ def try_all(wheel: Path, folder: Path, beside: Path | None) -> None:
         if done.returncode or missing:
             raise RuntimeError(f"{command}\nexit code {done.returncode}, without {missing}:\n{done.stdout}")
 
-    run(f"python -m pip install {'--no-deps' if beside else f'-c {CONSTRAINTS}'} {wheel}", "Successfully installed")
-    if beside:  # after pip has looked for what is installed
+    run(f"python -m pip install {'--no-deps' if packages else f'-c {CONSTRAINTS}'} {wheel}", "Successfully installed")
+    if packages:  # after pip has looked for what is installed
         (site,) = (folder / "environment" / "lib").glob("python*/site-packages")
-        (site / "beside.pth").write_text(f"{beside}\n", encoding="utf-8")
+        (site / "packages.pth").write_text(f"{packages}\n", encoding="utf-8")
     version = wheel.name.split("-")[1]
     run("attnbench --version", f"attnbench {version}")
     run("python -m attnbench --version", f"attnbench {version}")
@@ -83,11 +83,11 @@ def main() -> None:
     """Try the wheel that is named, in a temporary folder."""
     parser = argparse.ArgumentParser(description="Install a wheel in an empty environment, use it and remove it.")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--packages", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="attnbench-stranger-") as folder:
-        try_all(given.wheel.resolve(), Path(folder), given.beside)
+        try_all(given.wheel.resolve(), Path(folder), given.packages)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -201,9 +201,9 @@ class DotProductAttention:
 
     def compute(self, query_layer, key_layer, value_layer, **others):
         heads, groups = self.given["num_attention_heads"], self.given["num_gqa_groups"]
-        of_packed = {"qkv_interleave_dim", "thd_attention_policy_dispatch"}  # of tensors that are not passed
-        known = {"fast_zero_fill", "num_splits", NO_BIAS} | of_packed
-        assert not {name for name, value in others.items() if value} - known
+        usual = {"fast_zero_fill", "num_splits", NO_BIAS}
+        usual |= {"qkv_interleave_dim", "thd_attention_policy_dispatch"}  # of tensors that are not passed
+        assert not {name for name, value in others.items() if value} - usual
         assert (query_layer.shape[2], key_layer.shape[2]) == (heads, groups)
         assert self.given["kv_channels"] == (key_layer.shape[3], value_layer.shape[3])
         assert (self.given["attention_type"] == "self") == (query_layer.shape[1] == key_layer.shape[1])

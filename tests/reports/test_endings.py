@@ -21,7 +21,7 @@ from tests.analysis.gate.test_sides import measured, planned
 
 CASES = list(itertools.product(CheckVerdict, (None, *Verdict), (False, True), (False, True)))
 CODES = {
-    Question.rightness: {"WRONG": 1, "failed": 3, "judged in part": 3, "not judged": 3},
+    Question.rightness: {"WRONG": 1, "keeps memory": 1, "failed": 3, "judged in part": 3, "not judged": 3},
     Question.measurement: {"WRONG": 1, "failed": 1, "not judged": 3},
     Question.choice: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "doubtful": 3},
     Question.change: {"WRONG": 1, "failed": 1, "not judged": 3, "undecided": 3, "slower": 1, "doubtful": 4},

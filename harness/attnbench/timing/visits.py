@@ -1,8 +1,8 @@
 """How many blocks a process takes of a workload, from the data so far.
 
-More blocks reduce the noise inside a process, and more processes also the difference between processes. The costs of a
-process and of a block and both variances decide what is worth more. The smallest error of a mean has the square root of
-(cost of a process / cost of a block) * (variance inside / variance between) blocks in each process.
+More blocks reduce the noise inside a process; more processes also reduce the difference between processes. The error of
+a mean is smallest with the square root of (cost of a process / cost of a block) * (variance inside / variance between)
+blocks in each process.
 
 Source: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160,
 section 6.
@@ -42,7 +42,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a process takes of a workload: blocks, and seconds in which all of them should fit; 0: no limit."""
+    """The part of a workload that a process takes: blocks, and seconds in which all of them should fit; 0: no limit."""
 
     num_blocks: int
     longest_s: float = 0.0
