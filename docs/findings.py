@@ -53,8 +53,9 @@ AXES = {
 
 
 BEGINNING = """{} things about attention in PyTorch that attnbench found, each with its cause and the command that shows
-it on your machine. Times are medians with 95 % intervals and [differ between machines](different.md). The last line has
-the time that it took. `python docs/findings.py` measures all of them again and writes only what still holds. Each has a
+it on your machine. Times are medians with 95 % intervals and [differ between
+machines](method.md#why-is-my-number-different-from-yours). The last line has the time that it took.
+`python docs/findings.py` measures all of them again and writes only what still holds. Each has a
 script that needs no attnbench, and exits with 1 where the finding holds. [On
 GPUs](../results/gallery/gpu/README.md) there are four more, among them wrong gradients of stock SDPA, seen with torch
 2.11.0 and cuDNN 9.19 and not tried with others: `python examples/gpu/cudnn_gradient_layout.py`."""

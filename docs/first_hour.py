@@ -1,6 +1,6 @@
-"""Regenerate docs/first-hour.md: run the command of each question, and keep its output and duration.
+"""Regenerate the answers in docs/guide.md: run the command of each question, and keep its output and duration.
 
-Command: `python docs/first_hour.py [NUMBER ...]`; all eight take about six minutes on two cores. With `readme` as
+Command: `python docs/first_hour.py [NUMBER ...]`; all five take about three minutes on two cores. With `readme` as
 argument, the outputs in README.md are renewed. Only text between `<!-- begin N -->` and `<!-- end N -->` is generated;
 the rest is written by hand.
 """
@@ -22,7 +22,7 @@ from typing import Any
 from attnbench.processes.worker_client import module_path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "first-hour.md"
+PAGE = ROOT / "docs" / "guide.md"
 EXAMPLES = ROOT / "examples" / "first_hour"
 MINE = "mine.py"
 WIDTH = 96
@@ -34,22 +34,15 @@ FIRST, LAST = 13, 12
 
 @dataclass(frozen=True)
 class Question:
-    """A user's question and the command that answers it; `before` prepares the command and is shown, but not timed."""
+    """A user's question and the command that answers it."""
 
     text: str
     command: str
-    before: str = ""
     exit_codes: tuple[int, ...] = (0,)
     is_sweep: bool = False  # it needs one, and may take longer than a minute
 
 
 QUESTIONS = (
-    Question(
-        "Which attention for my shapes?",
-        "attnbench fastest --set batch_size=4 --set seq_len=512 --set mask=causal --set dtype=bfloat16",
-        exit_codes=(0, 1, 3),
-        is_sweep=True,
-    ),
     Question(
         "From which length is SDPA faster than the textbook form?",
         "attnbench run fused --set seq_len=16,32,64,128,256,512 --set mask=causal --budget 50",
@@ -73,17 +66,6 @@ QUESTIONS = (
         "Where does the time go?",
         "attnbench profile fused --set seq_len=512 --set mask=causal",
     ),
-    Question(
-        "How do two machines differ?",
-        "attnbench gate here/runs/* there/runs/*",
-        before="OMP_NUM_THREADS=1 attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results there; "
-        "attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results here",
-        exit_codes=(0, 1, 3, 4),
-    ),
-    Question(
-        "One file for a colleague?",
-        "attnbench report here/runs/* --to for-a-colleague && ls -s --block-size=K for-a-colleague/report.html",
-    ),
 )
 
 
@@ -103,10 +85,6 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
     Raises:
         RuntimeError: it ended with another exit code than was expected.
     """
-    if question.before:
-        before = _shell(question.before, folder)
-        if before.returncode not in {0, 3}:  # 3: a busy machine, so no verdicts; the run is stored anyway
-            raise RuntimeError(f"{question.before} exits {before.returncode}:\n{before.stdout}\n{before.stderr}")
     start = time.monotonic()
     done = _shell(question.command, folder)
     took_s = time.monotonic() - start
@@ -117,9 +95,8 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
     if is_short and len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = "\n".join(lines).replace(str(folder), ".")
-    prepared = f"$ {question.before}\n" if question.before else ""
     exits = f", exit code {done.returncode}" if done.returncode else ""
-    block = f"```console\n{prepared}$ {question.command}\n{shown}\n```"
+    block = f"```console\n$ {question.command}\n{shown}\n```"
     return f"{block}\n\nIt took {took_s:.0f} s{exits}." if is_short else block
 
 

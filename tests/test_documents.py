@@ -129,13 +129,13 @@ NOT_RUN = {
     ("docs/cuda.md", "attnbench check mine.py:attention --set device=cuda"): "it needs a GPU",
     ("docs/side-by-side.md", "attnbench compare rev:main"): "it needs two revisions: the next block makes them",
     ("docs/side-by-side.md", "git worktree add"): "it builds a package of the reader's",
-    ("docs/triton.md", "attnbench check my_triton.py"): "it needs triton: tests/implementations/test_triton.py",
+    ("docs/cuda.md", "attnbench check my_triton.py"): "it needs triton: tests/implementations/test_triton.py",
     ("docs/profiling.md", "attnbench tensorboard"): "a server, which tests/tracing/test_viewer.py starts",
     ("docs/findings.md", "python -m pip install"): "it needs other packages: `nox -s field`",
     ("docs/findings.md", "attnbench check sdpa"): "docs/findings.py runs it",
 }
 """The reason for each block that shows commands and that no test runs, by its document and its beginning."""
-GENERATED = {"README.md", "docs/first-hour.md"}
+GENERATED = {"README.md", "docs/guide.md"}
 """Documents whose blocks of the kind `console` are the output of docs/first_hour.py."""
 
 
@@ -206,7 +206,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-QUICK = {"docs/cluster.md", "docs/first-hour.md", "docs/triton.md"}
+QUICK = {"docs/cluster.md", "docs/cuda.md"}
 """Documents whose commands take seconds; the others belong to the long tests."""
 
 

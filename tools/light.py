@@ -10,15 +10,12 @@ import argparse
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "guide.md"
-BEFORE = "87839e31~1"
-"""The last commit at which everything was required."""
 HEADS = ("what", "Python", "packages", "MB", "MB without torch", "s to install", "s to the first verdict")
 TABLE = re.compile(r"(?<=<!-- begin install -->\n\n).*?(?=\n\n<!-- end install -->)", re.DOTALL)
 CHECK = ("check", "sdpa", "--set", "seq_len=32", "--set", "scope=attention", "--set", "dtype=float32")
@@ -74,15 +71,10 @@ def main() -> None:
     if python := parser.parse_args().python:
         print(measure("`attnbench`", ROOT, "", python))  # noqa: T201 - its output
         return
-    with tempfile.TemporaryDirectory(prefix="attnbench-light-") as name:
-        call("git", "archive", "--output", f"{name}/before.tar", BEFORE)
-        with tarfile.open(f"{name}/before.tar") as file:
-            file.extractall(f"{name}/before", filter="data")
-        rows = [
-            measure("before: everything required", Path(name, "before"), "", sys.executable),
-            measure("`attnbench`", ROOT, "", sys.executable),
-            measure("`attnbench[all]`", ROOT, "all", sys.executable),
-        ]
+    rows = [
+        measure("`attnbench`", ROOT, "", sys.executable),
+        measure("`attnbench[all]`", ROOT, "all", sys.executable),
+    ]
     table = "\n".join([f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}", *rows])
     GUIDE.write_text(TABLE.sub(lambda _: table, GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
 

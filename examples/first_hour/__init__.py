@@ -1,1 +1,1 @@
-"""Files of docs/first-hour.md."""
+"""Files of docs/guide.md."""

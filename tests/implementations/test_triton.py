@@ -75,7 +75,7 @@ def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
 @needs_triton
 @pytest.mark.parametrize("left_out", ["", " * rescale[:, None]"])
 def test_the_kernel_of_the_document_is_right_and_its_mistake_is_named_as_there(left_out: str, tmp_path: Path) -> None:
-    document = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "cuda.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n# file: my_triton.py\n(.*?)```", document, re.DOTALL)
     (said,) = re.findall(r'the check says: "It looks as if ([^"]+)"', document)
     (tmp_path / "my_triton.py").write_text(block.replace(f"result{left_out} +", "result +"))

@@ -27,13 +27,14 @@ QUIRKS = [
     ("dropout_always", CAUSAL, "dropout_in_evaluation"),
 ]
 
-SHOWN = re.findall(r"^  (It looks as if .*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+SHOWN = re.findall(r"It looks as if .*?\.(?= |$)", " ".join(DOCUMENT.read_text(encoding="utf-8").split()))
 """What the tutorials say that the check says."""
 
 
 def said(text: str) -> str:
-    """The first sentence, without the share of dropped weights, which varies."""
-    return re.sub(r"[\d.]+%", "%", re.split(r"\.(?=\s|$)", text, maxsplit=1)[0].removeprefix("It looks as if "))
+    """The sentence that names the cause, without the share of dropped weights, which varies."""
+    cause = text[text.index("It looks as if ") :]
+    return re.sub(r"[\d.]+%", "%", re.split(r"\.(?=\s|$)", cause, maxsplit=1)[0])
 
 
 def judged(name: str, workload: Workload) -> Agreement:

@@ -1,7 +1,7 @@
 """Probes: kinds of inputs that expose mistakes.
 
 A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh. It raises
-VacuousError if it cannot show anything. The input matters more than the tolerance (docs/method.md).
+VacuousError if it cannot show anything. The input matters more than the tolerance (docs/checking.md).
 """
 
 import math

@@ -67,7 +67,7 @@ RETIRED = {
     "calibrate": "attnbench run predicts the cost of a cell from shorter lengths by itself",
     "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
     "crossover": "attnbench fastest A B --along AXIS finds where two change places",
-    "demo": "follow the README, or docs/first-hour.md",
+    "demo": "follow the README, or docs/guide.md",
     "export": "attnbench report --format NAME writes a run for another tool",
     "salvage": "attnbench report RUN --salvage keeps the intact parts",
 }
