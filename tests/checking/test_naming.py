@@ -282,8 +282,10 @@ SPACE = {}
 
 
 def adds_up(query, key, value):
-    """Adds to a workspace that is cleared only when it is made."""
+    """Adds to a workspace that is cleared only when it is made, or holds values next to which others vanish."""
     space = SPACE.setdefault(query.shape, torch.zeros_like(query))
+    if not space.abs().max() < 1e3:
+        space.zero_()
     space.add_(sdpa(query, key, value).detach())
     return space.clone()
 
