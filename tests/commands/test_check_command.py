@@ -1,7 +1,7 @@
 """`attnbench check` calls only wrong answers WRONG, and judges the others even if one implementation crashes."""
 
-import re
 import json
+import re
 import subprocess
 from itertools import count
 from pathlib import Path
