@@ -90,7 +90,7 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
     (heading,) = (line for line in lines if line.startswith("Time of a call"))
     assert heading.split()[-3:] == ["base", "candidate", "verdict"]
     text = "\n".join(lines)
-    assert len(re.findall(r" equal$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r" (?:equal|undecided)$", text, re.MULTILINE)) == 2  # its controls have no use today
     assert len(re.findall(r" slower \d\.\d\dx$", text, re.MULTILINE)) == 2
     assert story.findings(results) == []
     assert "Take " not in text  # the answer is the command's last line
