@@ -33,14 +33,14 @@ def slow(query, key, value, *, mask=None):
 
 
 def test_a_much_slower_one_is_slower(attention_bench, benchmark):
-    found = attention_bench(slow, "sdpa", **AXES, mask="causal", budget_s=1.0)
+    found = attention_bench(slow, "sdpa", **AXES, mask="causal", budget_s=30.0)
     assert found.ratio > 2
     assert found.comparison.effect.num_processes >= 4
     assert benchmark.stats is not None
 
 
 def test_of_a_planted_slowdown(attention_bench):
-    attention_bench(slow, "sdpa", **AXES, budget_s=1.0).require_not_slower()
+    attention_bench(slow, "sdpa", **AXES, budget_s=30.0).require_not_slower()
 
 
 def test_that_fails(attention_bench):

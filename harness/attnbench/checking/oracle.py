@@ -187,7 +187,8 @@ def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed:
         nonlocal signs
         draws = torch.Generator().manual_seed(seed)
         signs = torch.randint(2, scores.shape, generator=draws).to(scores) * 2 - 1
-        return signs * scores + (scores - signs * scores).detach()
+        mirrored = signs * scores
+        return torch.where(scores.isfinite(), mirrored + (scores - mirrored).detach(), scores)  # -inf hides a key
 
     weights = _softmax(_masked_scores(query, key, mask, signed), mask)
     of_value = (signs * weights.detach()) @ value
