@@ -44,7 +44,8 @@ arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1"]
 if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few seconds, short calls
-    arguments += ["--set", "num_threads=1", "--set", "num_heads=2", "--budget", "4"]
+    arguments += ["--set", "num_threads=1", "--budget", "6"]
+    arguments += ["--set", "num_heads=2"] * ("--model" not in arguments)  # a model has its own
     if "--policy" in arguments:  # from fewer workloads than these no policy is learned
         del arguments[(place := arguments.index("--sweep")) : place + 2]
         arguments += ["--set", "seq_len=8,16,24,32", "--set", "mask=none,causal", "-i", "fused"]
@@ -72,7 +73,7 @@ if arguments and arguments[0] in adjusted and "--help" not in arguments and not 
             arguments += ["--set", f"{axis}={few[axis]}"]
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
     if arguments[0] in {"run", "compare"}:
-        arguments += ["--budget", "1"]
+        arguments += ["--budget", "8"]
         for axis, value in (("direction", "inference"), ("dtype", "float32")):  # else all of a sweep's are checked
             arguments += [] if f"{axis}=" in given else ["--set", f"{axis}={value}"]
 if arguments and arguments[0] in {"run", "compare"}:  # half of their time would go into pictures; `report` draws them
