@@ -72,6 +72,8 @@ def lint(session: nox.Session) -> None:
     treat every tensor and module as Any, and strictness would mean little in the files that matter most.
     """
     borrow(session, "lint", "test")
+    programs = nox.project.dependency_groups(GROUPS, "lint")
+    session.install(*QUICKLY, "--ignore-installed", "--no-deps", *programs)  # borrowed packages have none
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
