@@ -45,7 +45,7 @@ def of_one_device_too_many(query, key, value):
 
 def test_slow(attention_bench):
     shape = dict(seq_len=32, num_heads=2, head_dim=8, device="second:1", scope="attention")
-    found = attention_bench(slow, "sdpa", budget_s=8.0, **shape)
+    found = attention_bench(slow, "sdpa", budget_s=4.0, **shape)
     assert found.ratio > 4  # without a verdict where other work disturbs it
 """
 
@@ -187,7 +187,7 @@ def test_work_on_another_device_is_an_error_and_work_on_the_current_one_is_not(s
 
 def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
     before = set(place.folder.glob("results/runs/*"))
-    place.attnbench("run", *SHAPE, "--set=direction=inference", "--budget=8", *arguments, codes=(0, 1, 3))
+    place.attnbench("run", *SHAPE, "--set=direction=inference", "--budget=4", *arguments, codes=(0, 1, 3))
     (made,) = set(place.folder.glob("results/runs/*")) - before
     with (made / "records.csv").open() as file:
         return {row["implementation"]: row for row in csv.DictReader(file)}
@@ -196,9 +196,9 @@ def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
 def test_run_knows_time_and_memory_of_the_device_and_work_that_is_left_on_another_stream(second):
     rows = measured(second, "sdpa", "-imine.py:slow", "-imine.py:on_another_stream")
     assert 0.004 < float(rows["slow"]["latency_s"]) < 0.05
-    assert float(rows["sdpa"]["peak_memory_bytes"]) > 0
     assert rows["on_another_stream"]["status"] == "invalid"
     assert "another stream" in rows["on_another_stream"]["message"]
+    assert float(measured(second, "sdpa", "--metrics=peak_memory")["sdpa"]["peak_memory_bytes"]) > 0
 
 
 def test_run_measures_with_cold_caches_at_a_sustained_pace(second):
