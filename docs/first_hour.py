@@ -11,13 +11,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from attnbench.processes.worker_client import module_path
 
@@ -25,9 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guide.md"
 EXAMPLES = ROOT / "examples" / "first_hour"
 MINE = "mine.py"
-WIDTH = 96
-AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
-"""Lines break where a terminal of that width would break them."""
+WIDTH = 80
 FIRST, LAST = 13, 12
 """Lines shown from the beginning and the end of a long output: a closing screen is shown whole."""
 
@@ -90,8 +86,7 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
     took_s = time.monotonic() - start
     if done.returncode not in question.exit_codes:
         raise RuntimeError(f"{question.command} exits {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    printed = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip().splitlines()
-    lines = [part for line in printed for part in textwrap.wrap(line, WIDTH, **AS_IT_IS) or [""]]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip().splitlines()
     if is_short and len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = "\n".join(lines).replace(str(folder), ".")
@@ -101,7 +96,9 @@ def answered(question: Question, folder: Path, *, is_short: bool = True) -> str:
 
 
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": module_path(ROOT / "harness")}
+    """Run a command that takes its output for a terminal of WIDTH columns."""
+    shown = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1"}
+    environment = os.environ | shown | {"PYTHONPATH": module_path(ROOT / "harness")}
     program = f'attnbench() {{ {shlex.quote(sys.executable)} -m attnbench "$@"; }}; {command}'
     return subprocess.run(
         ["/bin/bash", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False

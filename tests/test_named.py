@@ -21,6 +21,9 @@ SWEEPS = {path.stem for path in (ROOT / "harness" / "attnbench" / "workloads" / 
 KNOWN = {"axis": {*AXES}, "mask": {*masks()}, "sweep": SWEEPS, "command": {*COMMANDS}}
 SPAN = re.compile(r"^```\w*\n(.*?)^```|`([^`]+)`", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"^\s*(?:\$ |- run: )?attnbench ([a-z][a-z|]*)((?: [^\s;#>&][^\s]*)*)", re.MULTILINE)
+OPTION = re.compile(r"(?:^|(?<= ))--[a-z][\w-]*")
+PROGRAM = re.compile(r"^python (?:-m ([\w.]+)|(\S+\.py))")
+OF_PYTEST = ("--attnbench-seed", "--benchmark-compare", "--benchmark-autosave")
 NAMED = {
     "axis": re.compile(r"--set[ =]['\"]?([a-z]\w*)="),
     "mask": re.compile(r"\bmask=([a-z]\w*)(?![\w.\[])|(?<=[+,])([a-z]\w*)(?=\(\d)"),
@@ -52,6 +55,22 @@ def not_there(text: str, *, is_prose: bool) -> list[str]:
     return missing
 
 
+def options_not_there(text: str) -> list[str]:
+    """Options in spans of code that stand alone, or behind a program of this project, which neither knows."""
+    missing = []
+    for span in (span for _, span in SPAN.findall(text) if span):
+        named, program = OPTION.findall(span), PROGRAM.match(span)
+        if program:
+            path = ROOT / (program[2] or program[1].replace(".", "/"))
+            files = [path, path.with_suffix(".py"), *path.glob("*.py")]
+            source = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+            missing += [f"{span}: {option}" for option in named if not re.search(rf'"(--)?{option[2:]}"', source)]
+        elif span.startswith("--"):
+            known = {"--help", "--rehearse", "--sessions", *OF_PYTEST}.union(*OPTIONS.values())
+            missing += [f"{span}: {option}" for option in named if option not in known]
+    return missing
+
+
 def test_every_session_that_a_workflow_or_a_document_names_exists():
     pages = [*PAGES, ROOT / ".ci" / "run", ROOT / "noxfile.py"]
     lists = [(page, names) for page in pages for names in re.findall(r"\bnox -s ((?:\w+ ?)+)", page.read_text())]
@@ -62,7 +81,9 @@ def test_every_session_that_a_workflow_or_a_document_names_exists():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_name_in_a_document_exists(page):
-    assert not_there(page.read_text(encoding="utf-8"), is_prose=page.suffix == ".md") == []
+    text, is_prose = page.read_text(encoding="utf-8"), page.suffix == ".md"
+    assert not_there(text, is_prose=is_prose) == []
+    assert not is_prose or options_not_there(text) == []
 
 
 def test_the_presets_of_models_are_counted():
@@ -84,3 +105,8 @@ def test_the_presets_of_models_are_counted():
 )
 def test_a_name_that_does_not_exist_is_found(text, found):
     assert not_there(text, is_prose=True) == found
+
+
+def test_an_option_that_does_not_exist_is_found():
+    text = "`--budget 3` and `--salvaged`; `python -m studies.gpu --out DIR --rehearsed`; `pip --no-deps`"
+    assert [found.rpartition(" ")[2] for found in options_not_there(text)] == ["--salvaged", "--rehearsed"]

@@ -94,7 +94,10 @@ class Rotating(Split):
         query, key, value = (
             layer(x).unflatten(-1, (-1, self.width)) for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return self.o_proj(attend(self.turned(query), self.turned(key), value, mask))
+        query, key, value = (heads.transpose(1, 2) for heads in (self.turned(query), self.turned(key), value))
+        scores = query.float() @ key.transpose(-2, -1).float() * self.width**-0.5
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).to(query.dtype)
+        return self.o_proj((weights @ value).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("is_wide", [True, False])

@@ -1,6 +1,7 @@
 """Output on a terminal."""
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,10 +21,16 @@ NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
 
 
 def say(text: str, style: str = "", console: Console | None = None) -> None:
-    """Print a line without control characters, wrapped between words on a terminal only; it may begin a paragraph."""
+    """Print a line without control characters; it may begin a paragraph.
+
+    On a terminal it wraps between words, with its own indentation.
+    """
     console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
-    text = lead + plain(text)
-    console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    text, indent = plain(text), lead.replace("\n", "")
+    if console.is_terminal:
+        options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+        text = "\n".join(textwrap.wrap(indent + text, console.width, **options)).removeprefix(indent)
+    console.print(lead + text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_results(results: Results) -> None:
