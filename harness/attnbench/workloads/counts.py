@@ -45,6 +45,8 @@ def useful_flops(workload: Workload) -> int:
 def dense_flops(workload: Workload) -> int:
     """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
+    if workload.batch:
+        pairs = sum(each.new * each.total for each in workload.requests)
     return product_flops(workload, pairs, _tokens(workload), recomputes_scores=False)
 
 

@@ -11,10 +11,10 @@ import msgspec
 
 from attnbench.plugins import require_known
 from attnbench.workloads.covering import cover
-from attnbench.workloads.workload import CHOICES, RETIRED, Workload
+from attnbench.workloads.workload import CHOICES, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
-AXES = {field.name: field for field in msgspec.structs.fields(Workload) if field.name not in RETIRED}
+AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
 MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
@@ -235,10 +235,9 @@ def make(axes: Mapping[str, Any]) -> Workload:
     Raises:
         ValueError: an unknown axis, or a value of the wrong type or outside the allowed ones.
     """
-    given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
-    require_known("axis", given, AXES)
+    require_known("axis", axes, AXES)
     converted = {}
-    for axis, value in given.items():
+    for axis, value in axes.items():
         try:
             converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
         except msgspec.ValidationError:
