@@ -21,7 +21,7 @@ from attnbench.workloads.masks import LARGEST, Array, Mask, Span, Table
 SAME = "same"
 CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
 LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-SCALES = (0.125, 0.21875, 0.09375, 0.1875, 0.15625)
+SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
 """Scales of float8 caches: of few digits, so that scaled values are exact in half precision; no two are alike."""
 EXAMPLE = "as in 2q2k_32q1kv1k, which is 2 prefills of 2048 tokens and 32 decodes against 1024 keys"
 _REQUESTS = re.compile(r"(?:(\d+)x?)?q(\d+)(k?)(?:(?:kv|s)(\d+)(k?))?")

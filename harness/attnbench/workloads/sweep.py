@@ -43,6 +43,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
+    of_pages: str = ""  # the sweep of implementations that read pages, if this one has no pages
     smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
 
 
