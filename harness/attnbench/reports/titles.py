@@ -33,6 +33,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
+OF_REQUESTS = {"mask", "batch_size"}  # axes that a batch of requests decides
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
@@ -53,6 +54,7 @@ def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
     Axes that follow from others, hold their default or are in `leave_out` are omitted.
     """
     defaults = DEFAULTS | following(axes)
+    leave_out = {*leave_out, *(OF_REQUESTS if axes.get("batch") else ())}
     names = [axis for axis in NAMED if axis not in leave_out and (axis in ALWAYS or axes[axis] != defaults[axis])]
     return ", ".join(
         (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
