@@ -1,13 +1,13 @@
 """FlexAttention over a paged cache: the pool is one long row of keys, and a converted block mask says who sees what.
 
-A block of the mask is a page. Each query block lists the pages of its requests by the block table, so that no other page
-is touched; the predicate turns a slot of the pool into the key's place in the request. Compiled; the block mask is part
-of the call, because a service has another one at each step.
+A block of the mask is a page. Each query block lists the pages of its requests by the block table, so that no other
+page is touched; the predicate turns a slot of the pool into the key's place in the request. Compiled; the block mask is
+part of the call, because a service has another one at each step.
 
 Source: https://github.com/meta-pytorch/attention-gym/blob/main/attn_gym/paged_attention (the idea of the conversion)
 
-Shapes: N requests, T query tokens of all requests, P pages, c slots of a page, H heads, G key/value heads, K head width,
-V value width.
+Shapes: N requests, T query tokens of all requests, P pages, c slots of a page, H heads, G key/value heads, K head
+width, V value width.
 """
 
 from collections.abc import Callable
@@ -60,9 +60,7 @@ class Plan:
     used: Tensor
 
 
-def converted(
-    table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, page_size: int, num_tokens: int
-) -> Plan:
+def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, page_size: int, num_tokens: int) -> Plan:
     """The plan of block table (N, most pages), lengths (N,) and query starts (N + 1,)."""
     number = torch.arange(table.shape[1], device=table.device)
     is_used = number < ((lengths + page_size - 1) // page_size)[:, None]  # (N,most pages)

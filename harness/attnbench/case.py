@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.contract.outside import Bound, training
-from attnbench.contract.pages import BoundGroups, rounded
+from attnbench.contract.pages import rounded
 from attnbench.devices import Device, containers, device
 from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.batch import SAME
@@ -187,8 +187,8 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
     transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
     head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
-    a value is the first V numbers of its key, in the same memory. Keys and values of a batch are as its cache gives them
-    back: the same ones in a shared prefix, and rounded to its dtype.
+    a value is the first V numbers of its key, in the same memory. Keys and values of a batch are as its cache gives
+    them back: the same ones in a shared prefix, and rounded to its dtype.
     """
     tensors = dict(inputs.tensors)
     if tensors and workload.cache is not None:
@@ -281,7 +281,7 @@ class Case:
     module: nn.Module
     tensors: dict[str, Tensor]
     mask: BoundMask
-    _bound: list[Bound | BoundGroups] = field(default_factory=list, init=False)
+    _bound: list[Bound] = field(default_factory=list, init=False)
 
     @property
     def device(self) -> Device:
@@ -319,13 +319,13 @@ class Case:
             result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
         return result
 
-    def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
         """One forward call with everything outside the implementation already done, and its leaves."""
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
             return self.output, list(self.leaves.values())
         self.hand_over_operands()
-        bound: Bound | BoundGroups = bind(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
+        bound: Bound = bind(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
         self._bound.append(bound)
         return bound.call, bound.leaves
 

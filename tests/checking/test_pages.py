@@ -30,7 +30,7 @@ SHARED = Workload(batch="q4kv40_q1kv49_q1kv33", page_size=16, shared_prefix=32, 
 Keep = dict[object, object]
 
 
-def attend(  # noqa: PLR0914 - the whole of it in one place, so that each mistake is one line
+def attend(
     query: Tensor, cache: tuple[Tensor, Tensor], table: Tensor, lengths: Tensor, starts: Tensor, **changes: Callable
 ) -> Tensor:
     """The right answer, but for `changes` of what a line gives, by the line's name."""
@@ -62,7 +62,7 @@ def attend(  # noqa: PLR0914 - the whole of it in one place, so that each mistak
 
 def halves(_: Tensor, scores: Tensor, __: int) -> Tensor:
     """Two parts of the keys, each with its own softmax, count alike."""
-    middle = scores.shape[-1] // 2
+    middle = (scores.shape[-1] + 1) // 2
     parts = [scores[..., :middle].softmax(-1).nan_to_num(), scores[..., middle:].softmax(-1).nan_to_num()]
     merged = torch.cat(parts, dim=-1)
     return merged / merged.sum(dim=-1, keepdim=True)
@@ -153,7 +153,8 @@ def test_a_block_table_or_plan_that_is_kept_is_named(kept: str) -> None:
 def test_pools_taken_for_dense_ones_are_named() -> None:
     def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
         cache = tuple(
-            each.as_strided(each.shape, torch.empty(each.shape, device="meta").stride()) for each in (key_cache, value_cache)
+            each.as_strided(each.shape, torch.empty(each.shape, device="meta").stride())
+            for each in (key_cache, value_cache)
         )
         return attend(query, cache, block_table, seq_lens, cu_seqlens_q)
 

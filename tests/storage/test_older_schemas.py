@@ -11,13 +11,10 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.case import reason_against
-from attnbench.contract.loading import implementation
 from attnbench.reports import titles
 from attnbench.storage.events import SCHEMA, ArmSamples, CellChecked, DamagedError, RunStarted, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import BASE, CANDIDATE, LATENCY, PROBE, Arm, Role, Sample, Status
-from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 from tests import journals
 

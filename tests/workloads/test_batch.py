@@ -1,5 +1,7 @@
 """Batches of requests: the spelling of vLLM's benchmark, where their keys lie, and bad input in one line."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ OF_README = {
     "q1ks2k": [Request(1024, 2048)],
     "2q1ks4k": [Request(1024, 4096)] * 2,
 }
-"""Batches of benchmarks/attention_benchmarks in vLLM (README.md, configs/standard_attention.yaml), in both spellings."""
+"""Batches of benchmarks/attention_benchmarks in vLLM (README, configs/standard_attention.yaml), both spellings."""
 
 
 @pytest.mark.parametrize(("text", "requests"), OF_README.items())
@@ -37,7 +39,9 @@ def test_batches_of_vllm_are_read_alike(text: str, requests: list[Request]) -> N
 
 
 def test_both_spellings_are_one_workload() -> None:
-    assert Workload(batch="2q2k_32q1s1k") == Workload(batch="2q2k_32q1kv1k", batch_size=7, seq_len=5, direction="inference")
+    assert Workload(batch="2q2k_32q1s1k") == Workload(
+        batch="2q2k_32q1kv1k", batch_size=7, seq_len=5, direction="inference"
+    )
     assert Workload(batch="q1kv8_q1kv8") == Workload(batch="2q1kv8")
 
 
@@ -59,7 +63,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("axes", "named", "way_out"), BAD)
-def test_bad_input_is_one_line_with_the_field_and_the_way_out(axes: dict[str, object], named: str, way_out: str) -> None:
+def test_bad_input_is_one_line_with_the_field_and_the_way_out(
+    axes: dict[str, object], named: str, way_out: str
+) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         Workload(**axes)  # type: ignore[arg-type] # as a user's
     assert named in str(caught.value)
@@ -83,7 +89,7 @@ def test_each_key_has_a_slot_of_its_own_but_in_shared_pages(prefix: int) -> None
     layout = cache.layout()
     assert len(np.unique(layout.slots)) == cache.num_keys == workload.kv_len - 4 * prefix
     starts = np.cumsum([0, *(each.total for each in workload.requests)])
-    for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (start, end) in enumerate(itertools.pairwise(starts)):
         at = np.arange(end - start)
         assert (layout.slots[start:end] == layout.block_table[row, at // 16] * 16 + at % 16).all()
     assert (layout.slots[cache.sources()] == layout.slots).all()

@@ -621,8 +621,10 @@ def singles(workload: Workload) -> Iterator[Mistake]:
             yield wrong(name, needs_all_rows=name in BETWEEN_ROWS, **changes)
 
 
-KINDS = (wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases, sinks)
-KINDS += (page_mistakes,)
+KINDS = (
+    *(wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases, sinks),
+    page_mistakes,
+)
 
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:

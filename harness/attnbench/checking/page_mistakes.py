@@ -1,7 +1,7 @@
 """Known mistakes of functions that read a paged cache, on a pool whose unused slots hold 0: a function for each kind.
 
-Each is the textbook form of a batch with steps replaced, as in mistakes.py. Keys and values have the order of the
-requests there; `Pages` says where each lies in the pool, so that reading another slot is an index of keys.
+Each is the textbook form of a batch with steps replaced, as in mistakes.py. Keys and values stand in the order of
+the requests there; `Pages` says where each lies in the pool, so that reading another slot is an index of keys.
 """
 
 import math
@@ -23,7 +23,7 @@ NUM_PARTS = (2, 3, 4)
 
 
 class Pages:
-    """A batch's places: of each query (T,) and key (S,) the request and the place in it, and of keys the pool's slot."""
+    """A batch's places: of each query (T,) and key (S,) its request and its place there, and of keys the pool's slot."""
 
     def __init__(self, cache: Cache) -> None:
         news, totals = (torch.tensor(each) for each in zip(*cache.requests, strict=True))
@@ -133,7 +133,9 @@ def scales(pages: Pages) -> Iterator[Mistake]:
 
     def scaled(of_key: Any, of_value: Any) -> Callable[..., Any]:  # noqa: ANN401 - arrays or numbers
         def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Any:  # noqa: ANN401 - as the step
-            factors = (torch.as_tensor(np.broadcast_to(each, len(right["key"])).copy()).to(key) for each in (of_key, of_value))
+            factors = (
+                torch.as_tensor(np.broadcast_to(each, len(right["key"])).copy()).to(key) for each in (of_key, of_value)
+            )
             key, value = (each * factor[:, None, None] for each, factor in zip((key, value), factors, strict=True))
             return DEFAULTS["heads"](query, key, value, mask)
 
@@ -142,22 +144,29 @@ def scales(pages: Pages) -> Iterator[Mistake]:
     of_key, of_value = right["key"], right["value"]
     yield wrong("scales_swapped", "k_scale is used for the values", heads=scaled(1.0, of_key / of_value))
     yield wrong("scales_swapped", "v_scale is used for the keys", heads=scaled(of_value / of_key, 1.0))
-    yield wrong("scales_swapped", "k_scale and v_scale change places", heads=scaled(of_value / of_key, of_key / of_value))
+    yield wrong(
+        "scales_swapped", "k_scale and v_scale change places", heads=scaled(of_value / of_key, of_key / of_value)
+    )
     for detail, power in (("left out", -1), ("applied twice", 1)):
         for what, powers in (("keys", (power, 0)), ("values", (0, power)), ("keys and values", (power, power))):
             factors = (own**number for own, number in zip((of_key, of_value), powers, strict=True))
             yield wrong("scales_left_out_or_twice", f"those of the {what} are {detail}", heads=scaled(*factors))
     if len(of_key) > 1:
-        others = {"the first head's for all": [0] * len(of_key), "the next head's": np.roll(np.arange(len(of_key)), -1)}
+        others: dict[str, Any] = {
+            "the first head's for all": [0] * len(of_key),
+            "the next head's": np.roll(np.arange(len(of_key)), -1),
+        }
         for detail, index in others.items():
-            yield wrong("scales_of_other_heads", detail, heads=scaled(of_key[index] / of_key, of_value[index] / of_value))
+            yield wrong(
+                "scales_of_other_heads", detail, heads=scaled(of_key[index] / of_key, of_value[index] / of_value)
+            )
         yield from _by_query_head(of_key, of_value)
 
 
 def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: ANN401 - arrays
     """Scales along the query heads, as if these were interleaved."""
 
-    def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, ...]:
+    def heads(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
         num_heads = query.shape[1]
         index = np.arange(num_heads)
         group, found = index // (num_heads // len(of_key)), list[Tensor]()
@@ -170,9 +179,9 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Parts of a request's keys, each with a softmax of its own, are merged without their logsumexp: all count alike."""
+    """Parts of a request's keys, each with its own softmax, are merged without their logsumexp: all count alike."""
 
-    def merged(number_of: Tensor, scores: Tensor, mask: RowMask) -> Tensor:
+    def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         total, count = torch.zeros_like(scores), torch.zeros_like(scores[..., :1])
         for part in range(int(number_of.max()) + 1):
             own = scores.where(number_of == part, -math.inf)
@@ -184,7 +193,8 @@ def merges(pages: Pages) -> Iterator[Mistake]:
     sizes, page = pages.totals[pages.of_key], pages.cache.page_size
     splits = {f"in {number} parts": pages.key * number // sizes for number in NUM_PARTS}
     for number in NUM_PARTS:
-        of_pages = -(-(-(-sizes // page)) // number)
+        num_pages = (sizes + page - 1) // page
+        of_pages = (num_pages + number - 1) // number
         splits[f"in {number} parts of whole pages"] = pages.key // page // of_pages
     splits["page by page"] = pages.key // page
     if pages.cache.shared_prefix:

@@ -159,7 +159,7 @@ class ByFunction:
         function, call = self.signature.function, self.signature.declared.call
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
-    def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound | BoundGroups:
+    def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
         """The function's call, with all outside work already done; of a batch, a call for each kind of request."""
         if mask.cache is not None:
             return BoundGroups(groups_of(mask), self.bind, [query, key, value])

@@ -57,14 +57,14 @@ class Bound:
         self.prepare = prepare
         with torch.enable_grad():
             first = prepare()
-        self.finish = first.finish
+        self.finish: Callable[[Any], Tensor] = first.finish
         self._arguments = [
             value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
             for value in first.arguments
         ]
         num_tensors = len(first.tensors)
         tensors, named = self._arguments[:num_tensors], self._arguments[num_tensors:]
-        self.call: Callable[[], Tensor] = partial(function, *tensors, **dict(zip(first.passed, named, strict=True)))
+        self.call: Callable[[], Any] = partial(function, *tensors, **dict(zip(first.passed, named, strict=True)))
         self.leaves = [each for each in self._arguments if isinstance(each, Tensor) and each.requires_grad]
         plain = [*inputs, *first.passed.values()]
         are_same = not first.is_packed and all(one is other for one, other in zip(self._arguments, plain, strict=True))

@@ -125,7 +125,11 @@ class PageSignature:
 
 
 def paged(
-    key: Tensor, value: Tensor, cache: Cache, num_pages: int, slots: Any  # noqa: ANN401 - an array of numpy
+    key: Tensor,
+    value: Tensor,
+    cache: Cache,
+    num_pages: int,
+    slots: Any,  # noqa: ANN401 - an array of numpy
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,).
 
@@ -167,7 +171,7 @@ def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
-    """Keys or values (1, G, S, K) as they are read back from a cache: each of a shared prefix alike, and in its dtype."""
+    """Keys or values (1, G, S, K) as a cache gives them back: alike in a shared prefix, and rounded to its dtype."""
     tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
     if cache.dtype == SAME:
         return tensor
@@ -243,7 +247,8 @@ class Groups:
         """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each kind of request."""
 
         def gathered(tensor: Tensor, places: Tensor, length: int) -> Tensor:
-            return tensor[0, :, places].unflatten(1, (-1, length)).transpose(0, 1).contiguous()  # (G,n*s,K) -> (n,G,s,K)
+            apart: Tensor = tensor[0, :, places].unflatten(1, (-1, length))  # (G,n*s,K) -> (G,n,s,K)
+            return apart.transpose(0, 1).contiguous()
 
         return [
             (gathered(query, rows, each.new), gathered(key, columns, each.total), gathered(value, columns, each.total))
@@ -257,42 +262,38 @@ class Groups:
         return torch.cat(packed, dim=1)[:, rows.argsort()][None]
 
 
-class BoundGroups:
+class BoundGroups(Bound):
     """The calls of a dense function for each kind of request, one after the other, with everything in place."""
-
-    leaves: list[Tensor] = []  # noqa: RUF012 - a batch has no gradients
-    is_plain = False
 
     def __init__(self, groups: Groups, bind: Callable[..., Bound], inputs: list[Tensor]) -> None:
         self._groups, self._inputs = groups, inputs
         self._tensors = groups.split(*inputs)
-        self._bound = [bind(*tensors, mask) for tensors, mask in zip(self._tensors, groups.masks, strict=True)]
+        self._calls = [bind(*tensors, mask) for tensors, mask in zip(self._tensors, groups.masks, strict=True)]
+        self.call = lambda: [each.call() for each in self._calls]
+        self.finish = lambda outputs: groups.join(
+            each.finish(output) for each, output in zip(self._calls, outputs, strict=True)
+        )
+        self.prepare = self._prepare
+        self.leaves, self.is_plain = [], False
 
-    def call(self) -> list[Tensor]:
-        """The outputs of all calls."""
-        return [each.call() for each in self._bound]
-
-    def finish(self, outputs: list[Tensor]) -> Tensor:
-        """The outputs as one (1, H, T, V)."""
-        return self._groups.join(bound.finish(each) for bound, each in zip(self._bound, outputs, strict=True))
-
-    def prepare(self) -> None:
-        """All outside work again, to time it."""
+    def _prepare(self) -> Prepared:
+        """All outside work again, into the same memory."""
         for tensors, again in zip(self._tensors, self._groups.split(*self._inputs), strict=True):
             for tensor, right in zip(tensors, again, strict=True):
                 tensor.copy_(right)
+        return Prepared(tensors=(), passed={})
 
     def refresh(self) -> None:
         """Gather again into the same memory, after the inputs' values have changed."""
         with torch.no_grad():
-            self.prepare()
-            for each in self._bound:
+            self._prepare()
+            for each in self._calls:
                 each.refresh()
 
 
 def groups_of(mask: BoundMask) -> Groups:
     """The groups of a batch, made once for each mask."""
-    found: Groups = vars(mask).get("groups") or vars(mask).setdefault("groups", Groups(mask))
+    if "groups" not in vars(mask):
+        vars(mask)["groups"] = Groups(mask)
+    found: Groups = vars(mask)["groups"]
     return found
-
-

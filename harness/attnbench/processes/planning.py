@@ -206,8 +206,8 @@ def _each_suited(
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
     """All workloads that the implementations need, and by name the ids of those that an implementation leaves out.
 
-    An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that reads
-    pages needs those `of_pages`.
+    An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that
+    reads pages needs those `of_pages`.
     """
     by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}

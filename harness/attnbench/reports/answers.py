@@ -265,7 +265,9 @@ def batch_line(results: Results) -> str:
     shape = max(timed, key=lambda each: counts.cache_bytes(each.workload))
     parts = []
     for cell in sorted((each for each in shape.cells if each.cache_rate), key=lambda each: each.seconds or math.inf):
-        share = f" ({percent(cell.cache_rate / cell.copy_rate)} of a copy)" if cell.cache_rate and cell.copy_rate else ""
+        share = (
+            f" ({percent(cell.cache_rate / cell.copy_rate)} of a copy)" if cell.cache_rate and cell.copy_rate else ""
+        )
         parts.append(f"{cell.name} {show(cell.cache_rate, 'bytes/s')}{share}, {cell.token_rate:,.0f} tokens/s")
     text = f"Keys and values of {shape.workload.batch}: {'; '.join(parts)}."
     dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]

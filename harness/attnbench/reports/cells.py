@@ -312,8 +312,8 @@ OF_BATCHES = (
     Column(
         heading="keys and values",
         text=_cache_rate,
-        explanation="bytes of keys and values that a batch must read per second, in brackets as a share of a copy of as "
-        "many bytes in this run",
+        explanation="bytes of keys and values that a batch must read per second, in brackets as a share of a copy of "
+        "as many bytes in this run",
         number=lambda cell: cell.cache_rate,
     ),
     Column(

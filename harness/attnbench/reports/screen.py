@@ -12,7 +12,17 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
-from attnbench.reports.answers import SIGNS, Answer, batch_line, first_calls_line, legend, memory, memory_line, names, shapes
+from attnbench.reports.answers import (
+    SIGNS,
+    Answer,
+    batch_line,
+    first_calls_line,
+    legend,
+    memory,
+    memory_line,
+    names,
+    shapes,
+)
 from attnbench.storage.records import Record
 from attnbench.units import MISSING, grouped, plain, show, text_lines
 

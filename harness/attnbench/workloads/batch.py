@@ -55,8 +55,8 @@ def parse_batch(text: str) -> tuple[Request, ...]:
         num_keys = num_new if total is None else int(total) * (KILO if total_k else 1)
         if num_keys < num_new:
             raise ValueError(
-                f"batch={text} is not allowed: {part} has {num_new} new tokens and {num_keys} keys, and the keys of new "
-                f"tokens are in the cache, too; give kv{num_new} or more"
+                f"batch={text} is not allowed: {part} has {num_new} new tokens and {num_keys} keys, and the keys of "
+                f"new tokens are in the cache, too; give kv{num_new} or more"
             )
         if len(requests) + int(count or 1) > LARGEST // KILO:
             raise ValueError(f"batch={text} is not allowed: it has more than {LARGEST // KILO} requests; give fewer")
@@ -96,13 +96,14 @@ class Requests(Mask):
     def __str__(self) -> str:
         return f"of the requests {written(self.requests)}"
 
-    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as of any mask
         """For each query (T,), the first key of its request, and the key of its own token."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as of any mask
+        """The keys of the query's request, up to its own."""
         return table[0][query], table[1][query]
 
 
@@ -163,7 +164,10 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         first = int(starts[int(np.argmax(np.asarray(totals) > 0))])
         slots = [np.arange(total) for total in totals]
         return np.concatenate(
-            [np.where(each < self.shared_prefix, first + each, start + each) for start, each in zip(starts, slots, strict=True)]
+            [
+                np.where(each < self.shared_prefix, first + each, start + each)
+                for start, each in zip(starts, slots, strict=True)
+            ]
         )
 
     def scales(self, name: str) -> list[float]:

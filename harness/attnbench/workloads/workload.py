@@ -191,7 +191,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for axis, value in needed.items():
             if getattr(self, axis) != value:
                 why = "a query sees the keys of its request up to its own, and nothing else is built"
-                raise ValueError(f"{axis}={getattr(self, axis)} with a batch of requests is not allowed: {why}; leave it out")
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)} with a batch of requests is not allowed: {why}; leave it out"
+                )
         if self.direction not in {"inference", "forward"}:
             why = "a cache has no gradient: give direction=inference"
             raise ValueError(f"direction={self.direction} with a batch of requests is not allowed: {why}")
@@ -201,7 +203,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"{given} is not allowed: give pages, and whole pages of them, as in shared_prefix=32")
         if self.shared_prefix > min(cached):
             given = f"shared_prefix={self.shared_prefix} with batch={written(requests)}"
-            raise ValueError(f"{given} is not allowed: a request has {min(cached)} keys before its new tokens; give less")
+            raise ValueError(
+                f"{given} is not allowed: a request has {min(cached)} keys before its new tokens; give less"
+            )
         for axis, value in {
             "batch": written(requests),
             "batch_size": 1,
@@ -270,7 +274,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {
             request: msgspec.structs.replace(
                 self,
-                **dense,  # type: ignore[arg-type] # of several types
+                **dense,
                 batch_size=count,
                 seq_len=request.new,
                 kv_len=request.total,
