@@ -23,7 +23,7 @@ NUM_PARTS = (2, 3, 4)
 
 
 class Pages:
-    """A batch's places: of each query (T,) and key (S,) its request and its place there, and of keys the pool's slot."""
+    """A batch's places: of each query (T,) and key (S,) its request and place in it, and of keys the pool's slot."""
 
     def __init__(self, cache: Cache) -> None:
         news, totals = (torch.tensor(each) for each in zip(*cache.requests, strict=True))
