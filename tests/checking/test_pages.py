@@ -219,7 +219,7 @@ def test_a_function_in_another_process_is_judged_on_its_cache(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"batch": "", "page_size": 0}, "page_size=16"),
+        ({"batch": "none", "page_size": 0}, "page_size=16"),
         ({"sinks": "learned"}, "sinks"),
         ({"cache_dtype": "float8_e5m2"}, "k_scale"),
     ],

@@ -265,7 +265,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
 
 def _of_batch(record: Record, time: Estimate | None, results: Results) -> Row:
     """The rates of a batch of requests: bytes of keys and values, their share of a copy's rate, and new tokens."""
-    if time is None or not record.workload.batch:
+    if time is None or not record.workload.requests:
         return {}
     num_bytes = counts.cache_bytes(record.workload)
     ceilings = results.ceilings.get((record.host, record.workload.place))

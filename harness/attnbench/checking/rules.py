@@ -229,7 +229,7 @@ class Candidate:
         size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
         workload = reference.workload
         at = f"at seq_len={workload.seq_len} and kv_len={workload.kv_len}"
-        at = f"at batch={workload.batch}" if workload.batch else at
+        at = f"at batch={workload.batch}" if workload.requests else at
         return f"{at} its output is wrong: {size}"
 
 
@@ -806,7 +806,7 @@ def _values(workload: Workload) -> dict[str, object]:
         "one head": workload.num_heads == 1,
         "way": (
             (workload.page_size > 0, workload.cache_dtype, workload.shared_prefix > 0)
-            if workload.batch
+            if workload.requests
             else workload.mask
             if workload.mask in {"none", "causal"}
             else (rule.hides, rule.changes_scores, rule.is_learned),
@@ -841,7 +841,7 @@ def examine(
         tried = {
             name: each
             for name, each in RULES.items()
-            if not workload.batch or name in RULES_OF_BATCHES or each.axes == OF_BATCHES
+            if not workload.requests or name in RULES_OF_BATCHES or each.axes == OF_BATCHES
         }
         keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:

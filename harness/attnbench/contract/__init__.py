@@ -116,12 +116,12 @@ def _reason_against(
         if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # these say more
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
-    if workload.batch and not takes_batches:
+    if workload.requests and not takes_batches:
         return "it takes no batch of requests: give a function of query, key and value, or one that names a block table"
     for request, dense in workload.groups().items() if takes_batches == "gathered" else ():
         if reason := unsupported(dense):
             return f"of the request {request.new} of {request.total} keys: {reason}"
-    return None if workload.batch and takes_batches == "gathered" else unsupported(workload)
+    return None if workload.requests and takes_batches == "gathered" else unsupported(workload)
 
 
 @dataclass(frozen=True, kw_only=True)

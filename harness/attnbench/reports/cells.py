@@ -120,13 +120,13 @@ class Cell:
     @property
     def cache_rate(self) -> float | None:
         """Bytes of keys and values that a batch must read per second; None without a batch or a time."""
-        is_timed = self.estimate is not None and bool(self.workload.batch)
+        is_timed = self.estimate is not None and bool(self.workload.requests)
         return counts.cache_bytes(self.workload) / self.estimate.point if is_timed and self.estimate else None
 
     @property
     def token_rate(self) -> float | None:
         """New tokens of a batch per second; None without a batch or a time."""
-        return self.workload.seq_len / self.estimate.point if self.workload.batch and self.estimate else None
+        return self.workload.seq_len / self.estimate.point if self.workload.requests and self.estimate else None
 
     @property
     def error(self) -> float | None:
@@ -161,7 +161,7 @@ def every(results: Results) -> dict[Key, Cell]:
 def _copy_rate(results: Results, record: Record) -> float | None:
     """The rate of a copy of as many bytes as a batch's keys and values; None if it was not measured."""
     ceilings = results.ceilings.get((record.host, record.workload.place))
-    if ceilings is None or not record.workload.batch:
+    if ceilings is None or not record.workload.requests:
         return None
     copy = ceilings.copy(counts.cache_bytes(record.workload), is_cold=results.plan.cache == "cold")
     return None if copy is None else copy.rate
@@ -209,7 +209,7 @@ class Column:
 def columns(results: Results) -> list[Column]:
     """The columns of a run's tables, including one for each measured metric."""
     paid = [PAID] * bool(break_evens(results))
-    of_batches = OF_BATCHES if any(each.batch for each in results.plan.workloads) else ()
+    of_batches = OF_BATCHES if any(each.requests for each in results.plan.workloads) else ()
     return [*FIRST, *map(_metric, metric_columns(results)), *of_batches, *paid, *LAST]
 
 

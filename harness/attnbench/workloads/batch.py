@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from attnbench.workloads.masks import LARGEST, Array, Mask, Span, Table
 
+NO_BATCH = "none"
 SAME = "same"
 CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
 LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -37,12 +38,16 @@ class Request(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def parse_batch(text: str) -> tuple[Request, ...]:
-    """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, several joined by _; `s` is an older spelling of `kv`.
+    """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, several joined by _; `none` has no request.
+
+    `s` is an older spelling of `kv`.
 
     Raises:
         ValueError: it cannot be read, has no token, or a request has fewer keys than new tokens.
     """
     requests: list[Request] = []
+    if text == NO_BATCH:
+        return ()
     for part in text.strip().lower().split("_"):
         match = _REQUESTS.fullmatch(part)
         if match is None:

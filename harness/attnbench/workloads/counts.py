@@ -46,7 +46,7 @@ def useful_flops(workload: Workload) -> int:
 def dense_flops(workload: Workload) -> int:
     """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
-    if workload.batch:
+    if workload.requests:
         pairs = sum(each.new * each.total for each in workload.requests)
     return product_flops(workload, pairs, _tokens(workload), recomputes_scores=False)
 
@@ -70,7 +70,7 @@ def compulsory_bytes(workload: Workload) -> int:
 
 def least_bytes(workload: Workload) -> int:
     """A lower bound on the bytes of any call: keys that no query sees are not read, and nothing is read twice."""
-    if workload.batch:
+    if workload.requests:
         return compulsory_bytes(workload)
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
     return numbers * DTYPE_BYTES[workload.dtype]
@@ -90,7 +90,7 @@ def cache_bytes(workload: Workload) -> int:
 
 def _spared_bytes(workload: Workload) -> int:
     """Bytes of a batch's keys and values that need not be read, though the row of all requests has them."""
-    if not workload.batch:
+    if not workload.requests:
         return 0
     each_bytes = workload.num_kv_heads * (workload.head_dim + workload.value_dim) * DTYPE_BYTES[workload.dtype]
     return workload.kv_len * each_bytes - cache_bytes(workload)

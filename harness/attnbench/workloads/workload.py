@@ -13,6 +13,7 @@ import msgspec
 from attnbench.units import meant
 from attnbench.workloads.batch import (
     CACHE_DTYPES,
+    NO_BATCH,
     SAME,
     Cache,
     Request,
@@ -109,7 +110,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scale: float = 0.0  # factor of the products of query and key; 0: 1 / sqrt(head_dim)
     rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are rotated by their positions
     sinks: str = "none"  # learned: a number for each head, the score of an extra key with value 0
-    batch: str = ""  # requests, as in 2q2k_32q1kv1k; replaces batch_size, seq_len and kv_len
+    batch: str = NO_BATCH  # requests, as in 2q2k_32q1kv1k; replaces batch_size, seq_len and kv_len
     page_size: int = 0  # tokens in a page of the cache of keys and values: 16, 64, 256, ...; 0: no pages
     shared_prefix: int = 0  # the first tokens of all requests, which share their pages
     cache_dtype: str = SAME  # of stored keys and values: that of the call, or 8 bits with a scale for each head
@@ -172,7 +173,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
             raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
-        if self.batch or self.page_size:
+        if self.batch != NO_BATCH or self.page_size:
             self._fill_batch()
         elif self.shared_prefix:
             raise ValueError(f"shared_prefix={self.shared_prefix} is not allowed without pages: give page_size=16, too")
@@ -183,10 +184,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _fill_batch(self) -> None:
         """Check the axes of a batch of requests, and put its sizes into the others."""
         fill = partial(msgspec.structs.force_setattr, self)
-        if not self.batch and self.kv_len < self.seq_len:
+        if self.batch == NO_BATCH and self.kv_len < self.seq_len:
             sizes = f"seq_len={self.seq_len} and kv_len={self.kv_len}"
             raise ValueError(f"page_size={self.page_size} with {sizes} is not allowed: give kv_len of at least seq_len")
-        requests = parse_batch(self.batch) if self.batch else (Request(self.seq_len, self.kv_len),) * self.batch_size
+        requests = parse_batch(self.batch) or (Request(self.seq_len, self.kv_len),) * self.batch_size
         needed = {"scope": "attention", "mask": "none", "rotary": "none", "world_size": 1}
         for axis, value in needed.items():
             if getattr(self, axis) != value:
@@ -251,12 +252,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def requests(self) -> tuple[Request, ...]:
         """The requests of a batch, in order; none if the workload is no batch of requests."""
-        return parse_batch(self.batch) if self.batch else ()
+        return parse_batch(self.batch)
 
     @property
     def cache(self) -> Cache | None:
         """Where the keys and values of a batch lie; None if the workload is no batch of requests."""
-        if not self.batch:
+        if not self.requests:
             return None
         return Cache(
             batch=self.batch,
@@ -270,7 +271,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def groups(self) -> "dict[Request, Workload]":
         """For each kind of request with new tokens, the dense workload of all that are alike."""
         counts = Counter(each for each in self.requests if each.new)
-        dense = {"batch": "", "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
+        dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
         return {
             request: msgspec.structs.replace(
                 self,
@@ -293,12 +294,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def mask_rule(self) -> Mask:
         """The parsed mask; of a batch, the one that its requests make."""
-        return rule_of(self.batch) if self.batch else parse_mask(self.mask)
+        return rule_of(self.batch) if self.requests else parse_mask(self.mask)
 
     @property
     def longest(self) -> int:
         """The longer of the query and key lengths; of a batch, the keys of the longest request."""
-        return max(each.total for each in self.requests) if self.batch else max(self.seq_len, self.kv_len)
+        return max(each.total for each in self.requests) if self.requests else max(self.seq_len, self.kv_len)
 
     @property
     def num_scores(self) -> int:
@@ -307,7 +308,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def at_length(self, length: int) -> "Workload":
         """The workload with `length` as its longer length, the other one in proportion, and an adapted mask."""
-        if self.batch:
+        if self.requests:
             batch = at_longest(self.requests, length)
             fewest = min(each.total - each.new for each in batch if each.total)
             prefix = min(self.shared_prefix, fewest // self.page_size * self.page_size) if self.page_size else 0
