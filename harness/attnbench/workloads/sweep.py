@@ -96,7 +96,8 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
     Raises:
         ValueError: see `workloads`.
     """
-    values = _values({"device": devices[-1], **sweep.alone, **settings}, devices)
+    of_batch = {"direction": "inference"} if {"batch", "page_size"} & settings.keys() else {}  # it has no gradients
+    values = _values({"device": devices[-1], **sweep.alone, **of_batch, **settings}, devices)
     found = _products([values])
     typed = [(axis, value) for axis in CHOICES if axis in settings for value in values[axis]]
     for axis, value in typed:
