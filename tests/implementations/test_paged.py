@@ -64,6 +64,7 @@ def test_without_cuda_it_says_so() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(device("cpu").missing_compiler() is not None, reason="needs a C++ compiler")
 def test_flex_attention_follows_a_block_table() -> None:
     found = implementation("flex_paged")
