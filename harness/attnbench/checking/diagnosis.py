@@ -32,6 +32,7 @@ from attnbench.checking.reference import (
     roundings,
     settle,
 )
+from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
 from attnbench.contract.pages import ZEROS
@@ -64,7 +65,7 @@ UNUSED_NAN = (
     "not help, because 0 * NaN is NaN: leave out the values beyond the length, or set them to 0."
 )
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
-RULE_MISTAKES |= {"another batch": "kept_plan", "pools in memory": "read_as_contiguous"}
+RULE_MISTAKES |= {ANOTHER_BATCH: "kept_plan", POOLS: "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}

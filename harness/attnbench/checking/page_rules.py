@@ -7,14 +7,12 @@ import msgspec
 
 from attnbench.case import bind, draw_normal
 from attnbench.checking.reference import Reference
-from attnbench.checking.rules import OF_BATCHES, Candidate, Outcome, rule
+from attnbench.checking.rules import ANOTHER_BATCH, POOLS, USUAL, Candidate, Outcome, rule
 from attnbench.contract.pages import MOVED, STRIDED
 from attnbench.workloads.batch import written
 
-ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
 
-
-@rule(ANOTHER_BATCH, *OF_BATCHES)
+@rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
     """A call is right after one whose pages lie elsewhere, and after one of as many requests of other lengths."""
     workload, case = candidate.workload, candidate.case()
@@ -39,7 +37,7 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
         yield found and f"after a call of the same requests in another order, {found}: {kept}"
 
 
-@rule(POOLS, *OF_BATCHES, may_refuse=True)
+@rule(POOLS, *USUAL, may_refuse=True)
 def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
     """Pools that are views of one buffer, keys and values in turn for each page, give the same answer."""
     if candidate.workload.page_size and candidate.workload.cache is not None:

@@ -82,9 +82,8 @@ LEAST_APART = 2.0**-18
 AXES = ("batch rows", "heads", "tokens")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
-OF_BATCHES = ("half", "way")
-"""Axes of rules about batches of requests."""
-RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE}
+ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
+RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
 """Rules that are tried on batches, too: others change keys as no cache holds them, or layouts that no pool has."""
 Answer = dict[str, Tensor]
 Outcome = str | Exception | RuleResult
@@ -838,11 +837,7 @@ def examine(
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
         values = _values(workload)
-        tried = {
-            name: each
-            for name, each in RULES.items()
-            if not workload.requests or name in RULES_OF_BATCHES or each.axes == OF_BATCHES
-        }
+        tried = {name: each for name, each in RULES.items() if not workload.requests or name in RULES_OF_BATCHES}
         keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
