@@ -51,10 +51,14 @@ if arguments and arguments[0] == "fastest" and "--help" not in arguments:  # few
         arguments += ["--set", "seq_len=8,16,24,32", "--set", "mask=none,causal", "-i", "fused"]
     elif "--model" in arguments:
         arguments[arguments.index("--model") + 3] = "seq_len=64"
-traced = "--sweep" in arguments and arguments[arguments.index("--sweep") + 1].endswith(".jsonl")
+swept = arguments[arguments.index("--sweep") + 1] if "--sweep" in arguments else ""
+traced = swept == "serving" or swept.endswith(".jsonl")
 if "--sweep" in arguments and "--help" not in arguments and not traced:  # what is set below stands alone
     del arguments[(place := arguments.index("--sweep")) : place + 2]
 adjusted = {"run", "check", "compare", "profile"}
+if any("paged" in word or word in {"serving", "page_size=16"} for word in arguments):  # batches have their own sizes
+    adjusted = set()
+    arguments += ["--budget", "8"] * (arguments[0] == "run")
 if arguments and arguments[0] in adjusted and "--help" not in arguments and not traced:
     shorter = lambda found: f"padding({','.join(str(int(each) // 64) for each in found[1].split(','))})"
     arguments = [re.sub(r"(?<=[=,])padding\(([\d,]+)\)", shorter, argument) for argument in arguments]

@@ -38,12 +38,14 @@ MORE = (
     Workload(seq_len=8, num_heads=2, head_dim=8, rotary="interleaved"),
     Workload(batch_size=3, seq_len=20, num_heads=6, num_kv_heads=2, head_dim=8, mask="causal+alibi+softcap(3)"),
     Workload(batch_size=3, seq_len=20, kv_len=40, num_heads=3, head_dim=8, mask="causal+padding"),
+    Workload(batch="2q4kv40", page_size=16, shared_prefix=32, num_heads=2, head_dim=8, cache_dtype="float8_e5m2"),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
 NAMED_BY_DIAGNOSIS = {"features_scaled", "gradient_of_query_unwritten", "output_factor", "output_zero"}
 NAMED_BY_DIAGNOSIS |= {"race", "key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
 NAMED_BY_DIAGNOSIS |= {*diagnosis.RANDOM, *diagnosis.RULE_MISTAKES.values(), diagnosis.FLOAT32_INSIDE}
+NAMED_BY_DIAGNOSIS |= {"unused_nan"}
 NAMED_BY_DIAGNOSIS |= {f"{name}_where_nothing_is_seen" for name in ("nan", "mean", "all")}
 
 

@@ -98,7 +98,7 @@ def test_the_presets_of_models_are_counted():
         ("`attnbench check|run --budget 3`, `attnbench check --budget 3`", ["option check --budget"]),
         ("```bash\nattnbench run -i sdpa \\\n  --dry-run\n```", ["option run --dry-run"]),
         ("`attnbench run --sweep slow`", ["sweep slow"]),
-        ("`attnbench run --sweep mine.toml --set page_size=4`", ["axis page_size"]),
+        ("`attnbench run --sweep mine.toml --set pages=4`", ["axis pages"]),
         ("| `mask=causal+blocks(8)` |", ["mask blocks"]),
         ("attnbench measures `mask=causal+chunks(8)`; `attnbench list axes`", []),
     ],

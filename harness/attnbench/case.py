@@ -17,9 +17,11 @@ from torch.autograd.graph import increment_version
 
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.contract.outside import Bound, training
+from attnbench.contract.pages import rounded
 from attnbench.devices import Device, containers, device
 from attnbench.devices.recording import Footprint, Recording
-from attnbench.workloads.workload import RETIRED, Workload
+from attnbench.workloads.batch import SAME
+from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """Outside this range, too few of the sampled weights are dropped or kept."""
@@ -185,9 +187,12 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
     transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
     head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
-    a value is the first V numbers of its key, in the same memory.
+    a value is the first V numbers of its key, in the same memory. Keys and values of a batch are as its cache gives
+    them back: the same ones in a shared prefix, and rounded to its dtype.
     """
     tensors = dict(inputs.tensors)
+    if tensors and workload.cache is not None:
+        tensors |= {name: rounded(tensors[name], name, workload.cache) for name in ("key", "value")}
     match workload.layout if tensors else "contiguous":  # weights alone have no layout
         case "transposed":
             tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2) for name in QKV}
@@ -256,8 +261,11 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
             return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
         if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, a weight and an output look the same
             return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
-    if workload.is_retired:
-        return f"{' and '.join(RETIRED)} are no axes any more: key and value are given in one piece, as computed"
+    if workload.cache_dtype != SAME:
+        if not workload.page_size:
+            return f"cache_dtype={workload.cache_dtype} is that of pages: add --set page_size=16"
+        if not hasattr(torch, workload.cache_dtype):
+            return f"this version of torch has no {workload.cache_dtype}: leave out cache_dtype"
     if workload.world_size > 1 and not implementation.distributes:
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
     if (reason := implementation.unsupported(workload)) or implementation.has_dropout or workload.dropout == 0:
@@ -311,7 +319,7 @@ class Case:
             result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
         return result
 
-    def bound(self) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
         """One forward call with everything outside the implementation already done, and its leaves."""
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
@@ -423,7 +431,13 @@ def bind(workload: Workload) -> BoundMask:
     where = device(workload.device).torch_device
     scale = workload.scale or None
     return BoundMask(
-        workload.mask_rule, sizes, where, num_heads=workload.num_heads, scale=scale, world_size=workload.world_size
+        workload.mask_rule,
+        sizes,
+        where,
+        num_heads=workload.num_heads,
+        scale=scale,
+        world_size=workload.world_size,
+        cache=workload.cache,
     )
 
 

@@ -47,6 +47,26 @@ ALIASES = {
     "dropout_p": "dropout",
 }
 """Names that other packages use for KEYWORDS."""
+PAGED = {
+    "query": ("query", "q"),
+    "key_cache": ("key_cache", "k_cache", "key_pages", "k_pages", "key", "k"),
+    "value_cache": ("value_cache", "v_cache", "value_pages", "v_pages", "value", "v"),
+    "block_table": ("block_table", "block_tables", "page_table", "page_tables"),
+    "seqused_k": ("seqused_k", "cache_seqlens", "seq_lens", "context_lens", "kv_lens"),
+    "cu_seqlens_q": ("cu_seqlens_q", "cu_seq_q", "query_start_loc", "qo_indptr"),
+    "cu_seqlens_k": ("cu_seqlens_k", "cu_seq_k"),
+    "max_seqlen_q": ("max_seqlen_q", "max_q", "max_query_len"),
+    "max_seqlen_k": ("max_seqlen_k", "max_k", "max_seq_len"),
+    "k_scale": ("k_scale", "k_descale"),
+    "v_scale": ("v_scale", "v_descale"),
+    "softmax_scale": ("softmax_scale", "scale", "sm_scale"),
+    "causal": ("causal", "is_causal"),
+    "window_size": ("window_size",),
+    "enable_gqa": ("enable_gqa",),
+}
+"""Arguments of functions of pages (contract/pages.py), each with the names that flash-attn, PyTorch and vLLM use."""
+READ_PAGES = ("flex_paged", "paged_gather", "paged_loop", "torch_varlen_paged")
+"""Implementations in the folder that read pages: without pages they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
 """Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
@@ -254,7 +274,26 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 def _takes_heads(function: ast.FunctionDef, place: int = 0) -> bool:
     names = [each.arg.lower() for each in (*function.args.posonlyargs, *function.args.args)]
-    return names[place : place + 3] in HEADS
+    return names[place : place + 3] in HEADS or (place == 0 and _names_pages(function))
+
+
+def _names_pages(function: ast.FunctionDef) -> bool:
+    args = function.args
+    names = {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    return bool(names & {*PAGED["block_table"]}) and bool(names & {*PAGED["query"]})
+
+
+def reads_pages(spec: str) -> bool:
+    """Whether a spec names a function of pages, as far as its file says without running."""
+    path, attribute = split(variant(spec)[0])
+    if path is None:
+        return attribute in READ_PAGES
+    try:
+        tree, _ = _read(path)
+    except ValueError:  # the check of specs reports the error
+        return False
+    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return attribute in named and _names_pages(named[attribute])
 
 
 def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -262,6 +301,8 @@ def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
     if isinstance(node, ast.ClassDef):
         return False
     positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
+    if _names_pages(node):
+        return False
     required = positional[3 : len(positional) - len(node.args.defaults)]
     required += [each for each, default in zip(by_name, node.args.kw_defaults, strict=True) if default is None]
     return any(each.arg not in {*KEYWORDS, *ALIASES} for each in required)

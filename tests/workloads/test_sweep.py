@@ -150,7 +150,7 @@ def test_a_bad_selection_is_refused_before_any_work(selection, said):
 
 
 def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(write):
-    everybody = set(plugins.implementation_names()) - set(plugins.DISTRIBUTING)
+    everybody = set(plugins.implementation_names()) - {*plugins.DISTRIBUTING, *plugins.READ_PAGES}
     assert set(build_plan(sweep="quick").implementations) == everybody - {"flex"}
     assert set(build_plan(sweep="quick", implementations=["flex"]).implementations) == {"flex", "sdpa"}
     assert set(build_plan(sweep=write("[[grid]]\nseq_len = 4\n")).implementations) == everybody

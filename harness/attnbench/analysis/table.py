@@ -231,6 +231,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
             **{_column(one): median(Samples.of(one.samples).value) for one in metrics_of(record)},
+            **_of_batch(record, time, results),
             **_paid(break_evens(results).get(record.key)),
         }
 
@@ -259,6 +260,20 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "flops_per_s": flops_per_s,
         "matmul_share": None if matmul is None else flops_per_s / matmul.rate,
         "doubtful": doubt_of(results, record.key) or None,
+    }
+
+
+def _of_batch(record: Record, time: Estimate | None, results: Results) -> Row:
+    """The rates of a batch of requests: bytes of keys and values, their share of a copy's rate, and new tokens."""
+    if time is None or not record.workload.requests:
+        return {}
+    num_bytes = counts.cache_bytes(record.workload)
+    ceilings = results.ceilings.get((record.host, record.workload.place))
+    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache == "cold")
+    return {
+        "cache_bytes_per_s": num_bytes / time.point,
+        "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+        "tokens_per_s": record.workload.seq_len / time.point,
     }
 
 

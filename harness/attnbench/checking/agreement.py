@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from attnbench.case import Case, Inputs, generator, grad_value, laid_out, output_shape, set_dropout
-from attnbench.checking import conduct, dropout, oracle, rules
+from attnbench.checking import (
+    conduct,
+    dropout,
+    oracle,
+    page_rules,  # noqa: F401 - it adds its rules to the others
+    rules,
+)
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import (

@@ -32,9 +32,12 @@ from attnbench.checking.reference import (
     roundings,
     settle,
 )
+from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
 from attnbench.contract import Implementation
+from attnbench.contract.pages import ZEROS
 from attnbench.storage.records import CONVENTIONS, FLOAT32, Agreement, Grade
+from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import Workload
 
 SHORT_LEN = 67
@@ -57,7 +60,12 @@ LEAST_NEAR = 0.02  # of a dtype's tolerance: much smaller errors are not that dt
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
+UNUSED_NAN = (
+    "NaN from an unused slot or page of the cache reaches the output: with zeros there it is right. A weight of 0 does "
+    "not help, because 0 * NaN is NaN: leave out the values beyond the length, or set them to 0."
+)
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
+RULE_MISTAKES |= {ANOTHER_BATCH: "kept_plan", POOLS: "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that makes a factor of an output or gradient."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
@@ -94,11 +102,14 @@ class Evidence:
     """A candidate's answers to one probe."""
 
     def __init__(self, implementation: Implementation, reference: Reference, convention: str | None = None) -> None:
-        """Call the candidate, whose convention on other probes may be known; its exceptions propagate."""
-        seen, here = settle(ask(implementation, reference), reference, convention)
+        """Call the candidate, whose convention on other probes may be known; its exceptions propagate.
+
+        Unused slots of a cache hold 0 in this call, so that code which reads them gives numbers.
+        """
+        seen, here = settle(ask(implementation, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
         if wider is not reference:  # at a long length a row is wrong that the reference left out
-            reference, (seen, here) = wider, settle(ask(implementation, wider), wider, convention)
+            reference, (seen, here) = wider, settle(ask(implementation, wider, ZEROS), wider, convention)
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
         self.observed = {
@@ -172,17 +183,26 @@ def explain(references: References, implementation: Implementation, wrong: Agree
         result = Finding(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
     else:
         evidence = gather(implementation, references.by_probe, references.seed)
-        if (explained := _closed_form(evidence)) is None:
+        is_right = not any(each.is_wrong(name) for each in evidence for name in each.names)
+        if is_right and references.workload.page_size:
+            explained: Finding | None = Finding(UNUSED_NAN, ("unused_nan",), "context")
+        elif (explained := _of_scales(evidence) or _closed_form(evidence)) is None:
             place = extent(evidence)
             cut(evidence)
             explained = _known(evidence) or _backward(evidence) or _unwritten(evidence)
             explained = explained or _unknown(implementation, evidence, wrong)
             if place and place.split(" only", 1)[1].strip(" .") not in explained.words:
                 explained = replace(explained, words=f"{place} {explained.words}")
+        assert explained is not None
         if explained.names == (FLOAT32_INSIDE,) and not wrong.broken_rules:
             return msgspec.structs.replace(wrong, conventions=(*wrong.conventions, FLOAT32))
         result = replace(explained, words=f"{explained.words} {describe(wrong)}")
     return msgspec.structs.replace(wrong, diagnosis=result.words, mistakes=result.names, step=result.step)
+
+
+def _of_scales(evidence: list[Evidence]) -> Finding | None:
+    """The known mistakes of a cache of 8 bits first: with few heads, wrong scales look like a factor of the output."""
+    return _known(evidence) if evidence[0].reference.workload.cache_dtype != SAME else None
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from attnbench.case import QKV
 from attnbench.checking import oracle, steps
 from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.checking.steps import Mistake, after, before, hide, product, softmax_with_sinks, with_bias, wrong
 from attnbench.contract import Weights
 from attnbench.workloads import masks
@@ -620,7 +621,10 @@ def singles(workload: Workload) -> Iterator[Mistake]:
             yield wrong(name, needs_all_rows=name in BETWEEN_ROWS, **changes)
 
 
-KINDS = (wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases, sinks)
+KINDS = (
+    *(wrong_masks, reordered, singles, projections, tiles, merges, scales, widths, softmaxes, fills, biases, sinks),
+    page_mistakes,
+)
 
 
 def catalogue(workload: Workload) -> Iterator[Mistake]:

@@ -407,8 +407,8 @@ class Observation:
     has_backward: bool = True
 
 
-def ask(implementation: Implementation, reference: Reference) -> Observation:
-    """Call a candidate with copies of a reference's inputs.
+def ask(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
+    """Call a candidate with copies of a reference's inputs; of a batch, in a cache of that form.
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -418,6 +418,8 @@ def ask(implementation: Implementation, reference: Reference) -> Observation:
     """
     workload = reference.workload
     case = build(workload, implementation, copied(reference.inputs, workload))
+    if form and case.mask.cache is not None:
+        case.mask.cache = msgspec.structs.replace(case.mask.cache, form=form)
     with conduct.watched(case.tensors, case.mask) as seen, case.grad_mode():
         output = case.output()
     conduct.require_faultless(seen)

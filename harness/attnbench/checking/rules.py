@@ -82,6 +82,9 @@ LEAST_APART = 2.0**-18
 AXES = ("batch rows", "heads", "tokens")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
+ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
+RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
+"""Rules that are tried on batches, too: others change keys as no cache holds them, or layouts that no pool has."""
 Answer = dict[str, Tensor]
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
@@ -223,7 +226,9 @@ class Candidate:
         if found.grade is not Grade.wrong:
             return ""
         size = "not finite" if found.error is None else f"off by {found.error:.3g} (tolerance {found.allowed:.3g})"
-        at = f"at seq_len={reference.workload.seq_len} and kv_len={reference.workload.kv_len}"
+        workload = reference.workload
+        at = f"at seq_len={workload.seq_len} and kv_len={workload.kv_len}"
+        at = f"at batch={workload.batch}" if workload.requests else at
         return f"{at} its output is wrong: {size}"
 
 
@@ -799,7 +804,9 @@ def _values(workload: Workload) -> dict[str, object]:
         "grouped": workload.num_heads != workload.num_kv_heads,  # key heads are repeated before they reach functions
         "one head": workload.num_heads == 1,
         "way": (
-            workload.mask
+            (workload.page_size > 0, workload.cache_dtype, workload.shared_prefix > 0)
+            if workload.requests
+            else workload.mask
             if workload.mask in {"none", "causal"}
             else (rule.hides, rule.changes_scores, rule.is_learned),
             workload.sinks,
@@ -830,7 +837,8 @@ def examine(
     plain += [msgspec.structs.replace(each, batch_size=whole.batch_size) for each in plain]
     for workload in dict.fromkeys(plain):
         values = _values(workload)
-        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in RULES.items()}
+        tried = {name: each for name, each in RULES.items() if not workload.requests or name in RULES_OF_BATCHES}
+        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)

@@ -103,14 +103,25 @@ def _differs(workload: Workload, axis: str, value: float | str) -> bool:
 
 
 def _reason_against(
-    unsupported: Callable[[Workload], str | None], built_in: Callable[[], Mapping[str, Any]], workload: Workload
+    unsupported: Callable[[Workload], str | None],
+    built_in: Callable[[], Mapping[str, Any]],
+    takes_batches: str,
+    workload: Workload,
 ) -> str | None:
-    """The first axis that has another value built in, or the implementation's own reason."""
+    """The first axis that has another value built in, or the implementation's own reason.
+
+    A dense function takes a batch of requests if it takes each of them.
+    """
     for axis, value in built_in().items():
         if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # these say more
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
-    return unsupported(workload)
+    if workload.requests and not takes_batches:
+        return "it takes no batch of requests: give a function of query, key and value, or one that names a block table"
+    for request, dense in workload.groups().items() if takes_batches == "gathered" else ():
+        if reason := unsupported(dense):
+            return f"of the request {request.new} of {request.total} keys: {reason}"
+    return None if workload.requests and takes_batches == "gathered" else unsupported(workload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +148,13 @@ class Implementation:
     )
     has_cache: bool = False  # its module keeps earlier tokens: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
+    takes_batches: str = ""  # of requests: as `pages`, or `gathered` for it outside of its call; "": it takes none
     most_error: float = 0.0  # that an approximation may have, as a share of a tensor's largest value; 0: any
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
-        reason = partial(_reason_against, self.unsupported, self.built_in)
+        reason = partial(_reason_against, self.unsupported, self.built_in, self.takes_batches)
         object.__setattr__(self, "unsupported", reason)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnbench.workloads.batch import Cache
 from attnbench.workloads.masks import Causal, Mask, Padding, Ragged, aligned_at_end
 
 AXES = "bhts"
@@ -35,12 +36,14 @@ class BoundMask:
         num_heads: int = 0,
         scale: float | None = None,
         world_size: int = 1,
+        cache: Cache | None = None,
     ) -> None:
         """Bind `rule` to `sizes` (B, T, S); a mask that changes scores needs `num_heads`.
 
         `scale` None means 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is the number of ranks of a
-        call.
+        call. `cache` says where the keys of a batch of requests lie.
         """
+        self.cache = cache
         self.rule, self.sizes, self.device = rule, sizes, torch.device(device)
         self.num_heads, self.scale, self.world_size = num_heads, scale, world_size
         self.inputs: Mapping[str, Tensor] = {}

@@ -24,6 +24,7 @@ from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.bound_mask import SPLIT
 from attnbench.contract.declared import END, Declared, kind, words
 from attnbench.contract.outside import Bound, Prepared, add_sink, repeat_heads, show_rows
+from attnbench.contract.pages import BoundGroups, from_paged, groups_of, names_of
 from attnbench.plugins import ALIASES, KEYWORDS
 from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask, attention_window, not_a_window
 from attnbench.workloads.workload import Workload
@@ -159,7 +160,9 @@ class ByFunction:
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
-        """The function's call, with all outside work already done."""
+        """The function's call, with all outside work already done; of a batch, a call for each kind of request."""
+        if mask.cache is not None:
+            return BoundGroups(groups_of(mask), self.bind, [query, key, value])
         if self.signature.omitted and not self.signature.declared.has_sdpa_mask:
             with torch.no_grad():
                 self.attend(query, key, value, mask)  # shows whether it needs an explicit scale
@@ -167,6 +170,10 @@ class ByFunction:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        if mask.cache is not None:
+            groups = groups_of(mask)
+            parts = zip(groups.split(query, key, value), groups.masks, strict=True)
+            return groups.join(self.attend(*tensors, own) for tensors, own in parts)
         signature, prepared = self.signature, self.prepare(query, key, value, mask)
         try:
             output: object = self.caller(mask)(*prepared.tensors, **prepared.passed)
@@ -210,6 +217,8 @@ def from_function(
         ValueError: it cannot be called like that.
     """
     declared = declared or Declared()
+    if names_of(function) and declared.call is None:
+        return from_paged(function, spec, declared)
     names = {} if declared.call else keywords(function, spec)
     names, declared = _with_bound(function, names, declared)
     parameters = _signature(function, spec).parameters if names else {}
@@ -226,6 +235,7 @@ def from_function(
         built_in=lambda: declared.built_in,
         copies="query, key and value as (B, T, H, K)" if layout == "bthk" else "",
         is_approximate=bool(declared.approximate),
+        takes_batches="gathered",
         most_error=declared.most_error,
     )
 

@@ -22,13 +22,15 @@ class Prepared:
     """A function's call with its arguments in place.
 
     `tensors` are passed by position and `passed` by name; `empty`, broadcastable to (B, H, T, V), marks the output of
-    queries that see no key, which becomes 0; `is_tokens_first` says that the output is (B, T, H, V).
+    queries that see no key, which becomes 0; `is_tokens_first` says that the output is (B, T, H, V), `is_packed` that
+    it is (tokens, H, V).
     """
 
     tensors: tuple[Tensor, ...]
     passed: dict[str, Any]
     empty: Tensor | None = None
     is_tokens_first: bool = False
+    is_packed: bool = False
 
     @property
     def arguments(self) -> list[Any]:
@@ -37,6 +39,8 @@ class Prepared:
 
     def finish(self, output: Tensor) -> Tensor:
         """The function's output as (B, H, T, V)."""
+        if self.is_packed:
+            return output.transpose(0, 1)[None]  # (T,H,V) -> (1,H,T,V)
         output = output.transpose(1, 2) if self.is_tokens_first else output
         return output if self.empty is None else output.masked_fill(self.empty, 0.0)
 
@@ -53,17 +57,18 @@ class Bound:
         self.prepare = prepare
         with torch.enable_grad():
             first = prepare()
-        self.finish = first.finish
+        self.finish: Callable[[Any], Tensor] = first.finish
         self._arguments = [
             value if not isinstance(value, Tensor) or value.is_leaf else value.detach().requires_grad_()
             for value in first.arguments
         ]
-        tensors, named = self._arguments[: len(inputs)], self._arguments[len(inputs) :]
-        self.call: Callable[[], Tensor] = partial(function, *tensors, **dict(zip(first.passed, named, strict=True)))
+        num_tensors = len(first.tensors)
+        tensors, named = self._arguments[:num_tensors], self._arguments[num_tensors:]
+        self.call: Callable[[], Any] = partial(function, *tensors, **dict(zip(first.passed, named, strict=True)))
         self.leaves = [each for each in self._arguments if isinstance(each, Tensor) and each.requires_grad]
         plain = [*inputs, *first.passed.values()]
-        are_same = all(one is other for one, other in zip(self._arguments, plain, strict=True))
-        self.is_plain = are_same and first.empty is None and not first.is_tokens_first
+        are_same = not first.is_packed and all(one is other for one, other in zip(self._arguments, plain, strict=True))
+        self.is_plain = are_same and first.empty is None and not (first.is_tokens_first or first.is_packed)
 
     def refresh(self) -> None:
         """Prepare again into the same memory, after the inputs' values have changed."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
 from attnbench.timing.blocks import Visit
+from attnbench.workloads.batch import Cache
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -136,6 +137,7 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
     is_inference: bool = False
     is_training: bool = False
     chunks: tuple[int, ...] = ()
+    cache: Cache | None = None
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):

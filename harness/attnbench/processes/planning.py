@@ -91,7 +91,9 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
+    has_pages = any(workload.page_size for workload in workloads)
     without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
+    without |= {*(() if has_pages else plugins.READ_PAGES)}
     usual = [name for name in plugins.implementation_names() if name not in without]
     typed = list(dict.fromkeys(implementations or chosen.implementations or usual))
     specs = plugins.labelled(typed)
@@ -104,7 +106,8 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         declarations = declared(specs) if declarations is None else declarations
         built_in = built_in_axes(declarations, parsed)
         if not with_baseline:
-            workloads, left_out = _each_suited(workloads, specs, built_in, left_out)
+            of_pages = () if stands_alone or not chosen.of_pages else _of_pages(chosen, parsed, present)
+            workloads, left_out = _each_suited(workloads, specs, built_in, left_out, of_pages)
         elif axes := {a: v for a, v in together(built_in).items() if MASKS_BETWEEN not in str(v)}:
             workloads = suited(workloads, axes)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
@@ -188,17 +191,26 @@ def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     return tuple(distinct.values())
 
 
+def _of_pages(chosen: sweeps.Sweep, parsed: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
+    """The workloads of implementations that read pages, on the devices of the settings."""
+    settings = {axis: values for axis, values in parsed.items() if axis == "device"}
+    return sweeps.workloads(sweeps.load(chosen.of_pages), settings, devices)
+
+
 def _each_suited(
     workloads: tuple[Workload, ...],
     specs: Sequence[str],
     built_in: Mapping[str, Axes],
     left_out: dict[str, tuple[str, ...]],
+    of_pages: tuple[Workload, ...] = (),
 ) -> tuple[tuple[Workload, ...], dict[str, tuple[str, ...]]]:
     """All workloads that the implementations need, and by name the ids of those that an implementation leaves out.
 
-    An implementation with built-in axes needs the workloads with these values, and leaves out all others.
+    An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that
+    reads pages needs those `of_pages`.
     """
     by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
+    by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}
     every = {workload.id: workload for each in by_spec.values() for workload in each}
     out: dict[str, tuple[str, ...]] = {}
     for spec in specs:

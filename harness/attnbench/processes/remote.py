@@ -40,6 +40,7 @@ from attnbench.processes.messages import (
     Target,
     Tensors,
 )
+from attnbench.workloads.batch import rule_of
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
@@ -194,6 +195,7 @@ class Remote:
             is_inference=mask.is_inference,
             is_training=mask.is_training,
             chunks=mask.chunks,
+            cache=mask.cache,
         )
         self._see_changes(reply, inputs)
         output = self._exchange.receive(reply.tensors["output"], mask.device)
@@ -342,13 +344,18 @@ class Candidates:
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
         named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
-        mask = self._bound(parse_mask(request.mask), request.sizes, here, **named)
+        cache = request.cache
+        rule = parse_mask(request.mask) if cache is None else rule_of(cache.batch)
+        mask = self._bound(rule, request.sizes, here, cache=cache, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.is_training, mask.chunks = request.is_training, request.chunks
         mask.inputs = {name: tensor for name, tensor in tensors.items() if name not in GIVEN}
         scoped = msgspec.structs.replace(workload, scope="attention" if "query" in tensors else "module")
         sizes = dict(zip(("batch_size", "seq_len", "kv_len"), request.sizes, strict=True))
-        there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
+        if cache is None:
+            there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
+        else:
+            there = msgspec.structs.replace(scoped, batch=cache.batch, shared_prefix=cache.shared_prefix)
         if reason := implementation.unsupported(there):  # rules and diagnoses have sizes of their own
             raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))

@@ -17,7 +17,8 @@ from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
-from attnbench.units import MISSING, factors, grouped, plain, show
+from attnbench.units import MISSING, factors, grouped, percent, plain, show
+from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
 FEW = 3  # most values of an axis, shapes, and implementations of the user's own that sentences list
@@ -254,6 +255,25 @@ def memory_line(members: Sequence[Answer]) -> str:
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
     return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+
+
+def batch_line(results: Results) -> str:
+    """The rates of the batch with the most keys and values, and who reads no pages; "" without a batch with a time."""
+    timed = [shape for shape in shapes(results) if any(cell.cache_rate for cell in shape.cells)]
+    if not timed:
+        return ""
+    shape = max(timed, key=lambda each: counts.cache_bytes(each.workload))
+    parts = []
+    for cell in sorted((each for each in shape.cells if each.cache_rate), key=lambda each: each.seconds or math.inf):
+        share = (
+            f" ({percent(cell.cache_rate / cell.copy_rate)} of a copy)" if cell.cache_rate and cell.copy_rate else ""
+        )
+        parts.append(f"{cell.name} {show(cell.cache_rate, 'bytes/s')}{share}, {cell.token_rate:,.0f} tokens/s")
+    text = f"Keys and values of {shape.workload.batch}: {'; '.join(parts)}."
+    dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]
+    if dense:
+        text += f" {', '.join(dense)}: keys are gathered before the call, which is not in its time."
+    return plain(text)
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:

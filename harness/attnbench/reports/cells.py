@@ -35,6 +35,7 @@ class Cell:
     substitute: str  # the implementation in place of a baseline without a time; "": the baseline has one
     matmul_rate: float | None  # FLOP/s of the fastest matrix product there
     warnings: tuple[Warned, ...]
+    copy_rate: float | None = None  # bytes/s of a copy of as many bytes as a batch's keys and values
     break_even: BreakEven | None = None  # None: it is the baseline, or its first call was not measured
 
     @property
@@ -117,6 +118,17 @@ class Cell:
         return None if self.estimate is None else counts.useful_flops(self.workload) / self.estimate.point
 
     @property
+    def cache_rate(self) -> float | None:
+        """Bytes of keys and values that a batch must read per second; None without a batch or a time."""
+        is_timed = self.estimate is not None and bool(self.workload.requests)
+        return counts.cache_bytes(self.workload) / self.estimate.point if is_timed and self.estimate else None
+
+    @property
+    def token_rate(self) -> float | None:
+        """New tokens of a batch per second; None without a batch or a time."""
+        return self.workload.seq_len / self.estimate.point if self.workload.requests and self.estimate else None
+
+    @property
     def error(self) -> float | None:
         """The largest error / tolerance; None if it is not finite, or nothing was compared."""
         return None if self.record.agreement is None else self.record.agreement.error_ratio
@@ -139,10 +151,20 @@ def every(results: Results) -> dict[Key, Cell]:
             seconds=None if mark_of(record) in {Mark.wrong, Mark.failed} else times_s.get(record.key),
             substitute="" if results.plan.is_reference(first) else str(first),
             matmul_rate=None if ceilings is None or ceilings.matmul is None else ceilings.matmul.rate,
+            copy_rate=_copy_rate(results, record),
             warnings=(*cautions, *results.warnings.get(record.key, ())),
             break_even=break_evens(results).get(record.key),
         )
     return cells
+
+
+def _copy_rate(results: Results, record: Record) -> float | None:
+    """The rate of a copy of as many bytes as a batch's keys and values; None if it was not measured."""
+    ceilings = results.ceilings.get((record.host, record.workload.place))
+    if ceilings is None or not record.workload.requests:
+        return None
+    copy = ceilings.copy(counts.cache_bytes(record.workload), is_cold=results.plan.cache == "cold")
+    return None if copy is None else copy.rate
 
 
 def absent(results: Results) -> dict[str, str]:
@@ -187,7 +209,8 @@ class Column:
 def columns(results: Results) -> list[Column]:
     """The columns of a run's tables, including one for each measured metric."""
     paid = [PAID] * bool(break_evens(results))
-    return [*FIRST, *map(_metric, metric_columns(results)), *paid, *LAST]
+    of_batches = OF_BATCHES if any(each.requests for each in results.plan.workloads) else ()
+    return [*FIRST, *map(_metric, metric_columns(results)), *of_batches, *paid, *LAST]
 
 
 def legend(shown_columns: Iterable[Column]) -> str:
@@ -239,6 +262,11 @@ def _rate(cell: Cell) -> str:
     return show(cell.rate, "flops/s") + share
 
 
+def _cache_rate(cell: Cell) -> str:
+    share = "" if not cell.copy_rate or not cell.cache_rate else f" ({percent(cell.cache_rate / cell.copy_rate)})"
+    return show(cell.cache_rate, "bytes/s") + share
+
+
 def _metric(measured: MetricColumn) -> Column:
     explanation = measured.explanation or "a metric that is not installed here"
 
@@ -278,6 +306,21 @@ FIRST = (
         heading="ran",
         text=lambda cell: MISSING if cell.record.operators is None else plain(ran(cell.record.operators)),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
+    ),
+)
+OF_BATCHES = (
+    Column(
+        heading="keys and values",
+        text=_cache_rate,
+        explanation="bytes of keys and values that a batch must read per second, in brackets as a share of a copy of "
+        "as many bytes in this run",
+        number=lambda cell: cell.cache_rate,
+    ),
+    Column(
+        heading="tokens",
+        text=lambda cell: show(cell.token_rate, "tokens/s"),
+        explanation="new tokens of the batch per second, in one layer",
+        number=lambda cell: cell.token_rate,
     ),
 )
 PAID = Column(

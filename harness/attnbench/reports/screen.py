@@ -12,7 +12,17 @@ from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, story, titles
-from attnbench.reports.answers import SIGNS, Answer, first_calls_line, legend, memory, memory_line, names, shapes
+from attnbench.reports.answers import (
+    SIGNS,
+    Answer,
+    batch_line,
+    first_calls_line,
+    legend,
+    memory,
+    memory_line,
+    names,
+    shapes,
+)
 from attnbench.storage.records import Record
 from attnbench.units import MISSING, grouped, plain, show, text_lines
 
@@ -44,6 +54,7 @@ def screen(results: Results) -> list[Line]:
     most = FEW_ADVICE if is_narrow else MOST_ADVICE
     tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", most)
     tail += _lines([memory_line(members)] * (not is_narrow), most=MOST_MEMORY, more="More memory: summary.md")
+    tail += _lines([batch_line(results)], most=MOST_MEMORY + 1)
     tail += _lines([first_calls_line(members)], most=MOST_FIRST_CALLS, more="More first calls: summary.md")
     tail += _lines(left_over(results, most_named=0 if is_narrow else FEW_OPEN))
     tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]

@@ -16,6 +16,7 @@ from attnbench.analysis.table import GROUP_AXES
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE
 from attnbench.units import plain
+from attnbench.workloads.batch import NO_BATCH
 from attnbench.workloads.workload import Workload, following
 
 Axes = Mapping[str, Any]  # the value of every axis, as in `Workload.axes()`
@@ -33,6 +34,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
+OF_REQUESTS = {"mask", "batch_size"}  # axes that a batch of requests decides
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
@@ -53,6 +55,7 @@ def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
     Axes that follow from others, hold their default or are in `leave_out` are omitted.
     """
     defaults = DEFAULTS | following(axes)
+    leave_out = {*leave_out, *(OF_REQUESTS if axes.get("batch", NO_BATCH) != NO_BATCH else ())}
     names = [axis for axis in NAMED if axis not in leave_out and (axis in ALWAYS or axes[axis] != defaults[axis])]
     return ", ".join(
         (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)

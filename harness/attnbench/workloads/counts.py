@@ -8,6 +8,7 @@ https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flas
 import math
 from functools import lru_cache
 
+from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 
@@ -45,6 +46,8 @@ def useful_flops(workload: Workload) -> int:
 def dense_flops(workload: Workload) -> int:
     """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
+    if workload.requests:
+        pairs = sum(each.new * each.total for each in workload.requests)
     return product_flops(workload, pairs, _tokens(workload), recomputes_scores=False)
 
 
@@ -62,13 +65,35 @@ def compulsory_bytes(workload: Workload) -> int:
     """
     forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
-    return numbers * DTYPE_BYTES[workload.dtype]
+    return numbers * DTYPE_BYTES[workload.dtype] - _spared_bytes(workload)
 
 
 def least_bytes(workload: Workload) -> int:
     """A lower bound on the bytes of any call: keys that no query sees are not read, and nothing is read twice."""
+    if workload.requests:
+        return compulsory_bytes(workload)
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
     return numbers * DTYPE_BYTES[workload.dtype]
+
+
+def cache_bytes(workload: Workload) -> int:
+    """Bytes of keys and values that a call on a batch must read: those of a shared prefix once, in their own dtype.
+
+    Keys of requests without new tokens are not read.
+    """
+    assert workload.cache is not None
+    idle = sum(max(0, each.total - workload.shared_prefix) for each in workload.requests if not each.new)
+    keys = workload.cache.num_keys - idle
+    each_bytes = DTYPE_BYTES[workload.dtype] if workload.cache_dtype == SAME else 1
+    return keys * workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
+
+
+def _spared_bytes(workload: Workload) -> int:
+    """Bytes of a batch's keys and values that need not be read, though the row of all requests has them."""
+    if not workload.requests:
+        return 0
+    each_bytes = workload.num_kv_heads * (workload.head_dim + workload.value_dim) * DTYPE_BYTES[workload.dtype]
+    return workload.kv_len * each_bytes - cache_bytes(workload)
 
 
 def _has_forward(workload: Workload) -> bool:

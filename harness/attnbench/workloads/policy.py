@@ -168,7 +168,7 @@ def logs_of(shapes: Sequence[Shape]) -> Floats:
 def is_plain(workload: Workload) -> bool:
     """Whether a policy covers a workload: attention of query, key and value with only a mask and a scale."""
     usual = Workload()
-    same = ("scope", "dropout", "rotary", "sinks", "is_retired", "float32_matmul_precision")
+    same = ("scope", "dropout", "rotary", "sinks", "batch", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(
         getattr(workload, axis) == getattr(usual, axis) for axis in same
     )

@@ -11,10 +11,10 @@ import msgspec
 
 from attnbench.plugins import require_known
 from attnbench.workloads.covering import cover
-from attnbench.workloads.workload import CHOICES, RETIRED, Workload
+from attnbench.workloads.workload import CHOICES, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
-AXES = {field.name: field for field in msgspec.structs.fields(Workload) if field.name not in RETIRED}
+AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
 MAX_WORKLOADS = 100_000
 LEAVE_OUT = "leave_out"
 COVER = "cover"
@@ -43,6 +43,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
+    of_pages: str = ""  # the sweep of implementations that read pages, if this one has no pages
     smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
 
 
@@ -95,7 +96,8 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
     Raises:
         ValueError: see `workloads`.
     """
-    values = _values({"device": devices[-1], **sweep.alone, **settings}, devices)
+    of_batch = {"direction": "inference"} if {"batch", "page_size"} & settings.keys() else {}  # it has no gradients
+    values = _values({"device": devices[-1], **sweep.alone, **of_batch, **settings}, devices)
     found = _products([values])
     typed = [(axis, value) for axis in CHOICES if axis in settings for value in values[axis]]
     for axis, value in typed:
@@ -235,10 +237,9 @@ def make(axes: Mapping[str, Any]) -> Workload:
     Raises:
         ValueError: an unknown axis, or a value of the wrong type or outside the allowed ones.
     """
-    given = {axis: value for axis, value in axes.items() if axis not in RETIRED or value not in {0, "same"}}
-    require_known("axis", given, AXES)
+    require_known("axis", axes, AXES)
     converted = {}
-    for axis, value in given.items():
+    for axis, value in axes.items():
         try:
             converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
         except msgspec.ValidationError:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -10,6 +11,18 @@ from typing import Any
 import msgspec
 
 from attnbench.units import meant
+from attnbench.workloads.batch import (
+    CACHE_DTYPES,
+    NO_BATCH,
+    SAME,
+    Cache,
+    Request,
+    at_longest,
+    is_power_of_2,
+    parse_batch,
+    rule_of,
+    written,
+)
 from attnbench.workloads.masks import LARGEST, Mask, parse_mask
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -30,14 +43,14 @@ CHOICES = {
     "layout": LAYOUTS,
     "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
+    "cache_dtype": CACHE_DTYPES,
 }
-RETIRED = ("page_size", "cache_dtype")  # former axes that occur in old journals
 MOST_THREADS = 1024  # PyTorch crashes with too many
 MOST_RANKS = 64  # each rank is a process
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
 """The environment variable for the timeout of a call over several ranks, in seconds."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
-FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
+FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "shared_prefix")
 """Axes of whole numbers from 0 to LARGEST."""
 DEFAULT_HEAD_DIM = 64
 FOLLOWS = {
@@ -97,8 +110,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scale: float = 0.0  # factor of the products of query and key; 0: 1 / sqrt(head_dim)
     rotary: str = "none"  # halves(BASE) or interleaved(BASE): query and key are rotated by their positions
     sinks: str = "none"  # learned: a number for each head, the score of an extra key with value 0
-    page_size: int = 0  # one of RETIRED
-    cache_dtype: str = "same"  # one of RETIRED
+    batch: str = NO_BATCH  # requests, as in 2q2k_32q1kv1k; replaces batch_size, seq_len and kv_len
+    page_size: int = 0  # tokens in a page of the cache of keys and values: 16, 64, 256, ...; 0: no pages
+    shared_prefix: int = 0  # the first tokens of all requests, which share their pages
+    cache_dtype: str = SAME  # of stored keys and values: that of the call, or 8 bits with a scale for each head
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
@@ -117,6 +132,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("rotary", self.rotary == "none" or self.rotary_base > 0, "none, halves(BASE) or interleaved(BASE)"),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
             ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
+            ("page_size", self.page_size == 0 or is_power_of_2(self.page_size), "0 for no pages, 16, 64 or 256"),
             ("scale", 0.0 <= self.scale < math.inf, "a number above 0, or 0 for 1 / sqrt(head_dim)"),
         ]
         for axis, holds, allowed in rules:
@@ -157,9 +173,51 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
             raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
+        if self.batch != NO_BATCH or self.page_size:
+            self._fill_batch()
+        elif self.shared_prefix:
+            raise ValueError(f"shared_prefix={self.shared_prefix} is not allowed without pages: give page_size=16, too")
         mask = parse_mask(self.mask)
         mask.check(self.batch_size, self.seq_len, self.kv_len)
         fill("mask", str(mask))
+
+    def _fill_batch(self) -> None:
+        """Check the axes of a batch of requests, and put its sizes into the others."""
+        fill = partial(msgspec.structs.force_setattr, self)
+        if self.batch == NO_BATCH and self.kv_len < self.seq_len:
+            sizes = f"seq_len={self.seq_len} and kv_len={self.kv_len}"
+            raise ValueError(f"page_size={self.page_size} with {sizes} is not allowed: give kv_len of at least seq_len")
+        requests = parse_batch(self.batch) or (Request(self.seq_len, self.kv_len),) * self.batch_size
+        needed = {"scope": "attention", "mask": "none", "rotary": "none", "world_size": 1}
+        for axis, value in needed.items():
+            if getattr(self, axis) != value:
+                why = "a query sees the keys of its request up to its own, and nothing else is built"
+                raise ValueError(
+                    f"{axis}={getattr(self, axis)} with a batch of requests is not allowed: {why}; leave it out"
+                )
+        if self.direction not in {"inference", "forward"}:
+            why = "a cache has no gradient: give direction=inference"
+            raise ValueError(f"direction={self.direction} with a batch of requests is not allowed: {why}")
+        cached = [each.total - each.new for each in requests if each.total]
+        if self.shared_prefix and (not self.page_size or self.shared_prefix % self.page_size):
+            given = f"shared_prefix={self.shared_prefix} with page_size={self.page_size}"
+            raise ValueError(f"{given} is not allowed: give pages, and whole pages of them, as in shared_prefix=32")
+        if self.shared_prefix > min(cached):
+            given = f"shared_prefix={self.shared_prefix} with batch={written(requests)}"
+            raise ValueError(
+                f"{given} is not allowed: a request has {min(cached)} keys before its new tokens; give less"
+            )
+        for axis, value in {
+            "batch": written(requests),
+            "batch_size": 1,
+            "seq_len": sum(each.new for each in requests),
+            "kv_len": sum(each.total for each in requests),
+            "direction": "inference",
+            "layout": "contiguous",
+        }.items():
+            fill(axis, value)
+        if self.kv_len > LARGEST:
+            raise ValueError(f"batch={self.batch} is not allowed: it has more than 2^31 keys; give fewer")
 
     @property
     def id(self) -> str:
@@ -192,9 +250,39 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return float(match[2] or DEFAULT_ROTARY_BASE) if match else 0.0
 
     @property
-    def is_retired(self) -> bool:
-        """Whether it uses an axis that only old journals have. Its results are read, but it is not run again."""
-        return bool(self.page_size) or self.cache_dtype != "same"
+    def requests(self) -> tuple[Request, ...]:
+        """The requests of a batch, in order; none if the workload is no batch of requests."""
+        return parse_batch(self.batch)
+
+    @property
+    def cache(self) -> Cache | None:
+        """Where the keys and values of a batch lie; None if the workload is no batch of requests."""
+        if not self.requests:
+            return None
+        return Cache(
+            batch=self.batch,
+            page_size=self.page_size,
+            num_heads=self.num_kv_heads,
+            shared_prefix=self.shared_prefix,
+            dtype=self.cache_dtype,
+            seed=self.seed,
+        )
+
+    def groups(self) -> "dict[Request, Workload]":
+        """For each kind of request with new tokens, the dense workload of all that are alike."""
+        counts = Counter(each for each in self.requests if each.new)
+        dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
+        return {
+            request: msgspec.structs.replace(
+                self,
+                **dense,
+                batch_size=count,
+                seq_len=request.new,
+                kv_len=request.total,
+                mask=dense_mask(request),
+            )
+            for request, count in counts.items()
+        }
 
     @property
     def operands(self) -> dict[str, tuple[int, ...]]:
@@ -205,13 +293,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def mask_rule(self) -> Mask:
-        """The parsed mask."""
-        return parse_mask(self.mask)
+        """The parsed mask; of a batch, the one that its requests make."""
+        return rule_of(self.batch) if self.requests else parse_mask(self.mask)
 
     @property
     def longest(self) -> int:
-        """The longer of the query and key lengths."""
-        return max(self.seq_len, self.kv_len)
+        """The longer of the query and key lengths; of a batch, the keys of the longest request."""
+        return max(each.total for each in self.requests) if self.requests else max(self.seq_len, self.kv_len)
 
     @property
     def num_scores(self) -> int:
@@ -220,6 +308,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def at_length(self, length: int) -> "Workload":
         """The workload with `length` as its longer length, the other one in proportion, and an adapted mask."""
+        if self.requests:
+            batch = at_longest(self.requests, length)
+            fewest = min(each.total - each.new for each in batch if each.total)
+            prefix = min(self.shared_prefix, fewest // self.page_size * self.page_size) if self.page_size else 0
+            return msgspec.structs.replace(self, batch=written(batch), shared_prefix=prefix)
         query_len, key_len = (max(1, round(length * each / self.longest)) for each in (self.seq_len, self.kv_len))
         mask = str(self.mask_rule.at_other_length())
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
@@ -237,6 +330,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
+
+
+def dense_mask(request: Request) -> str:
+    """The mask of a request's own call: a single query sees every key."""
+    if request.new == 1:
+        return "none"
+    return "causal" if request.new == request.total else "causal_bottom_right"
 
 
 @lru_cache(maxsize=4096)

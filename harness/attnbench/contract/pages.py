@@ -1,0 +1,299 @@
+"""Functions of pages and of batches: how a batch of requests is handed to a function, outside of its timed call.
+
+A function whose signature names a block table gets the pool of pages as it lies in a service's memory, by the names of
+`plugins.PAGED`. A dense function of query, key and value gets one call for each kind of request in the batch, with the
+keys of its requests gathered before. Shapes: N requests, P pages, G key/value heads; the others as in the contract.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract.declared import Declared, kind
+from attnbench.contract.outside import Bound, Prepared
+from attnbench.plugins import PAGED
+from attnbench.workloads.batch import LARGEST_FLOAT8, SAME, Cache
+from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask
+from attnbench.workloads.workload import Workload, dense_mask
+
+NAN, ZEROS, MOVED, STRIDED = "", "zeros", "moved", "strided"
+"""Forms of a cache: see batch.Cache."""
+TABLE = "block_table"
+EMPTY = inspect.Parameter.empty
+MASKS: dict[str, type[Mask]] = {"none": Mask, "causal": Causal, "causal_bottom_right": CausalBottomRight}
+
+
+def names_of(function: object) -> dict[str, str]:
+    """The members of PAGED that a function names, each with the function's own name; empty if it names no block table.
+
+    `key` and `value` are the pools only if no other parameter is.
+    """
+    try:
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # refused below
+    except (TypeError, ValueError):
+        return {}
+    own = {name: next((each for each in aliases if each in parameters), "") for name, aliases in PAGED.items()}
+    return {name: each for name, each in own.items() if each} if own[TABLE] else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSignature:
+    """A function of pages, its name in messages, and its own names for some of PAGED."""
+
+    function: Callable[..., Any]
+    spec: str
+    names: dict[str, str]
+    declared: Declared = field(default_factory=Declared)
+
+    def __post_init__(self) -> None:
+        """Check that the names suffice for a call.
+
+        Raises:
+            ValueError: it names no pool, or needs an argument that nobody can give.
+        """
+        if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
+            known = ", ".join("/".join(PAGED[name]) for name in missing)
+            raise ValueError(f"{self.spec} names a block table and no {', '.join(missing)}: give it parameters {known}")
+        parameters, own = inspect.signature(self.function).parameters, {*self.names.values()}
+        by_place = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_ONLY]
+        unknown = [
+            name
+            for name, each in parameters.items()
+            if each.default is EMPTY and name not in own and each.kind not in {each.VAR_KEYWORD, each.VAR_POSITIONAL}
+        ]
+        if unknown or by_place:
+            every = ", ".join("/".join(aliases) for aliases in PAGED.values())
+            raise ValueError(
+                f"{self.spec} needs {', '.join(unknown or by_place)}, and a function of pages is called by the names "
+                f"{every}; give everything else a default (docs/serving.md)"
+            )
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether it takes the scales of 8-bit keys and values."""
+        return {"k_scale", "v_scale"} <= self.names.keys()
+
+    def reason_against(self, workload: Workload) -> str | None:
+        """Return why the function cannot be passed a batch, or None."""
+        if not workload.page_size:
+            return "it reads pages: add --set page_size=16, and requests, as in --set batch=2q64_8q1kv256"
+        if workload.cache_dtype != SAME and not self.has_scales:
+            return f"cache_dtype={workload.cache_dtype} has scales: name parameters k_scale and v_scale"
+        if "seqused_k" not in self.names:
+            return f"it cannot know how many keys are in use: name a parameter {'/'.join(PAGED['seqused_k'])}"
+        if "cu_seqlens_q" not in self.names and any(each.new != 1 for each in workload.requests):
+            return f"requests have other than one new token: name a parameter {'/'.join(PAGED['cu_seqlens_q'])}"
+        if workload.sinks != "none":
+            return "functions of pages are passed no sinks"
+        if workload.scale and "softmax_scale" not in self.names:
+            return f"it takes no scale of the scores: name a parameter {'/'.join(PAGED['softmax_scale'])}"
+        return self.declared.unsupported(workload)
+
+    def arguments(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> dict[str, Any]:
+        """The arguments of a call, by the function's names, from logical query (1, H, T, K) and keys (1, G, S, K)."""
+        cache = mask.cache
+        assert cache is not None
+        news, totals = zip(*cache.requests, strict=True)
+        layout = cache.layout()
+        pools, scales = paged(key, value, cache, layout.num_pages, layout.slots)
+        whole = partial(torch.tensor, dtype=torch.int32, device=key.device)
+        values: dict[str, Any] = {
+            "query": query[0].transpose(0, 1).contiguous(),  # (1,H,T,K) -> (T,H,K)
+            "key_cache": pools[0],
+            "value_cache": pools[1],
+            TABLE: torch.from_numpy(layout.block_table).to(key.device),
+            "seqused_k": whole(totals),
+            "cu_seqlens_q": whole(np.cumsum([0, *news]).tolist()),
+            "cu_seqlens_k": whole(np.cumsum([0, *totals]).tolist()),
+            "max_seqlen_q": max(news),
+            "max_seqlen_k": max(totals),
+            "k_scale": scales[0] if cache.dtype != SAME else None,
+            "v_scale": scales[1] if cache.dtype != SAME else None,
+            "softmax_scale": mask.scale_for(query.shape[-1]),
+            "causal": True,
+            "window_size": (UNLIMITED, UNLIMITED if "causal" in self.names else 0),
+            "enable_gqa": query.shape[1] != key.shape[1],
+        }
+        return {name: values[known] for known, name in self.names.items()}
+
+
+def paged(
+    key: Tensor,
+    value: Tensor,
+    cache: Cache,
+    num_pages: int,
+    slots: Any,  # noqa: ANN401 - an array of numpy
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,).
+
+    Slots without a key hold NaN, unless the form of the cache says otherwise.
+    """
+    at, pools, scales = torch.from_numpy(slots).to(key.device), list[Tensor](), list[Tensor]()
+    dtype = key.dtype if cache.dtype == SAME else getattr(torch, cache.dtype)
+    widest = max(key.shape[-1], value.shape[-1])
+    shape = (num_pages, 2, cache.page_size, key.shape[1], widest)
+    buffer = torch.empty(shape, dtype=dtype, device=key.device) if cache.form == STRIDED else None
+    for place, (name, tensor) in enumerate({"key": key, "value": value}.items()):
+        scale = torch.tensor(cache.scales(name), device=key.device)
+        stored = encoded(tensor[0].transpose(0, 1), scale, cache.dtype)  # (1,G,S,K) -> (S,G,K)
+        unused = 0.0 if cache.form == ZEROS else torch.nan
+        pool = torch.full((num_pages * cache.page_size, *stored.shape[1:]), unused, device=key.device).to(dtype)
+        bytes_of(pool).index_copy_(0, at, bytes_of(stored))
+        pool = pool.unflatten(0, (num_pages, cache.page_size))
+        if buffer is not None:
+            inside = buffer[:, place, ..., : tensor.shape[-1]]
+            bytes_of(inside).copy_(bytes_of(pool))
+            pool = inside
+        pools.append(pool)
+        scales.append(scale)
+    return pools, scales
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A float8 tensor as bytes in the same memory, for operators that it lacks; any other one as it is."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """Numbers (..., G, K) as a cache stores them, divided by the scale of each head (G,)."""
+    if dtype == SAME:
+        return tensor
+    largest = LARGEST_FLOAT8[dtype]
+    wide = tensor.double() / scale.double()[:, None]
+    return wide.clamp(-largest, largest).float().to(getattr(torch, dtype))
+
+
+def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
+    """Keys or values (1, G, S, K) as a cache gives them back: alike in a shared prefix, and rounded to its dtype."""
+    tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
+    if cache.dtype == SAME:
+        return tensor
+    scale = torch.tensor(cache.scales(name), device=tensor.device)
+    stored = encoded(tensor.transpose(1, 2), scale, cache.dtype)
+    return (stored.double() * scale.double()[:, None]).to(tensor.dtype).transpose(1, 2)
+
+
+class PagedAttention(Attention):
+    """Scope `attention` of a function of pages: the pool is filled outside of its call."""
+
+    signature: PageSignature
+
+    def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
+        """Prepare the function's call with logical query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V)."""
+        return Prepared(tensors=(), passed=self.signature.arguments(query, key, value, mask), is_packed=True)
+
+    def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
+        """The function's call, with the pool in place."""
+        return Bound(self.signature.function, partial(self.prepare, query, key, value, mask), [query, key, value])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (1, H, T, V)."""
+        prepared = self.prepare(query, key, value, mask)
+        output: object = self.signature.function(**prepared.passed)
+        expected = (query.shape[2], query.shape[1], value.shape[3])
+        if isinstance(output, Tensor) and output.shape == expected:
+            return prepared.finish(output)
+        hint = ": return its first entry" if isinstance(output, tuple) else ""
+        shape = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
+        spec = self.signature.spec
+        raise ValueError(f"{spec} returned {shape}: it must return one tensor (tokens, H, V), here {expected}{hint}")
+
+
+def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> Implementation:
+    """The implementation from a function whose signature names a block table.
+
+    Raises:
+        ValueError: see PageSignature.
+    """
+    signature = PageSignature(function=function, spec=spec, names=names_of(function), declared=declared)
+    return Implementation(
+        build=type("PagedAttention", (PagedAttention,), {"signature": signature}),
+        source=f"{declared.source or spec}, given {', '.join(signature.names.values())}",
+        unsupported=signature.reason_against,
+        takes_batches="pages",
+    )
+
+
+class Groups:
+    """A batch for a dense function: the requests that are alike as one dense call, their tokens and keys gathered."""
+
+    def __init__(self, mask: BoundMask) -> None:
+        cache = mask.cache
+        assert cache is not None
+        first_query = first_key = 0
+        queries, keys = dict[Any, list[int]](), dict[Any, list[int]]()
+        for request in cache.requests:
+            if request.new:
+                queries.setdefault(request, []).extend(range(first_query, first_query + request.new))
+                keys.setdefault(request, []).extend(range(first_key, first_key + request.total))
+            first_query, first_key = first_query + request.new, first_key + request.total
+        index = partial(torch.tensor, device=mask.device)
+        self.places = [(request, index(queries[request]), index(keys[request])) for request in queries]
+        self.masks = [self._bound(mask, request, len(queries[request]) // request.new) for request in queries]
+
+    @staticmethod
+    def _bound(mask: BoundMask, request: Any, count: int) -> BoundMask:  # noqa: ANN401 - a Request
+        sizes, rule = (count, request.new, request.total), MASKS[dense_mask(request)]()
+        return BoundMask(rule, sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
+
+    def split(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each kind of request."""
+
+        def gathered(tensor: Tensor, places: Tensor, length: int) -> Tensor:
+            apart: Tensor = tensor[0, :, places].unflatten(1, (-1, length))  # (G,n*s,K) -> (G,n,s,K)
+            return apart.transpose(0, 1).contiguous()
+
+        return [
+            (gathered(query, rows, each.new), gathered(key, columns, each.total), gathered(value, columns, each.total))
+            for each, rows, columns in self.places
+        ]
+
+    def join(self, outputs: Iterable[Tensor]) -> Tensor:
+        """The outputs (n, H, t, V) of all kinds as (1, H, T, V)."""
+        packed = [each.transpose(0, 1).flatten(1, 2) for each in outputs]  # (n,H,t,V) -> (H,n*t,V)
+        rows = torch.cat([rows for _, rows, _ in self.places])
+        return torch.cat(packed, dim=1)[:, rows.argsort()][None]
+
+
+class BoundGroups(Bound):
+    """The calls of a dense function for each kind of request, one after the other, with everything in place."""
+
+    def __init__(self, groups: Groups, bind: Callable[..., Bound], inputs: list[Tensor]) -> None:
+        self._groups, self._inputs = groups, inputs
+        self._tensors = groups.split(*inputs)
+        self._calls = [bind(*tensors, mask) for tensors, mask in zip(self._tensors, groups.masks, strict=True)]
+        self.call = lambda: [each.call() for each in self._calls]
+        self.finish = lambda outputs: groups.join(
+            each.finish(output) for each, output in zip(self._calls, outputs, strict=True)
+        )
+        self.prepare = self._prepare
+        self.leaves, self.is_plain = [], False
+
+    def _prepare(self) -> Prepared:
+        """All outside work again, into the same memory."""
+        for tensors, again in zip(self._tensors, self._groups.split(*self._inputs), strict=True):
+            for tensor, right in zip(tensors, again, strict=True):
+                tensor.copy_(right)
+        return Prepared(tensors=(), passed={})
+
+    def refresh(self) -> None:
+        """Gather again into the same memory, after the inputs' values have changed."""
+        with torch.no_grad():
+            self._prepare()
+            for each in self._calls:
+                each.refresh()
+
+
+def groups_of(mask: BoundMask) -> Groups:
+    """The groups of a batch, made once for each mask."""
+    if "groups" not in vars(mask):
+        vars(mask)["groups"] = Groups(mask)
+    found: Groups = vars(mask)["groups"]
+    return found

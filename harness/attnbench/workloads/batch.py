@@ -1,0 +1,202 @@
+"""Batches of requests as inference services run them, and the paged cache that holds their keys. Does not import torch.
+
+A request has new tokens and keys; the new tokens are the last of its keys, so its queries are causal and aligned at the
+end (bottom-right). All requests stand one behind the other in one row of T query tokens and S keys.
+
+Source: the spelling of https://github.com/vllm-project/vllm/tree/main/benchmarks/attention_benchmarks, README
+"""
+
+import functools
+import itertools
+import math
+import re
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from attnbench.workloads.masks import LARGEST, Array, Mask, Span, Table
+
+NO_BATCH = "none"
+SAME = "same"
+CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
+LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
+"""Scales of float8 caches: of few digits, so that scaled values are exact in half precision; no two are alike."""
+EXAMPLE = "as in 2q2k_32q1kv1k, which is 2 prefills of 2048 tokens and 32 decodes against 1024 keys"
+_REQUESTS = re.compile(r"(?:(\d+)x?)?q(\d+)(k?)(?:(?:kv|s)(\d+)(k?))?")
+KILO = 1024
+
+
+class Request(NamedTuple):
+    """The new tokens of a request, and all its keys, with those of the new tokens."""
+
+    new: int
+    total: int
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_batch(text: str) -> tuple[Request, ...]:
+    """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, several joined by _; `none` has no request.
+
+    `s` is an older spelling of `kv`.
+
+    Raises:
+        ValueError: it cannot be read, has no token, or a request has fewer keys than new tokens.
+    """
+    requests: list[Request] = []
+    if text == NO_BATCH:
+        return ()
+    for part in text.strip().lower().split("_"):
+        match = _REQUESTS.fullmatch(part)
+        if match is None:
+            where = "" if part == text else f" (its part {part or 'before or after a _, which is empty'})"
+            raise ValueError(
+                f"batch={text} is not allowed{where}: write [count]q<new tokens>[kv<keys>], joined by _, {EXAMPLE}"
+            )
+        count, new, new_k, total, total_k = match.groups()
+        num_new = int(new) * (KILO if new_k else 1)
+        num_keys = num_new if total is None else int(total) * (KILO if total_k else 1)
+        if num_keys < num_new:
+            raise ValueError(
+                f"batch={text} is not allowed: {part} has {num_new} new tokens and {num_keys} keys, and the keys of "
+                f"new tokens are in the cache, too; give kv{num_new} or more"
+            )
+        if len(requests) + int(count or 1) > LARGEST // KILO:
+            raise ValueError(f"batch={text} is not allowed: it has more than {LARGEST // KILO} requests; give fewer")
+        requests += [Request(num_new, num_keys)] * int(count or 1)
+    if not any(each.new for each in requests):
+        raise ValueError(f"batch={text} is not allowed: no request has a new token; give at least one q1")
+    return tuple(requests)
+
+
+def written(requests: tuple[Request, ...]) -> str:
+    """The shortest text of these requests, in their order."""
+    parts = []
+    for request, same in itertools.groupby(requests):
+        new, total = (f"{each // KILO}k" if each and each % KILO == 0 else str(each) for each in request)
+        count = len([*same])
+        parts.append(f"{count if count > 1 else ''}q{new}" + (f"kv{total}" if total != new else ""))
+    return "_".join(parts)
+
+
+def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ...]:
+    """The requests with `longest` as the number of keys of the longest one, all others in proportion."""
+    factor = longest / max(each.total for each in requests)
+    totals = [max(min(1, each.total), round(factor * each.total)) for each in requests]
+    news = [max(min(1, each.new), round(factor * each.new)) for each in requests]
+    return tuple(Request(min(new, total), total) for new, total in zip(news, totals, strict=True))
+
+
+class Requests(Mask):
+    """Each query sees the keys of its own request, up to its own position counted from the end."""
+
+    name = ""  # made from `batch` alone
+
+    def __init__(self, requests: tuple[Request, ...]) -> None:
+        super().__init__()
+        self.requests = requests
+
+    def __str__(self) -> str:
+        return f"of the requests {written(self.requests)}"
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as of any mask
+        """For each query (T,), the first key of its request, and the key of its own token."""
+        news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
+        ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
+        return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as of any mask
+        """The keys of the query's request, up to its own."""
+        return table[0][query], table[1][query]
+
+
+@functools.lru_cache(maxsize=256)
+def rule_of(batch: str) -> Requests:
+    """The mask of a batch, one object for each text: bound masks are kept by it."""
+    return Requests(parse_batch(batch))
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """How the keys and values of a batch lie in memory: in pages of a pool, in an order drawn from the seed.
+
+    `page_size` 0: they do not lie in pages. `num_heads` are those of keys and values. `form` changes what no answer
+    depends on: with `zeros`, unused slots and pages hold 0 and not NaN; with `moved`, pages lie in another order; with
+    `strided`, keys and values are views of one buffer, page by page.
+    """
+
+    batch: str
+    page_size: int
+    num_heads: int
+    shared_prefix: int = 0
+    dtype: str = SAME
+    seed: int = 0
+    form: str = ""
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The requests, in order."""
+        return parse_batch(self.batch)
+
+    @property
+    def num_pages(self) -> list[int]:
+        """The number of pages of each request, shared ones included."""
+        return [-(-each.total // self.page_size) for each in self.requests]
+
+    def layout(self) -> "Layout":
+        """Where each key lies, in shuffled pages of which some are unused."""
+        draws = np.random.default_rng((self.seed, self.form == "moved"))
+        shared = self.shared_prefix // self.page_size
+        own = [max(0, count - shared) for count in self.num_pages]
+        num_used = shared + sum(own)
+        num_unused = 2 + num_used // 8
+        order = draws.permutation(num_used + num_unused).astype(np.int32)
+        used, unused = order[:num_used], order[num_used:]
+        table = draws.choice(unused, size=(len(own), max(1, max(self.num_pages) + 1)))
+        starts, places = np.cumsum([shared, *own]), []
+        for row, (request, count) in enumerate(zip(self.requests, own, strict=True)):
+            pages = np.concatenate([used[: min(shared, self.num_pages[row])], used[starts[row] : starts[row] + count]])
+            table[row, : len(pages)] = pages
+            slots = np.arange(request.total)
+            places.append(pages[slots // self.page_size].astype(np.int64) * self.page_size + slots % self.page_size)
+        return Layout(len(order), table.astype(np.int32), np.concatenate(places))
+
+    def sources(self) -> npt.NDArray[np.int64]:
+        """For each key (S,), the key whose values it has: of a shared prefix, that of the first request."""
+        totals = [each.total for each in self.requests]
+        starts = np.cumsum([0, *totals[:-1]])
+        first = int(starts[int(np.argmax(np.asarray(totals) > 0))])
+        slots = [np.arange(total) for total in totals]
+        return np.concatenate(
+            [
+                np.where(each < self.shared_prefix, first + each, start + each)
+                for start, each in zip(starts, slots, strict=True)
+            ]
+        )
+
+    def scales(self, name: str) -> list[float]:
+        """The factor of each head's stored keys or values (G,); all 1 if they are stored as they are."""
+        if self.dtype == SAME:
+            return [1.0] * self.num_heads
+        first = self.seed + 2 * (name == "value")
+        return [SCALES[(first + head) % len(SCALES)] for head in range(self.num_heads)]
+
+    @property
+    def num_keys(self) -> int:
+        """The number of different keys: those of a shared prefix count once."""
+        totals = [each.total for each in self.requests]
+        return sum(totals) - self.shared_prefix * max(0, sum(map(bool, totals)) - 1)
+
+
+class Layout(NamedTuple):
+    """The number of pages in the pool, the block table (N, most pages + 1), and each key's slot in the pool (S,)."""
+
+    num_pages: int
+    block_table: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.int64]
+
+
+def is_power_of_2(number: int) -> bool:
+    """Whether a number is 1, 2, 4, ..."""
+    return number > 0 and math.log2(number).is_integer()

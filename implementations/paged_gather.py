@@ -1,0 +1,55 @@
+"""Attention over a paged cache as one would write it first: gather the pages of each request, then call SDPA.
+
+The gather is part of the call: it writes all keys and values once and reads them again.
+
+Shapes: N requests, T query tokens of all requests, t new tokens and s keys of one, P pages, H heads, G key/value heads,
+K head width, V value width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seqused_k: Tensor,
+    cu_seqlens_q: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    softmax_scale: float | None = None,
+) -> Tensor:
+    """Query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
+
+    Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
+    in block_table[n]; k_scale and v_scale (G,) belong to caches of 8 bits.
+    """
+    attended = []
+    bounds, lengths = cu_seqlens_q.tolist(), seqused_k.tolist()
+    for request, length in enumerate(lengths):
+        tokens = query[bounds[request] : bounds[request + 1]]  # (t,H,K)
+        if len(tokens) == 0:
+            continue
+        keys = gather(key_cache, block_table[request], length, k_scale, query.dtype)  # (G,s,K)
+        values = gather(value_cache, block_table[request], length, v_scale, query.dtype)  # (G,s,V)
+        mask = None
+        if len(tokens) > 1:  # the new tokens are the last of the keys: token i sees keys up to s - t + i
+            mask = torch.ones(len(tokens), length, dtype=torch.bool, device=query.device).tril(length - len(tokens))
+        heads = F.scaled_dot_product_attention(
+            tokens.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=softmax_scale, enable_gqa=True
+        )  # (1,H,t,V)
+        attended.append(heads[0].transpose(0, 1))  # (H,t,V) -> (t,H,V)
+    return torch.cat(attended)
+
+
+def gather(cache: Tensor, pages: Tensor, length: int, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K), in the dtype of the call."""
+    page_size = cache.shape[1]
+    used = pages[: -(-length // page_size)]  # the last page may be full in part
+    slots = cache[used].flatten(0, 1)[:length]  # (pages,page_size,G,K) -> (s,G,K)
+    if scale is not None:
+        slots = (slots.float() * scale[:, None]).to(dtype)
+    return slots.transpose(0, 1)  # (s,G,K) -> (G,s,K)

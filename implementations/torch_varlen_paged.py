@@ -1,0 +1,70 @@
+"""PyTorch's `varlen_attn` over a paged cache: FlashAttention that follows a block table, since torch 2.12.
+
+Its window (-1, 0) is causal, counted from the end of each request (bottom-right). It splits the keys of a request by
+the longest one of the batch, so that a request's bits depend on its neighbours unless num_splits is 1.
+
+Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
+
+Shapes: N requests, T query tokens of all requests, P pages, H heads, G key/value heads, K head width.
+"""
+
+import inspect
+
+from torch import Tensor
+
+from attnbench.contract import Workload, missing_package, only_on
+
+LARGEST_HEAD_DIM = 256
+UNLIMITED = -1
+
+
+def attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seqused_k: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+) -> Tensor:
+    """Query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K).
+
+    Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
+    in block_table[n].
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    attended: Tensor = varlen_attn(  # type: ignore[assignment] # a tuple only if aux is asked for
+        query,
+        key_cache,
+        value_cache,
+        cu_seqlens_q,
+        None,  # the lengths of keys are seqused_k
+        max_seqlen_q,
+        max_seqlen_k,
+        scale=softmax_scale,
+        window_size=(UNLIMITED, 0),
+        enable_gqa=query.shape[1] != key_cache.shape[2],
+        seqused_k=seqused_k,
+        block_table=block_table,
+    )
+    return attended
+
+
+def unsupported(workload: Workload) -> str | None:
+    """Return why the kernel cannot run a batch, or None."""
+    if missing_package("torch.nn.attention.varlen"):
+        return "this version of torch has no varlen_attn"
+    if reason := only_on("cuda", workload, "varlen_attn"):
+        return reason
+    from torch.nn.attention import varlen
+
+    if "block_table" not in inspect.signature(varlen.varlen_attn).parameters:
+        return "varlen_attn reads no pages before torch 2.12"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "varlen_attn needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
+        return f"varlen_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    return None

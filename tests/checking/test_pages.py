@@ -1,0 +1,253 @@
+"""Functions that read a paged cache: planted mistakes are caught and named, honest code is right.
+
+`attend` reads a cache as a person would write it, and each mistake changes one place of it.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench import plugins
+from attnbench.checking.agreement import check
+from attnbench.checking.page_mistakes import page_mistakes
+from attnbench.contract import Implementation
+from attnbench.contract.functions import from_function
+from attnbench.contract.loading import implementation
+from attnbench.storage.records import Agreement, Grade
+from attnbench.workloads import sweep
+from attnbench.workloads.workload import Workload
+from tests.checks import cell_of, checked, references
+
+SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+MIXED = Workload(batch="2q9_q5kv40_q1kv48_q1kv33_q0", page_size=16, **SIZES)
+EIGHT_BITS = Workload(batch="q5kv40_2q1kv33", page_size=16, cache_dtype="float8_e4m3fn", dtype="bfloat16", **SIZES)
+SHARED = Workload(batch="q4kv40_q1kv49_q1kv33", page_size=16, shared_prefix=32, **SIZES)
+Keep = dict[object, object]
+
+
+def attend(
+    query: Tensor, cache: tuple[Tensor, Tensor], table: Tensor, lengths: Tensor, starts: Tensor, **changes: Callable
+) -> Tensor:
+    """The right answer, but for `changes` of what a line gives, by the line's name."""
+
+    def change(name: str, value: object, *more: object) -> object:
+        return changes[name](value, *more) if name in changes else value
+
+    page_size, outputs = cache[0].shape[1], []
+    for request in range(len(lengths)):
+        tokens, used = query[starts[request] : starts[request + 1]], int(lengths[request])
+        if len(tokens) == 0:
+            continue
+        length = change("length", used, page_size)
+        at = torch.arange(length)
+        row = table[change("row", request)].long()
+        address = change("address", row[at // page_size] * page_size + at % page_size, row, at, cache[0])
+        key, value = (each.flatten(0, 1)[address].float() for each in cache)
+        key, value = change("scaled", (key, value))
+        readers = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(readers, dim=1) for each in (key, value))
+        key, value = change("heads", (key, value))
+        scores = torch.einsum("thk,shk->hts", tokens.float(), key) / math.sqrt(query.shape[-1])
+        last = change("last", length - len(tokens) + torch.arange(len(tokens)), length, used)
+        scores = scores.masked_fill(at > last[:, None], -math.inf)
+        weights = change("weights", scores.softmax(dim=-1), scores, request)
+        outputs.append(torch.einsum("hts,shv->thv", weights, value).to(query.dtype))
+    return torch.cat(outputs)
+
+
+def halves(_: Tensor, scores: Tensor, __: int) -> Tensor:
+    """Two parts of the keys, each with its own softmax, count alike."""
+    middle = (scores.shape[-1] + 1) // 2
+    parts = [scores[..., :middle].softmax(-1).nan_to_num(), scores[..., middle:].softmax(-1).nan_to_num()]
+    merged = torch.cat(parts, dim=-1)
+    return merged / merged.sum(dim=-1, keepdim=True)
+
+
+def alone(weights: Tensor, scores: Tensor, request: int) -> Tensor:
+    """The shared prefix is read for the first request alone."""
+    hidden = scores.masked_fill(torch.arange(scores.shape[-1]) < 32 * (request > 0), -math.inf)
+    return hidden.softmax(-1)
+
+
+MISTAKES: dict[str, dict[str, Callable]] = {
+    "last_page_whole": {"length": lambda used, size: -(-used // size) * size},
+    "one_key_more": {"length": lambda used, _: used + 1},
+    "one_key_less": {"length": lambda used, _: used - 1},
+    "unused_nan": {
+        "length": lambda used, size: -(-used // size) * size,
+        "last": lambda at, length, used: at - length + used,
+    },
+    "page_and_slot_swapped": {"address": lambda _, row, at, pool: at % 16 * len(pool) + row[at // 16]},
+    "another_block_table": {"row": lambda _: 0},
+    "chunk_at_the_start": {"last": lambda at, *_: at - at[0]},
+    "new_tokens_not_causal": {"last": lambda at, *_: at[-1:].expand_as(at)},
+    "merged_without_logsumexp": {"weights": halves},
+}
+OF_SCALES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "scales_swapped": lambda key, _: (key, key),
+    "scales_left_out_or_twice": lambda key, value: (key, value**2),
+    "scales_of_other_heads": lambda key, value: (key[:1], value[:1]),
+}
+
+
+def paged(**changes: Callable) -> Implementation:
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        return attend(query, (key_cache, value_cache), block_table, seq_lens, cu_seqlens_q, **changes)
+
+    return from_function(attention, "attention")
+
+
+def in_8_bits(scales: Callable) -> Implementation:
+    def attention(query, key_cache, value_cache, block_table, cache_seqlens, cu_seqlens_q, k_scale, v_scale):
+        def scaled(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+            return tuple(each * own[:, None] for each, own in zip(pair, scales(k_scale, v_scale), strict=True))
+
+        cache = (key_cache, value_cache)
+        return attend(query, cache, block_table, cache_seqlens, cu_seqlens_q, scaled=scaled)
+
+    return from_function(attention, "attention")
+
+
+def judged(made: Implementation, workload: Workload = MIXED) -> Agreement:
+    return check(references(workload), made)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_caught_and_named(name: str) -> None:
+    found = judged(paged(**MISTAKES[name]))
+    assert found.grade is Grade.wrong
+    assert name in found.mistakes, found.diagnosis
+
+
+@pytest.mark.parametrize("name", OF_SCALES)
+def test_a_mistake_in_scales_is_caught_and_named(name: str) -> None:
+    found = judged(in_8_bits(OF_SCALES[name]), EIGHT_BITS)
+    assert found.grade is Grade.wrong
+    assert name in found.mistakes, found.diagnosis
+
+
+def test_a_shared_page_that_one_request_reads_is_named() -> None:
+    found = judged(paged(weights=alone), SHARED)
+    assert "shared_page_of_one" in found.mistakes, found.diagnosis
+
+
+@pytest.mark.parametrize("kept", ["table", "plan"])
+def test_a_block_table_or_plan_that_is_kept_is_named(kept: str) -> None:
+    plans: dict[object, list[Tensor]] = {}
+
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        made = [block_table, seq_lens, cu_seqlens_q]
+        plan = plans.setdefault((kept, query.shape, block_table.shape), [each.clone() for each in made])
+        used = plan if kept == "table" else [block_table, *plan[1:]]
+        return attend(query, (key_cache, value_cache), *used)
+
+    found = judged(from_function(attention, "attention"))
+    assert found.mistakes == ("kept_plan",), found.diagnosis
+
+
+def test_pools_taken_for_dense_ones_are_named() -> None:
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        cache = tuple(
+            each.as_strided(each.shape, torch.empty(each.shape, device="meta").stride())
+            for each in (key_cache, value_cache)
+        )
+        return attend(query, cache, block_table, seq_lens, cu_seqlens_q)
+
+    assert judged(from_function(attention, "attention")).mistakes == ("read_as_contiguous",)
+
+
+@lru_cache(maxsize=1)
+def cells() -> tuple[Workload, ...]:
+    return sweep.workloads(sweep.load("check_pages"), {}, ("cpu",))
+
+
+@pytest.mark.parametrize("name", ["paged_gather", "paged_loop"])
+def test_honest_functions_of_pages_are_right_on_every_usual_cell(name: str) -> None:
+    known: dict = {}
+    grades = {cell.id: check(references(cell), implementation(name), known).grade for cell in cells()}
+    assert set(grades.values()) == {Grade.right}, grades
+
+
+@pytest.mark.parametrize("name", ["sdpa", "fused", "bmm"])
+@pytest.mark.parametrize("workload", [MIXED, EIGHT_BITS, SHARED], ids=["mixed", "eight bits", "shared"])
+def test_a_dense_function_is_right_on_gathered_requests(name: str, workload: Workload) -> None:
+    assert judged(implementation(name), workload).grade is Grade.right
+
+
+def test_usual_cells_have_what_a_service_runs() -> None:
+    batches = [each.requests for each in cells()]
+    assert any(request.new == 1 for batch in batches for request in batch)
+    assert any(1 < request.new < request.total for batch in batches for request in batch)
+    assert any(request.total == 0 for batch in batches for request in batch)
+    rests = {request.total % each.page_size for each in cells() for request in each.requests}
+    assert {0, 1, 15} <= rests
+    assert {16, 64, 256} == {each.page_size for each in cells()}
+    assert {"float32", "bfloat16", "float16"} == {each.dtype for each in cells()}
+    assert any(each.shared_prefix for each in cells())
+    assert {"same", "float8_e4m3fn", "float8_e5m2"} == {each.cache_dtype for each in cells()}
+
+
+def test_every_page_mistake_has_an_explanation_and_changes_an_answer() -> None:
+    for workload in (MIXED, EIGHT_BITS, SHARED):
+        reference = references(workload).by_probe["normal"]
+        for mistake in page_mistakes(workload):
+            assert mistake.words, mistake
+            other = reference.answers_of(mistake, has_gradients=False)["output"]
+            assert other.shape == reference.expected["output"].shape
+
+
+def test_a_function_in_another_process_is_judged_on_its_cache(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from attnbench.implementations import paged_loop\n"
+        "def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):\n"
+        "    return paged_loop.attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q)\n"
+    )
+    assert plugins.held(file) == ["attention"]
+    assert plugins.reads_pages(f"{file}:attention")
+    reply = checked(cell_of(f"{file}:attention", MIXED))
+    assert reply.status == "ok", reply.message
+    refused = checked(cell_of(f"{file}:attention", EIGHT_BITS))
+    assert "name parameters k_scale and v_scale" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"batch": "none", "page_size": 0}, "page_size=16"),
+        ({"sinks": "learned"}, "sinks"),
+        ({"cache_dtype": "float8_e5m2"}, "k_scale"),
+    ],
+)
+def test_what_a_function_of_pages_cannot_be_passed_is_said(axes: dict[str, object], words: str) -> None:
+    reason = paged().unsupported(msgspec.structs.replace(MIXED, **axes))
+    assert reason is not None
+    assert words in reason
+
+
+def test_a_signature_that_nobody_can_call_is_refused() -> None:
+    def without_pool(query, block_table, seq_lens): ...
+
+    def with_more(query, key_cache, value_cache, block_table, seq_lens, workspace): ...
+
+    with pytest.raises(ValueError, match="key_cache/k_cache"):
+        from_function(without_pool, "without_pool")
+    with pytest.raises(ValueError, match="workspace"):
+        from_function(with_more, "with_more")
+
+
+def test_without_query_bounds_a_function_decodes_alone() -> None:
+    def attention(q, k_cache, v_cache, block_tables, context_lens):
+        starts = torch.arange(len(q) + 1)
+        return attend(q, (k_cache, v_cache), block_tables, context_lens, starts)
+
+    made = from_function(attention, "attention")
+    assert "cu_seqlens_q" in str(made.unsupported(MIXED))
+    decode = Workload(batch="q1kv32_q1kv31_q1kv33", page_size=16, **SIZES)
+    assert made.unsupported(decode) is None
+    assert judged(made, decode).grade is Grade.right
