@@ -101,12 +101,13 @@ def tests_long(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """Compile Triton kernels for four GPUs and check them in the interpreter; arguments after -- go to pytest.
+    """Compile Triton kernels for four GPUs and check them in the interpreter; with arguments after -- check them alone.
 
     It needs no GPU. The table of their shared memory, results/gallery/gpu/shared_memory.md, is renewed.
     """
     borrow(session, "test", "triton")
-    session.run("python", "-m", "studies.ahead", "--to", str(RESULTS / "gallery" / "gpu"), env=ONE_THREAD)
+    if not session.posargs:
+        session.run("python", "-m", "studies.ahead", "--to", str(RESULTS / "gallery" / "gpu"), env=ONE_THREAD)
     options = session.posargs or [*IN_PARALLEL, "--durations=5"]
     session.run(
         *("python", "-m", "pytest", "-m", "not browser", *options, "tests/implementations/test_triton.py"),

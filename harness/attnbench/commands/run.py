@@ -21,7 +21,7 @@ OPTIONS = TimingOptions(sweep="quick")
 def run(
     *,
     options: TimingOptions = OPTIONS,
-    baseline: str = "sdpa",
+    baseline: str = "",
     metrics: str = "",
     results: Path = Path("results"),
     resume: str | None = None,
@@ -30,7 +30,8 @@ def run(
     """Check implementations, time the right ones against a baseline, and write a report.
 
     Options:
-        baseline (NAME): The implementation that others are compared with; it always takes part.
+        baseline (NAME): The implementation that others are compared with; it always takes part. Default: the
+            sweep's, mostly sdpa.
         metrics (NAME,NAME): Read these metrics, too (attnbench list metrics). first_call: what first calls cost, and
             after how many calls a compiled form has paid for its own; up to a third of the budget.
         cluster (--cluster --shard ADDRESS|K/N): Measure on the hosts of a Ray cluster: auto, HOST:PORT or

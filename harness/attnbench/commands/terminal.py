@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -28,8 +29,8 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
     console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
     text, indent = plain(text), lead.replace("\n", "")
     if console.is_terminal:
-        options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
-        text = "\n".join(textwrap.wrap(indent + text, console.width, **options)).removeprefix(indent)
+        fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+        text = fill(indent + text, console.width).removeprefix(indent)
     console.print(lead + text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -57,7 +57,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     phase: str = "prefill",
     is_exact: bool = False,
     implementations: Sequence[str] = (),
-    baseline: str = "sdpa",
+    baseline: str = "",
     with_baseline: bool = True,
     metrics: Sequence[str] | None = None,
     isolation: str = "process",
@@ -75,6 +75,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         ValueError: a value is not possible; the message lists the allowed ones.
     """
     chosen = sweeps.load(sweep)
+    baseline = baseline or chosen.baseline
     parsed = sweeps.parse_settings(settings)
     here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first

@@ -40,6 +40,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     call_limit_s: float = 2.0  # cells with a longer predicted call are skipped
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # empty: all
+    baseline: str = "sdpa"  # the implementation that others are compared with
     leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
