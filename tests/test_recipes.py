@@ -16,7 +16,7 @@ from tests import forks, recipes
 SWEEP = """
 summary = "two values of the new axis, and the new metric"
 metrics = ["latency", "autograd_memory"]
-budget_s = 1.0
+budget_s = 8.0
 
 [[grid]]
 direction = "forward"

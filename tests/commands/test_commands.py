@@ -29,7 +29,7 @@ def test_every_file_that_holds_a_command_is_one_in_its_own_place():
 
 def test_help_shows_groups_and_defaults_and_a_number_below_the_least_is_refused():
     help_text = CliRunner().invoke(app, ["run", "--help"], terminal_width=200).output
-    for words in ("What", "How", "Output", "[default: sdpa]", "attnbench run --resume RUN"):
+    for words in ("What", "How", "Output", "[default: quick]", "attnbench run --resume RUN"):
         assert words in help_text
     assert CliRunner().invoke(app, ["run", "--budget", "-1"]).exit_code == 2
     lines = CliRunner().invoke(app, ["fastest", "--help"], terminal_width=200).output.splitlines()

@@ -200,7 +200,7 @@ def by_window(query, key, value, *, window_size=(-1, -1), softcap=None):
     return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("mask", ["causal", "sliding_window(3)+softcap(2)", "window(2,1)", "none"])
+@pytest.mark.parametrize("mask", ["causal", "sliding_window(3)+softcap(2)", "softcap(2)", "window(2,1)", "none"])
 def test_windows_and_softcaps_reach_a_function_that_names_them(mask):
     found = judged(by_window, mask=mask)
     assert found.agrees, found.diagnosis

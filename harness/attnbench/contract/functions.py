@@ -300,9 +300,9 @@ def _bound(function: object) -> Mapping[str, object]:
 
 
 def _hiding(rule: Mask) -> Mask:
-    """The part that hides keys if there is only one, or the whole mask."""
+    """The part that hides keys if there is only one; the mask without any if none does; or else the whole mask."""
     hiding = [part for part in rule.parts if part.hides]
-    return hiding[0] if len(hiding) == 1 else rule
+    return rule if len(hiding) > 1 else next(iter(hiding), Mask())
 
 
 def hides_by_bias(made: Implementation, workload: Workload) -> bool:
