@@ -16,10 +16,21 @@ extern void __libc_free(void *);
 static const size_t SHIFTS[] = {8, 0, 24, 56, 0, 40, 8, 56, 24, 0, 40}; /* 11 entries: no loop of calls repeats them */
 static atomic_uint turn;
 
+static int is_torch(void *caller) { /* whether it is in libc10; dladdr is slow, so answers are kept, doubled, by caller */
+  static atomic_uintptr_t kept[256];
+  uintptr_t address = (uintptr_t)caller << 1;
+  atomic_uintptr_t *place = &kept[(address >> 1) % 251];
+  uintptr_t known = *place;
+  if ((known & ~(uintptr_t)1) != address) {
+    Dl_info found;
+    *place = known = address | (dladdr(caller, &found) && strstr(found.dli_fname, "libc10.so"));
+  }
+  return known & 1;
+}
+
 int posix_memalign(void **result, size_t alignment, size_t size) {
-  Dl_info caller;
   size_t shift = 0;
-  if (alignment == 64 && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libc10.so"))
+  if (alignment == 64 && is_torch(__builtin_return_address(0)))
     shift = SHIFTS[atomic_fetch_add(&turn, 1) % (sizeof SHIFTS / sizeof *SHIFTS)];
   char *block = __libc_memalign(alignment, size + shift);
   if (!block) return ENOMEM;
