@@ -21,6 +21,14 @@ PATIENCE_S = 60.0
 BOTH = ("forward", "inference")
 
 
+@pytest.fixture
+def interruptible():
+    """A shell's job in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def planned(names, num_lengths=4):
     """Of 8, 16, 24 and 32 keys, each in training and in inference: one lane has each."""
     plan = virtual.plan(num_lengths, names, budget_s=0.0)
@@ -86,6 +94,7 @@ def test_each_rule_depends_on_what_divides_the_lanes():
     assert all({"scope", "direction"} <= set(each.axes) for each in RULES.values())
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_ends_both_lanes_and_keeps_what_was_found(tmp_path):
     is_reached = threading.Event()
 
