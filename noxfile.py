@@ -237,7 +237,7 @@ def margins(session: nox.Session) -> None:
 
 @nox.session
 def places(session: nox.Session) -> None:
-    """Run all tests in each of several places: renew results/gallery/places (40 minutes; -- NAME ... --sample).
+    """Run all tests in each of several places: renew results/gallery/places (40 minutes; -- NAME+NAME ... --sample).
 
     Places are instruction sets, shifted addresses, threads, a busy machine, a random order, and other environments.
     """

@@ -42,8 +42,6 @@ KEPT = GALLERY / "findings.json"
 SOURCE = ROOT / "docs" / "findings.toml"
 STOCK = sorted((ROOT / "results" / "gallery" / "stock").glob("*.md"))
 """Reports of `attnbench check --report FILE.md`, one for each release of PyTorch."""
-THREADS = GALLERY / "set_num_threads"
-"""What examples/findings/set_num_threads.py printed, one file for each processor."""
 TITLE_LEN = 84
 TIME, ERROR = "latency_s", "error_ratio"
 AXES = {
@@ -73,14 +71,41 @@ attnbench report {}
 """
 
 
-THREADS_TEXT = """## On some processors, setting the number of threads to what it is slows SDPA down
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding that a script prints: its outputs are stored, one for each processor, and shown if it holds on one."""
+
+    script: str
+    text: str
+
+    @property
+    def folder(self) -> Path:
+        """The outputs."""
+        return GALLERY / self.script
+
+
+OBSERVED = {
+    "set-num-threads": Observed(
+        script="set_num_threads",
+        text="""## On some processors, setting the number of threads to what it is slows SDPA down
 
 `torch.set_num_threads(torch.get_num_threads())` changes no number. With MKL it also sets that library's own number and
 turns its dynamic adjustment off
 ([ParallelOpenMP.cpp](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/ParallelOpenMP.cpp)).
 [A script](../examples/findings/set_num_threads.py) that needs torch alone compares processes with and without the call,
 in turn. It printed:
-"""
+""",
+    ),
+    "limited-bfloat16": Observed(
+        script="limited_bfloat16",
+        text="""## With AMX, SDPA in bfloat16 fails under a lesser instruction set
+
+`ATEN_CPU_CAPABILITY=avx2` or `default` is how one tries what older processors compute.
+[A script](../examples/findings/limited_bfloat16.py) that needs torch alone printed:
+""",
+    ),
+}
+"""Findings by the argument that measures them."""
+HOLDS = "exit code 1"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,25 +258,29 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         script = f"[examples/findings/{file}](../examples/findings/{file})"
         lines += [f"Without attnbench: {script}{f' {argument}' * bool(argument)}.", ""]
         lines += [f"{found['took_s']} s, {found['made']}", ""]
-    return "\n".join([*lines, *_threads(), *_stock()])
+    return "\n".join([*lines, *_observed(), *_stock()])
 
 
-def _threads() -> list[str]:
-    """Build the section on the number of threads from the stored outputs, one for each processor."""
-    printed = [file.read_text(encoding="utf-8").strip() for file in sorted(THREADS.glob("*.txt"))]
-    return [THREADS_TEXT, *(f"```text\n{text}\n```\n" for text in printed)] if printed else []
+def _observed() -> list[str]:
+    """Build the sections on what scripts printed, of those findings that hold on a processor."""
+    sections = []
+    for finding in OBSERVED.values():
+        printed = [file.read_text(encoding="utf-8").strip() for file in sorted(finding.folder.glob("*.txt"))]
+        if any(HOLDS in text for text in printed):
+            sections += [finding.text, *(f"```text\n{text}\n```\n" for text in printed)]
+    return sections
 
 
-def _measure_threads() -> None:
-    """Run the script on the number of threads here, and store what it prints under the processor's name."""
-    script = ROOT / "examples" / "findings" / "set_num_threads.py"
+def _observe(finding: Observed) -> None:
+    """Run a finding's script here, and store what it prints under the processor's name."""
+    script = ROOT / "examples" / "findings" / f"{finding.script}.py"
     done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in {0, 1} or " on " not in done.stdout:
         raise LookupError(f"{script.name} ends with {done.returncode}")
     name = re.sub(r"\W+", "-", done.stdout.splitlines()[0].partition(" on ")[2]).strip("-").lower()
-    THREADS.mkdir(parents=True, exist_ok=True)
+    finding.folder.mkdir(parents=True, exist_ok=True)
     text = f"{done.stdout.strip()}\nexit code {done.returncode}, {datetime.now(UTC):%Y-%m-%d}\n"
-    (THREADS / f"{name}.txt").write_text(text, encoding="utf-8")
+    (finding.folder / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 def _stock() -> list[str]:
@@ -274,9 +303,9 @@ def main(names: list[str]) -> int:
     GALLERY.mkdir(parents=True, exist_ok=True)
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     failed = 0
-    for name in [] if names == ["page"] else names or [*FINDINGS, "set-num-threads"]:
-        if name == "set-num-threads":
-            _measure_threads()
+    for name in [] if names == ["page"] else names or [*FINDINGS, *OBSERVED]:
+        if name in OBSERVED:
+            _observe(OBSERVED[name])
             continue
         print(f"{name}: {' && '.join(FINDINGS[name].runs.values())}", file=sys.stderr, flush=True)
         try:

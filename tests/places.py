@@ -1,7 +1,8 @@
 """Run all tests once in each of several places: instruction sets, addresses, threads, load, environments.
 
-`nox -s places` runs all and renews results/gallery/places/places.md; `nox -s places -- avx2 shifted` renews two rows.
-The outputs of pytest are in build/places.
+`nox -s places` runs all and renews results/gallery/places/places.md; `nox -s places -- avx2 shifted+order` renews two
+rows. Names joined by + are one run in all of these places at once: if it passes, it passed in each; if a test fails,
+run the places one by one. The outputs of pytest are in build/places.
 """
 
 import argparse
@@ -33,6 +34,8 @@ SAMPLE = (
 )
 """The tests that compute tensors, for the places where numbers come out otherwise."""
 SAMPLED = ("avx2", "default", "shifted")
+WHOLE = ("native", "avx2", "default+order", "shifted+folder+no_home", "threads+locale", "one_processor", "busy")
+"""All places, those together that cannot hide each other's failures, since each run takes minutes."""
 BUSY = "while True: pass"
 LIMIT_S = 1800
 """The limit of a test that hangs, also beside busy processes."""
@@ -104,6 +107,16 @@ def places(folder: Path) -> dict[str, Place]:
     return found
 
 
+def together(places: Sequence[Place]) -> Place:
+    """All of these places at once."""
+    return Place(
+        "; ".join(place.words for place in places),
+        {name: value for place in places for name, value in place.variables.items()},
+        prefix=tuple(word for place in places for word in place.prefix),
+        num_busy=sum(place.num_busy for place in places),
+    )
+
+
 @contextlib.contextmanager
 def busy(number: int) -> Iterator[None]:
     """Keep processors busy."""
@@ -157,14 +170,17 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         known = places(Path(folder))
-        if unknown := set(asked.names) - set(known):
+        if unknown := {name for names in asked.names for name in names.split("+")} - set(known):
             parser.error(f"no {', '.join(sorted(unknown))} here: choose among {', '.join(known)}")
         page = asked.to / "places.md"
         rows = rows_of(page.read_text(encoding="utf-8")) if page.exists() else {}
-        sampled = [name for name in SAMPLED if name in known and name != capability()]
+        usual = SAMPLED if asked.sample else WHOLE
         made = {}
-        for name in asked.names or (sampled if asked.sample else known):
-            made[name] = run(name, known[name], SAMPLE if asked.sample else ())
+        for names in asked.names or [name for name in usual if name != capability()]:
+            name = "+".join(part for part in names.split("+") if part in known)
+            if not name:
+                continue
+            made[name] = run(name, together([known[part] for part in name.split("+")]), SAMPLE if asked.sample else ())
             print(" | ".join(made[name]), flush=True)  # noqa: T201 - likewise
             if not asked.sample:
                 asked.to.mkdir(parents=True, exist_ok=True)
