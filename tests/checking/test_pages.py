@@ -150,6 +150,28 @@ def test_a_block_table_or_plan_that_is_kept_is_named(kept: str) -> None:
     assert found.mistakes == ("kept_plan",), found.diagnosis
 
 
+def test_pages_kept_by_address_are_stale_once_a_service_has_written_them() -> None:
+    kept: dict[object, Tensor] = {}
+
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        cache = tuple(kept.setdefault((each.data_ptr(), each.shape), each.clone()) for each in (key_cache, value_cache))
+        return attend(query, cache, block_table, seq_lens, cu_seqlens_q)
+
+    assert judged(from_function(attention, "attention")).grade is Grade.wrong
+
+
+@pytest.mark.parametrize("name", ["key_cache", "block_table"])
+def test_a_write_into_what_a_service_lends_is_found(name: str) -> None:
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        output = attend(query, (key_cache, value_cache), block_table, seq_lens, cu_seqlens_q)
+        {"key_cache": key_cache, "block_table": block_table}[name].fill_(0)
+        return output
+
+    found = judged(from_function(attention, "attention"))
+    assert found.grade is Grade.wrong
+    assert f"changed its input {name}" in str(found.rules)
+
+
 def test_pools_taken_for_dense_ones_are_named() -> None:
     def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
         cache = tuple(
@@ -189,6 +211,11 @@ def test_usual_cells_have_what_a_service_runs() -> None:
     assert {16, 64, 256} == {each.page_size for each in cells()}
     assert {"float32", "bfloat16", "float16"} == {each.dtype for each in cells()}
     assert any(each.shared_prefix for each in cells())
+    assert any(each.requests[0].new > each.shared_prefix > 0 for each in cells())
+    assert max(map(len, batches)) > 32
+    assert max(request.total for batch in batches for request in batch) > 2**15
+    decodes = [batch for batch in batches if all(request.new == 1 for request in batch)]
+    assert 3 * len(decodes) >= len(batches)
     assert {"same", "float8_e4m3fn", "float8_e5m2"} == {each.cache_dtype for each in cells()}
 
 

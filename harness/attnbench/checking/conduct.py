@@ -65,6 +65,7 @@ def watched(
     """
     faults = dict[str, str]()
     if mask is not None:
+        mask.lent = {}
         mask.restore()  # earlier changes are not this call's fault
     kept = {each: tensor.detach().clone() for each, tensor in given.items()}
     seeds = _seeds()
@@ -76,7 +77,9 @@ def watched(
         reseeded = [each for each, (_, seed, _) in seeds.items() if now[each][1] != seed]
         for generator, _, state in (seeds[each] for each in reseeded):
             generator.set_state(state)
-    if changed := [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]:
+    lent = {} if mask is None else mask.lent
+    changed = [each for each, tensor in given.items() if not _is_same(tensor.detach(), kept[each])]
+    if changed := [*changed, *(each for each, (tensor, copy) in lent.items() if not _has_same_bytes(tensor, copy))]:
         faults[INPUTS] = f"the {name} changed its input {', '.join(changed)}"
     if forms:
         faults[MASK] = f"the {name} changed the mask that it was given ({', '.join(forms)}), which others share"
@@ -88,6 +91,11 @@ def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether shape, dtype and every value are equal; NaN equals NaN."""
     is_alike = tensor.shape == kept.shape and tensor.dtype == kept.dtype
     return is_alike and torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:
+    """Whether every byte is equal, also those of NaN and of 8-bit numbers."""
+    return torch.equal(tensor.contiguous().view(torch.uint8), kept.contiguous().view(torch.uint8))
 
 
 def _seeds() -> dict[str, tuple[Generator, int, Tensor]]:

@@ -24,7 +24,8 @@ class BoundMask:
     are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
     `change` turns a mask into the form, named `form`, in which functions get it; `is_inference` says that an isolated
     process calls in torch.inference_mode, `is_training` that the module is in training mode, and `chunks` in which
-    numbers of tokens a module with a cache gets its sequence.
+    numbers of tokens a module with a cache gets its sequence. `lent` are tensors that the code under test got besides
+    these, such as the pages of a cache, each with a copy.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -51,6 +52,7 @@ class BoundMask:
         self.change: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda mask, _: mask
         self.is_inference = self.is_training = False
         self.chunks: tuple[int, ...] = ()
+        self.lent: dict[str, tuple[Tensor, Tensor]] = {}
         self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
 

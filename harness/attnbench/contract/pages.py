@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract import Attention, BoundMask, Implementation, Weights
 from attnbench.contract.declared import Declared, kind
 from attnbench.contract.outside import Bound, Prepared
 from attnbench.plugins import PAGED
@@ -185,9 +185,28 @@ class PagedAttention(Attention):
 
     signature: PageSignature
 
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self._memory: dict[tuple[object, ...], Tensor] = {}
+
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """Prepare the function's call with logical query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V)."""
-        return Prepared(tensors=(), passed=self.signature.arguments(query, key, value, mask), is_packed=True)
+        """Prepare the function's call with logical query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V).
+
+        As in a service, tensors of the same sizes lie where those of the last call lay, and are written in place.
+        """
+        passed = self.signature.arguments(query, key, value, mask)
+        return Prepared(
+            tensors=(), passed={name: self._written(name, each) for name, each in passed.items()}, is_packed=True
+        )
+
+    def _written(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
+        """An argument, in the memory of the last one of its name and sizes if it is a tensor."""
+        if not isinstance(value, Tensor):
+            return value
+        kept = self._memory.setdefault((name, value.dtype, value.shape, value.stride()), value)
+        if kept is not value:
+            bytes_of(kept).copy_(bytes_of(value))
+        return kept
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
         """The function's call, with the pool in place."""
@@ -196,6 +215,8 @@ class PagedAttention(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (1, H, T, V)."""
         prepared = self.prepare(query, key, value, mask)
+        tensors = {name: each for name, each in prepared.passed.items() if isinstance(each, Tensor)}
+        mask.lent = {name: (each, each.clone()) for name, each in tensors.items()}
         output: object = self.signature.function(**prepared.passed)
         expected = (query.shape[2], query.shape[1], value.shape[3])
         if isinstance(output, Tensor) and output.shape == expected:

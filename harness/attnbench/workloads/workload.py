@@ -198,15 +198,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.direction not in {"inference", "forward"}:
             why = "a cache has no gradient: give direction=inference"
             raise ValueError(f"direction={self.direction} with a batch of requests is not allowed: {why}")
-        cached = [each.total - each.new for each in requests if each.total]
+        shortest = min(each.total for each in requests if each.total)
         if self.shared_prefix and (not self.page_size or self.shared_prefix % self.page_size):
             given = f"shared_prefix={self.shared_prefix} with page_size={self.page_size}"
             raise ValueError(f"{given} is not allowed: give pages, and whole pages of them, as in shared_prefix=32")
-        if self.shared_prefix > min(cached):
+        if self.shared_prefix > shortest:
             given = f"shared_prefix={self.shared_prefix} with batch={written(requests)}"
-            raise ValueError(
-                f"{given} is not allowed: a request has {min(cached)} keys before its new tokens; give less"
-            )
+            raise ValueError(f"{given} is not allowed: a request has {shortest} keys; give less")
         for axis, value in {
             "batch": written(requests),
             "batch_size": 1,
