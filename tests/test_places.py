@@ -51,7 +51,7 @@ def test_skipped():
 def test_the_outcomes_of_a_place_are_counted(tmp_path, monkeypatch, number, counts):
     monkeypatch.setattr(places, "LOGS", tmp_path / "logs")
     (tmp_path / "test_1.py").write_text(TESTS)
-    place = places.Place("words", {"HERE": "yes", "HOME": None})
+    place = places.Surroundings("words", {"HERE": "yes", "HOME": None})
     options = ["--numprocesses=0", "-p", "no:cacheprovider", str(tmp_path / f"test_{number}.py")]
     row = places.run("here", place, options)
     assert [*row[:2], *row[2:5]] == ["here", "words", *counts]

@@ -13,7 +13,7 @@ from attnbench.case import draw_normal, generator
 from attnbench.checking import oracle
 from attnbench.checking.agreement import check
 from attnbench.checking.probes import PROBES, needle_targets
-from attnbench.checking.reference import SCREENED, References, ask, errors, output_error, reference_for_probe
+from attnbench.checking.reference import SCREENED, References, call_candidate, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
@@ -63,7 +63,7 @@ LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direc
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
     reference = reference_for_probe(Workload(**LONG, dtype=dtype, scope=scope), SCREENED, 0)
-    output = ask(Implementation(build=Textbook, source="a test"), reference).output
+    output = call_candidate(Implementation(build=Textbook, source="a test"), reference).output
     compared, same = output_error(output, reference)
     assert compared.agrees
     assert same is reference
@@ -245,7 +245,7 @@ def test_stock_attention_is_right_where_large_scores_cancel_in_the_gradient_of_t
     sizes = {"batch_size": 1, "seq_len": 257, "num_heads": 2, "head_dim": 128}
     workload = Workload(scope="module", direction="forward_backward", **sizes)
     reference = reference_for_probe(workload, "shifted", seed)
-    limits, answer = reference.tolerances["gradient of x"], ask(implementation("sdpa"), reference).compared
+    limits, answer = reference.tolerances["gradient of x"], call_candidate(implementation("sdpa"), reference).compared
     assert limits.judge(answer["gradient of x"]).ratio < MOST_SHARE
     assert not limits.judge(1.01 * answer["gradient of x"]).agrees
 
@@ -267,7 +267,7 @@ def test_an_honest_merge_in_half_precision_is_imprecise():
     sizes = {"batch_size": 1, "seq_len": 32, "kv_len": 2048, "num_heads": 1, "head_dim": 16}
     workload = Workload(dtype="bfloat16", direction="inference", seed=1, **sizes)
     reference = reference_for_probe(workload, "needles", 1)
-    (found,) = errors(ask(from_function(merged, "a test"), reference).compared, reference)
+    (found,) = errors(call_candidate(from_function(merged, "a test"), reference).compared, reference)
     assert found.grade is Grade.imprecise
 
 
@@ -284,6 +284,6 @@ def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_i
     sizes = {"batch_size": 1, "seq_len": 16, "num_heads": 128, "num_kv_heads": 1, "head_dim": 16, "dtype": "bfloat16"}
     workload = Workload(mask="causal", direction="forward_backward", scope="attention", **sizes)
     reference = reference_for_probe(workload, "equal", 2)
-    found = errors(ask(Implementation(build=Grouped, source="a test"), reference).compared, reference)
+    found = errors(call_candidate(Implementation(build=Grouped, source="a test"), reference).compared, reference)
     assert {each.tensor for each in found if not each.agrees} == (set() if is_right else {"gradient of value"})
     assert all(each.grade is not Grade.wrong for each in found)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.analysis.sanity import ON_A_QUEUE, judged, slowed, warnings_of
+from attnbench.analysis.sanity import ON_A_QUEUE, flag_impossible_times, slowdown_warnings, warnings_of
 from attnbench.devices import CaptureError, accelerators, cuda, device, environment, nvml
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import LATENCY, LIMITS, DeviceState, Flag, Measurement, Operators, Record, Sample, Status
@@ -65,7 +65,7 @@ def test_a_device_that_lets_no_further_process_in_is_missing(gpus):
     assert here.missing() is None
     here.select()
     assert "EXCLUSIVE_PROCESS" in here.missing()
-    here.settle()  # does nothing
+    here.apply_first_use_changes()  # does nothing
     assert not here.is_broken()
 
 
@@ -224,7 +224,7 @@ def visit_of(*clocks: float, slowed_by: int = 0) -> tuple[DeviceState, ...]:
     ],
 )
 def test_a_clock_that_falls_or_is_held_is_a_doubt(visits, said):
-    texts = [each.replace("\N{NO-BREAK SPACE}", " ").replace(" %", "%") for each in slowed(visits)]
+    texts = [each.replace("\N{NO-BREAK SPACE}", " ").replace(" %", "%") for each in slowdown_warnings(visits)]
     assert [text.removeprefix("the clock fell ") for text in texts] == said
 
 
@@ -271,10 +271,10 @@ def test_a_flag_of_most_samples_is_a_warning_of_the_cell_and_one_of_a_few_is_non
 
 
 def test_a_cell_that_leaves_work_on_another_stream_has_no_time():
-    (bad,), _ = judged([record(*[Flag.other_stream] * 4)], {}, is_cold=False)
+    (bad,), _ = flag_impossible_times([record(*[Flag.other_stream] * 4)], {}, is_cold=False)
     assert (bad.status, bad.measurements) == (Status.invalid, ())
     assert "work on another stream" in bad.message
-    (good,), _ = judged([record(Flag.other_stream, 0, 0, 0)], {}, is_cold=False)
+    (good,), _ = flag_impossible_times([record(Flag.other_stream, 0, 0, 0)], {}, is_cold=False)
     assert good.status is Status.ok
 
 

@@ -206,7 +206,7 @@ def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(mon
     slept = []
     time = SimpleNamespace(sleep=slept.append, process_time=lambda: min(sum(slept), spins_s))
     monkeypatch.setattr(waiting, "time", time)
-    waiting.settle()
+    waiting.wait_for_idle_threads()
     assert sum(slept) == pytest.approx(waits_s)
 
 

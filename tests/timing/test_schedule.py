@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from attnbench.statistics.effects import WHOLE, effects, judged
+from attnbench.statistics.effects import WHOLE, effects, judge_effects
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
 from attnbench.storage.fold import State
@@ -167,5 +167,5 @@ def test_one_cell_of_two_sides_is_one_comparison() -> None:
     asked = virtual.with_sides(plan(1, ("x",), budget_s=60.0))
     (key,) = [(asked.workloads[0].id, arm) for arm in asked.specs if not asked.is_reference(arm)]
     known = effects(asked, {key: {(epoch, 0): 0.1 * epoch for epoch in range(4)}})  # no clear difference
-    found = judged(asked, known)
+    found = judge_effects(asked, known)
     assert (found[key].level, found[WHOLE].level) == (asked.false_share / len(LOOKS),) * 2

@@ -16,7 +16,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
 from attnbench.processes import execution
-from attnbench.processes.worker.answers import Bench
+from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import PROBE, Status
 from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
@@ -99,7 +99,7 @@ def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_pa
 def test_a_step_calls_the_phases_of_its_direction(direction):
     phases = {"Forward"} if direction == "inference" else {each.title() for each in direction.split("_")}
     workload = Workload(**SIZES, direction=direction)
-    case = Bench(workload).cased(PROBE, implementation("fused"))
+    case = PreparedWorkload(workload).cased(PROBE, implementation("fused"))
     called = set()
     hook = register_module_forward_hook(lambda module, *_: called.add(type(module).__name__))
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
+from attnbench.statistics.effects import WHOLE, effects, judge_effects, run_numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
@@ -99,7 +99,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
     Comparisons that other work may have disturbed stay undecided.
     """
-    seen = judged(results.plan, session_effects(results))
+    seen = judge_effects(results.plan, session_effects(results))
     return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
 
 
@@ -150,7 +150,7 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
     return bool(first) and first == second
 
 
-def whole(results: Results) -> Judgement | None:
+def whole_session_judgement(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
 

@@ -40,7 +40,7 @@ class Series:
         return self.points[0]
 
 
-def follow(
+def metric_series(
     paths: Iterable[Path],
     metric: str = RATIO,
     *,

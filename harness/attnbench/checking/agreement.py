@@ -16,11 +16,11 @@ from torch import Tensor
 
 from attnbench.case import Case, Inputs, generator, grad_value, laid_out, output_shape, set_dropout
 from attnbench.checking import (
-    conduct,
     dropout,
     oracle,
     page_rules,  # noqa: F401 - it adds its rules to the others
     rules,
+    side_effects,
 )
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import VacuousError
@@ -29,11 +29,11 @@ from attnbench.checking.reference import (
     FormError,
     Reference,
     References,
-    ask,
+    apply_empty_row_convention,
+    call_candidate,
     errors,
     output_error,
     require_form,
-    settle,
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
@@ -76,16 +76,16 @@ def compare(
     try:
         for probe, reference in references.by_probe.items():
             on_step()
-            observation = ask(implementation, reference)
+            observation = call_candidate(implementation, reference)
             has_backward &= observation.has_backward
-            observation, here = settle(observation, reference, convention)
+            observation, here = apply_empty_row_convention(observation, reference, convention)
             convention = here if convention is None else convention
             of_output, wider = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             for each in (reference, wider):
                 each.release()
-    except conduct.ConductError as error:
+    except side_effects.SideEffectError as error:
         return _broken(error.rule, str(error))
     except Exception as error:
         if GRAPH_USED_UP in str(error):
@@ -123,13 +123,13 @@ def verify(case: Case, reference: Reference) -> str:
         with case.holding(reference.inputs.tensors), torch.no_grad():
             if share > 0:
                 set_dropout(case.module, 0.0)
-            with conduct.watched(case.tensors, case.mask) as seen:
+            with side_effects.watch_call(case.tensors, case.mask) as seen:
                 output = case.output()
-            conduct.require_faultless(seen)
+            side_effects.require_faultless(seen)
             require_form(reference.workload, output)
-            settled, _ = settle(reference.observe(output), reference)
+            settled, _ = apply_empty_row_convention(reference.observe(output), reference)
             compared, _ = output_error(settled.output, reference)
-    except (conduct.ConductError, FormError) as broken:
+    except (side_effects.SideEffectError, FormError) as broken:
         return f"while it was timed: {broken}"
     finally:
         if share > 0:
@@ -210,7 +210,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
         found = list[TensorError]()
         if "output" in observed:
             require_form(workload, observed["output"])
-            settled, _ = settle(reference.observe(observed["output"]), reference)
+            settled, _ = apply_empty_row_convention(reference.observe(observed["output"]), reference)
             found.append(output_error(settled.output, reference)[0])
     except VacuousError:
         return ""

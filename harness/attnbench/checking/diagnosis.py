@@ -23,14 +23,14 @@ from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
     References,
-    ask,
+    apply_empty_row_convention,
+    call_candidate,
     distance,
     is_half,
     largest,
     output_error,
     reference_for_probe,
     roundings,
-    settle,
 )
 from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
@@ -106,10 +106,13 @@ class Evidence:
 
         Unused slots of a cache hold 0 in this call, so that code which reads them gives numbers.
         """
-        seen, here = settle(ask(implementation, reference, ZEROS), reference, convention)
+        seen, here = apply_empty_row_convention(call_candidate(implementation, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
         if wider is not reference:  # at a long length a row is wrong that the reference left out
-            reference, (seen, here) = wider, settle(ask(implementation, wider, ZEROS), wider, convention)
+            reference, (seen, here) = (
+                wider,
+                apply_empty_row_convention(call_candidate(implementation, wider, ZEROS), wider, convention),
+            )
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
         self.observed = {
@@ -536,7 +539,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 def _differs(implementation: Implementation, reference: Reference) -> bool:
     """Whether equal calls differ by more than rounding: sums are split elsewhere at other addresses."""
     try:
-        one, other = (ask(implementation, reference).output.detach() for _ in range(2))
+        one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
         return True
     return distance(one, other) > reference.tolerance("output")
@@ -549,7 +552,7 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
         return None
 
     def answer(to: Reference) -> Tensor:
-        return ask(implementation, to).output.detach().double().cpu()
+        return call_candidate(implementation, to).output.detach().double().cpu()
 
     first, second, third = (answer(reference) for _ in range(3))
     once = next((each for probe, each in wrong.tensors() if (probe, each.tensor) == ("normal", "output")), None)

@@ -27,7 +27,7 @@ from attnbench.case import (
     place,
     pull_back,
 )
-from attnbench.checking import conduct, oracle
+from attnbench.checking import oracle, side_effects
 from attnbench.checking.mistakes import FINITE, NAN
 from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.steps import Mistake
@@ -407,12 +407,12 @@ class Observation:
     has_backward: bool = True
 
 
-def ask(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
+def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
     """Call a candidate with copies of a reference's inputs; of a batch, in a cache of that form.
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
-        ConductError: the call changed its inputs, the mask, or the random seed.
+        SideEffectError: the call changed its inputs, the mask, or the random seed.
         UncheckableError: a gradient that is to be timed cannot be compared.
         Exception: any error that the candidate raises.
     """
@@ -420,9 +420,9 @@ def ask(implementation: Implementation, reference: Reference, form: str = "") ->
     case = build(workload, implementation, copied(reference.inputs, workload))
     if form and case.mask.cache is not None:
         case.mask.cache = msgspec.structs.replace(case.mask.cache, form=form)
-    with conduct.watched(case.tensors, case.mask) as seen, case.grad_mode():
+    with side_effects.watch_call(case.tensors, case.mask) as seen, case.grad_mode():
         output = case.output()
-    conduct.require_faultless(seen)
+    side_effects.require_faultless(seen)
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
@@ -446,7 +446,7 @@ def gradients(
     its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
 
     Raises:
-        ConductError: the call changed that gradient, its inputs, the mask, or the random seed.
+        SideEffectError: the call changed that gradient, its inputs, the mask, or the random seed.
         FormError: a gradient has its own tensor class.
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
@@ -454,13 +454,13 @@ def gradients(
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
     given = reference.grad_output.clone() if grad_output is None else grad_output
     try:
-        with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
+        with side_effects.watch_call(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
             pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
     except Exception as error:
         if type(error).__name__ == NoBackwardError.__name__:  # an error from another process only has its name
             return {}
         raise
-    conduct.require_faultless(seen)
+    side_effects.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
         named[name] = torch.zeros_like(leaf) if gradient is None else gradient
@@ -532,7 +532,9 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
     return compared, reference
 
 
-def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
+def apply_empty_row_convention(
+    seen: Observation, reference: Reference, only: str | None = None
+) -> tuple[Observation, str]:
     """Replace answers for queries that see no key by the right one; also return which of `CONVENTIONS` they had.
 
     The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead

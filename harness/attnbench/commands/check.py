@@ -17,15 +17,15 @@ from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
 from attnbench.commands.frame import present
-from attnbench.commands.options import SelectionOptions, held
+from attnbench.commands.options import SelectionOptions, expand_spec
 from attnbench.commands.terminal import say
 from attnbench.invariance.records import Certificate
-from attnbench.processes import asides
+from attnbench.processes import one_off_tasks
 from attnbench.processes.execution import checking_templates
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import rejected
 from attnbench.processes.worker_client import Template
-from attnbench.reports import endings, stock
+from attnbench.reports import exit_status, stock
 from attnbench.storage.events import Plan
 from attnbench.units import grouped
 
@@ -99,7 +99,7 @@ def check(
         if is_invariance:
             return _certify(planned, not_judged)
         devices = dict.fromkeys(workload.device for workload in planned.workloads)
-        running.note(f"{planned.num_cells} cells on {', '.join(devices)}")
+        running.print_note(f"{planned.num_cells} cells on {', '.join(devices)}")
         if replay is None:
             with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
                 running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
@@ -114,9 +114,9 @@ def check(
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
     """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
     certificates = []
-    for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
-        running.note(f"trying {spec} at {shape.id}")
-        certificates.append(asides.certify(planned, spec, shape))
+    for shape, spec in product(one_off_tasks.shapes(planned.workloads), planned.implementations):
+        running.print_note(f"trying {spec} at {shape.id}")
+        certificates.append(one_off_tasks.certify(planned, spec, shape))
 
     def show() -> None:
         for each in certificates:
@@ -162,7 +162,7 @@ def _conclude(
     """Print the verdicts, and write the report and the scripts."""
     if report is not None:
         stock.write(report, checked)
-    conclusion = endings.of_check(judgements(checked), not_judged)
+    conclusion = exit_status.of_check(judgements(checked), not_judged)
     running.print_report(checked, conclusion, lambda: terminal.print_check(checked, not_judged), not_judged=not_judged)
     if repro is not None:
         from attnbench.commands.repro import scripts  # needs torch
@@ -207,7 +207,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):
         try:
-            candidates += held(name)
+            candidates += expand_spec(name)
         except ValueError as error:
             problems[name] = str(error)
     specs = []
@@ -217,7 +217,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
             specs.append(spec)
         except ValueError as error:
             problems[spec] = str(error)
-    declarations = asides.declared(specs, template)
+    declarations = one_off_tasks.declared(specs, template)
     problems |= {spec: each.problem for spec, each in declarations.items() if each.problem}
     specs = [spec for spec in specs if spec not in problems]
     if problems and not specs:

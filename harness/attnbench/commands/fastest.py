@@ -20,7 +20,7 @@ from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.processes import execution
 from attnbench.processes.execution import Session, new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
-from attnbench.reports import endings, recommended, story, titles, verdict
+from attnbench.reports import exit_status, recommended, summary, titles, verdict
 from attnbench.storage.files import writing_to
 from attnbench.storage.records import Arm
 from attnbench.units import percent
@@ -84,7 +84,7 @@ def fastest(
     then = partial(read_first_calls, **limits) if "choose" in planned.stages else None
     measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial, then=then)
     if "choose" not in planned.stages:
-        end = endings.of_search(measured)
+        end = exit_status.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
     choices = recommend(measured, **limits)
@@ -101,7 +101,7 @@ def fastest(
                 seconds=table.evidence.seconds,
             )
     finally:  # even if no policy can be learned, print the measurements
-        end, show = endings.of_choice(measured, choices), print_recommendations
+        end, show = exit_status.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
 
@@ -160,7 +160,7 @@ def _answer(results: Results, text: str) -> None:
 
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
-        say(" ".join(f"{line.rstrip('.')}." for line in story.machine(results)), "dim")
+        say(" ".join(f"{line.rstrip('.')}." for line in summary.machine(results)), "dim")
         say(f"Full report: attnbench report {results.folder}", "dim")
 
 

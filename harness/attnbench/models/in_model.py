@@ -150,7 +150,7 @@ def call_of(
     )
 
 
-def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
+def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
     def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
@@ -455,7 +455,7 @@ def register() -> None:
         return sdpa_mask(*given, **(more | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
 
     for name, form in zip((REFERENCE, f"{REFERENCE}_2"), oracle.YARDSTICKS, strict=True):
-        AttentionInterface.register(name, honest(form))
+        AttentionInterface.register(name, reference_attention(form))
         AttentionMaskInterface.register(name, written_out)
 
 

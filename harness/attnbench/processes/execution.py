@@ -29,10 +29,10 @@ from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
 from attnbench.processes import first_calls
 from attnbench.processes.messages import PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
-from attnbench.processes.runners import SHARED, ByThreads, Runners
-from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
+from attnbench.processes.revisions import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
-from attnbench.statistics.crossover import Point, following, point
+from attnbench.processes.worker_pool import SHARED, ByThreads, WorkerPool
+from attnbench.statistics.crossover import Point, next_value, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
@@ -56,7 +56,17 @@ from attnbench.storage.records import (
 )
 from attnbench.timing import visits
 from attnbench.timing.blocks import known
-from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, load_libraries, visit_seed
+from attnbench.timing.schedule import (
+    SPENT,
+    Choice,
+    Live,
+    Race,
+    Step,
+    Strategy,
+    load_libraries,
+    run_strategy,
+    visit_seed,
+)
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
@@ -530,7 +540,7 @@ class Timing:
         def live() -> dict[str, list[Arm]]:
             return {workload: self.live(workload, self.session.specs) for workload in self.places}
 
-        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
+        return run_strategy(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """The arms that are live on a workload; for two sides those that are live on both."""
@@ -669,7 +679,7 @@ class Search:
             open_ones = [
                 each for each, known in seen.items() if not known.sign and known.num_processes < MOST_PROCESSES
             ]
-            chosen = open_ones[0] if open_ones else following(seen, allowed)
+            chosen = open_ones[0] if open_ones else next_value(seen, allowed)
             if chosen is None:
                 return ""
             workload = ladder.by_value[chosen]
@@ -812,14 +822,14 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
         shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
-        return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
+        return WorkerPool({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     home = harness_folder(folder / SIDES_FOLDER / "modules")
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
         file = log if name == CANDIDATE else folder / "worker_base.log"
         of_side = Template(file, settings, python=side.python, home=home, folders=side_folders(side))
         clients[name] = ProcessClient(of_side, plan.timeout_s)
-    return Runners(clients, plan.runner, seed=plan.seed)
+    return WorkerPool(clients, plan.runner, seed=plan.seed)
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:

@@ -9,8 +9,8 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.processes.asides import declared
 from attnbench.processes.messages import Declared
+from attnbench.processes.one_off_tasks import declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
@@ -109,8 +109,8 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         if not with_baseline:
             of_pages = () if stands_alone or not chosen.of_pages else _of_pages(chosen, parsed, present)
             workloads, left_out = _each_suited(workloads, specs, built_in, left_out, of_pages)
-        elif axes := {a: v for a, v in together(built_in).items() if MASKS_BETWEEN not in str(v)}:
-            workloads = suited(workloads, axes)
+        elif axes := {a: v for a, v in merge_built_in_axes(built_in).items() if MASKS_BETWEEN not in str(v)}:
+            workloads = apply_axes(workloads, axes)
     alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
     metrics = tuple(chosen.metrics if metrics is None else metrics)
     plugins.require_known("metric", metrics, plugins.plugs("attnbench.metrics", "METRIC"))
@@ -144,7 +144,7 @@ def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -
     }
 
 
-def together(built_in: Mapping[str, Axes]) -> Axes:
+def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
     """Merge the built-in axes of all implementations, by spec, to compare them on the same work.
 
     Raises:
@@ -162,7 +162,7 @@ def together(built_in: Mapping[str, Axes]) -> Axes:
     return axes
 
 
-def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
+def apply_axes(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
 
     If there are several masks (`MASKS_BETWEEN`), a workload keeps its own among them, or gets the next one.
@@ -210,7 +210,7 @@ def _each_suited(
     An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that
     reads pages needs those `of_pages`.
     """
-    by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
+    by_spec = {spec: apply_axes(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}
     every = {workload.id: workload for each in by_spec.values() for workload in each}
     out: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
-from attnbench.units import MISSING, factors, grouped, percent, plain, show
+from attnbench.units import MISSING, factors, grouped, percent, sanitize_line, show
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -104,7 +104,7 @@ class Answer:
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Answer]:
     """All shapes of a run, grouped by label, then by length."""
-    has_sides, shown = results.plan.sides is not None, cells.shown(results)
+    has_sides, shown = results.plan.sides is not None, cells.present_cells(results)
     labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
     by_shape = grouped(shown, lambda cell: (cell.workload.id, cell.record.implementation * has_sides))
     unsorted = []
@@ -113,7 +113,7 @@ def shapes(results: Results) -> list[Answer]:
         unsorted.append(
             Answer(
                 workload=members[0].workload,
-                label=plain(f"{implementation} {labels[name]}"),
+                label=sanitize_line(f"{implementation} {labels[name]}"),
                 base=next((cell for cell in members if cell.is_baseline), None),
                 others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
@@ -138,10 +138,12 @@ def advice(results: Results) -> list[str]:
         lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
     compared = grouped((cell for shape in timed for cell in shape.compared), lambda cell: cell.name)
     if len(compared) > 1:
-        own = [plain(arm.implementation) for arm, spec in results.plan.specs.items() if plugins.is_foreign(spec)]
+        own = [
+            sanitize_line(arm.implementation) for arm, spec in results.plan.specs.items() if plugins.is_foreign(spec)
+        ]
         lead = "" if groups else f"Next to {base}, "
         lines += [f"{lead}{_standing(compared[name])}." for name in own[:FEW] if name in compared]
-    return [plain(line) for line in lines]
+    return [sanitize_line(line) for line in lines]
 
 
 def _problem(shape: Answer, base: str) -> str:
@@ -254,7 +256,7 @@ def memory_line(members: Sequence[Answer]) -> str:
     ordered = sorted(peaks.items(), key=lambda item: item[1])
     amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
     parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
-    return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+    return sanitize_line(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
 
 
 def batch_line(results: Results) -> str:
@@ -273,7 +275,7 @@ def batch_line(results: Results) -> str:
     dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]
     if dense:
         text += f" {', '.join(dense)}: keys are gathered before the call, which is not in its time."
-    return plain(text)
+    return sanitize_line(text)
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:
@@ -288,7 +290,7 @@ def first_calls_line(members: Sequence[Answer]) -> str:
         words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in more.items() if seconds is not None]
         words += [f"paid after: {cell.break_even.words}"] if cell.break_even is not None else []
         parts.append(f"{cell.name} {show(cell.metrics[FIRST_CALL], 's', digits=2)} ({', '.join(words)})")
-    return plain(f"First calls at {shape.name}: {'; '.join(parts)}.")
+    return sanitize_line(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
 SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
@@ -323,9 +325,9 @@ def table(members: Sequence[Answer]) -> list[dict[str, str]]:
     every, rows = names(members), list[dict[str, str]]()
     for shape in members:
         fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)
-        text = MISSING if fastest is None else plain(fastest.name, 24)
+        text = MISSING if fastest is None else sanitize_line(fastest.name, 24)
         if fastest is not None and fastest is not shape.base:
             text += f" ({fastest.speedup:.2f}x)"
-        times = {plain(name, 24): shape.text_of(name).strip() for name in every}
+        times = {sanitize_line(name, 24): shape.text_of(name).strip() for name in every}
         rows.append({"shape": shape.name, "fastest": text, **times})
     return rows

@@ -27,7 +27,7 @@ def data(results: Results) -> str:
     derives menus and charts from them. `colours` are those of the pictures.
     """
     columns, panels = [WORKLOAD, *cells.columns(results)], titles.names(results)
-    shown = [cell.workload.axes() for cell in cells.shown(results)]
+    shown = [cell.workload.axes() for cell in cells.present_cells(results)]
     axes = [axis for axis in Workload.__struct_fields__ if len({each[axis] for each in shown}) > 1]
     rows = [
         _row(cell, columns, axes) | {"panel": panels[cell.workload.id]}

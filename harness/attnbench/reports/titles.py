@@ -15,7 +15,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 from attnbench.workloads.batch import NO_BATCH
 from attnbench.workloads.workload import Workload, following
 
@@ -27,7 +27,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
     "dtype": str,
-    "mask": lambda mask: "no mask" if mask == "none" else plain(mask.replace("_", " "), limit=LONG_MASK),
+    "mask": lambda mask: "no mask" if mask == "none" else sanitize_line(mask.replace("_", " "), limit=LONG_MASK),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
     "device": lambda device: f"on {device}",
 }
@@ -111,4 +111,4 @@ def caveat(results: Results) -> str:
 
 def base(plan: Plan) -> str:
     """Name the baseline of a run."""
-    return plain(plan.baseline) if plan.sides is None else BASE
+    return sanitize_line(plan.baseline) if plan.sides is None else BASE

@@ -43,7 +43,7 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
     return known
 
 
-def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
+def judge_effects(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
     """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
     counted = cells if len(cells) == 1 else known  # a single cell is the whole

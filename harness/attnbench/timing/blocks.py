@@ -20,7 +20,7 @@ from attnbench.devices import Clock
 from attnbench.devices.waiting import Waits, longest_wait_s, waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
-Place = tuple[int, int]  # block and slot
+BlockSlot = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_TICKS = 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
@@ -254,7 +254,7 @@ def heat(
 
 
 def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
-    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, before: Waits
+    timed: TimedCall, number: int, clock: Clock, at: Visit, place: BlockSlot, conditions: Conditions, before: Waits
 ) -> Sample:
     load, start_s, faults = conditions.read_load(), clock.now(), conditions.count_faults()
     reading = clock.read(timed.call, number, conditions.flush)

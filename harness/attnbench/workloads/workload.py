@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.units import meant
+from attnbench.units import did_you_mean
 from attnbench.workloads.batch import (
     CACHE_DTYPES,
     NO_BATCH,
@@ -137,7 +137,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         for axis, holds, allowed in rules:
             if not holds:
-                hint = meant(str(axes[axis]), CHOICES.get(axis, ()))
+                hint = did_you_mean(str(axes[axis]), CHOICES.get(axis, ()))
                 raise ValueError(f"{axis}={axes[axis]} is not allowed{hint}: {axis} is {allowed}")
         given, highest = self.float32_matmul_precision, MATMUL_PRECISIONS[0]
         if given != highest and self.dtype != "float32":

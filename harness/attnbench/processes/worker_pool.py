@@ -219,7 +219,7 @@ def _num_calls(workload: Workload, call_s: float) -> int:
     return max(2, min(math.ceil(REFEREED_S / call_s), REFEREED_BYTES // held_bytes))
 
 
-class Runners(WorkerClient):
+class WorkerPool(WorkerClient):
     """Several workers behind the interface of one: of the sides of a comparison, or of trusted and untrusted arms.
 
     `clients` start with each epoch, by the name that `runner` gives to their arms. If the shared one is among them,

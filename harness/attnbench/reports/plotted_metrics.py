@@ -15,7 +15,7 @@ from attnbench.reports import Picture, Report, cells, style, titles
 from attnbench.reports.cells import Cell
 from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.records import Arm
-from attnbench.units import grouped, plain, show
+from attnbench.units import grouped, sanitize_line, show
 
 ENOUGH_LENGTHS = 5  # fewest lengths for the plot of time to be the picture of a run
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
@@ -133,7 +133,7 @@ def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> It
     parts = []
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
         lengths = ", ".join(dict.fromkeys(titles.length(cell.workload.axes()) for cell in members))
-        parts.append(f"{plain(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
+        parts.append(f"{sanitize_line(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
     if parts:
         yield f"Not shown: {'; '.join(parts)}."
     values = [(quantity.value(cell), quantity.ends(cell)) for panel in chosen for cell in panel.cells]
