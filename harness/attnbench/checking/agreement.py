@@ -6,7 +6,7 @@ derive each call's inputs from the timed ones, which it draws as the runner does
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -212,23 +212,32 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
             require_form(workload, observed["output"])
             settled, _ = apply_empty_row_convention(reference.observe(observed["output"]), reference)
             found.append(output_error(settled.output, reference)[0])
+        found += _gradient_errors(observed, reference, is_whole=is_whole)
     except VacuousError:
         return ""
     except FormError as broken:
         return f"while it was timed: {broken}"
-    for name, tensor in observed.items():
-        if name in reference.expected and name != "output" and (is_whole or name == ROWWISE):
-            has_rows = name == ROWWISE and tensor.dim() > 1 and tensor.shape[-2] == workload.seq_len
-            compared = tensor.index_select(-2, rows) if has_rows else tensor
-            if compared.shape != reference.expected[name].shape:
-                return f"while it was timed: the {name} has shape {tuple(tensor.shape)}"
-            found.append(reference.tolerances[name].judge(compared))
     if not (trouble := _in_words("fresh", *found)):
         return ""
     has_wrong_output = "output" in observed and not found[0].agrees
     is_kept = has_wrong_output and _is_kept(drawn, observed["output"], reference, number, seed)
     said = "it returned its answer to an earlier call: " if is_kept else ""
     return f"while it was timed: {said}{trouble}"
+
+
+def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is_whole: bool) -> Iterator[TensorError]:
+    """Compare the gradients of a timed call: that of the query at the reference's rows, and if `is_whole` all others.
+
+    Raises:
+        FormError: a gradient has the wrong shape.
+    """
+    for name, tensor in observed.items():
+        if name in reference.expected and name != "output" and (is_whole or name == ROWWISE):
+            has_rows = name == ROWWISE and tensor.dim() > 1 and tensor.shape[-2] == reference.workload.seq_len
+            compared = tensor.index_select(-2, reference.rows) if has_rows else tensor
+            if compared.shape != reference.expected[name].shape:
+                raise FormError(f"the {name} has shape {tuple(tensor.shape)}")
+            yield reference.tolerances[name].judge(compared)
 
 
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:

@@ -1,6 +1,6 @@
 """`attnbench check`: is it right?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -75,19 +75,15 @@ def check(
     """
     if is_invariance and (is_interpreted or report is not None):
         raise ValueError("--invariance goes with neither --report nor --interpret: leave it out")
-    if report is not None:
-        options = _about_stock(options, report)
+    options = options if report is None else _about_stock(options, report)
     with (
         TemporaryDirectory(prefix="attnbench-check-") as name,
         checking_templates(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as templates,
     ):
         specs, declarations, not_judged = _usable(options, templates[0])
-        if is_interpreted:
-            options = _interpreted(options)
-        if is_invariance:
-            options = options.with_settings(INVARIANCE)
-        if replay is not None:
-            options = _captured(options, replay, specs)
+        options = _interpreted(options) if is_interpreted else options
+        options = options.with_settings(INVARIANCE) if is_invariance else options
+        options = options if replay is None else _captured(options, replay, specs)
         planned = options.plan(
             implementations=specs,
             declarations=declarations,
@@ -98,17 +94,23 @@ def check(
         )
         if is_invariance:
             return _certify(planned, not_judged)
-        devices = dict.fromkeys(workload.device for workload in planned.workloads)
-        running.print_note(f"{planned.num_cells} cells on {', '.join(devices)}")
-        if replay is None:
-            with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
-                running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
-            checked = read(folder)
-        else:
-            from attnbench.commands.repro import checked_captured  # needs torch
-
-            checked = checked_captured(planned, replay, folder)
+        checked = _execute(planned, folder, templates, replay, goes_on=goes_on)
     return _conclude(checked, not_judged, report, repro)
+
+
+def _execute(
+    planned: Plan, folder: Path, templates: Sequence[Template], replay: Path | None, *, goes_on: bool
+) -> Results:
+    """Check every cell of a plan, on captured inputs if `replay` is given."""
+    devices = dict.fromkeys(workload.device for workload in planned.workloads)
+    running.print_note(f"{planned.num_cells} cells on {', '.join(devices)}")
+    if replay is not None:
+        from attnbench.commands.repro import checked_captured  # needs torch
+
+        return checked_captured(planned, replay, folder)
+    with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
+        running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
+    return read(folder)
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:

@@ -261,8 +261,7 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
     """
     plan, status = session.plan, session.state.status
-    shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
-    workloads = shortest_last if stops_when_wrong else plan.asked
+    workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
     places = {cell: place for place, cell in enumerate((w.id, arm) for w in workloads for arm in plan.cells(w))}
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
@@ -281,8 +280,8 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                 is_in_time = session.elapsed_s < limit_s or (is_brief_allowed and workload is workloads[0])
                 if found is None and is_due and is_in_time:
                     session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
-                    is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-                    is_brief |= plan.sweep == CHECK and _has_many_rows(workload)
+                    is_known = is_brief_allowed and (arm, _kind(workload)) in passed
+                    is_brief = is_known or (plan.sweep == CHECK and _has_many_rows(workload))
                     reply = ask_cell(lane, workload, arm, is_brief=is_brief)
                     found = reply.status
                 if found is Status.disagrees:
@@ -298,20 +297,34 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
             told.update({reply.key[1]} if reply.status is Status.disagrees else ())
             record_check(session, reply)
 
-    due = 0
-    try:
-        with closing(in_lanes(session, checked, workloads)) as steps:
-            for _ in steps:
-                while due in held:
-                    record(held.pop(due))
-                    due += 1
-    finally:  # an interruption: what was found is kept
-        for place in sorted(held):
-            record(held[place])
+    _record_in_order(in_lanes(session, checked, workloads), held, record)
     if left := [cell for cell in places if cell not in status and not (stops_when_wrong and cell[1] in told)]:
         return f"{len(left)} of {len(places)} cells were not reached in {min(limit_s, plan.budget_s):g} s"
     session.show_progress("check", "", len(places), len(places))
     return ""
+
+
+def _shortest_last(workloads: Sequence[Workload]) -> list[Workload]:
+    """The workloads, those with few keys or queries last."""
+    return sorted(workloads, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
+
+
+def _record_in_order(
+    steps: Generator[None],
+    held: dict[int, events.CellChecked | None],
+    record: Callable[[events.CellChecked | None], None],
+) -> None:
+    """Record results in the order of their places while steps add them; after an interruption, all that are there."""
+    due = 0
+    try:
+        with closing(steps):
+            for _ in steps:
+                while due in held:
+                    record(held.pop(due))
+                    due += 1
+    finally:
+        for place in sorted(held):
+            record(held[place])
 
 
 def in_lanes(
