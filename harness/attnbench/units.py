@@ -198,9 +198,12 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     import tabulate  # here, because --help needs no table
 
     columns = list(rows[0]) if rows else []
-    texts = [[escaped(row[column]) for column in columns] for row in rows]
     headings = [escaped(column) for column in columns]
-    return str(tabulate.tabulate(texts, headings, "github", disable_numparse=True))
+
+    def texts(row: Mapping[str, str]) -> list[str]:
+        return [escaped(row[column]) for column in columns]
+
+    return str(tabulate.tabulate(list(map(texts, rows)), headings, "github", disable_numparse=True))
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:

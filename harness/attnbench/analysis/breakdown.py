@@ -36,7 +36,9 @@ def operator_shares(operators: Operators) -> str:
     Times are the profiled self times of the operators, which a profiler prolongs; shares below 5 % are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
-    seconds = {name: sum(one.self_s for one in members) for name, members in alike.items()}
+    seconds = dict.fromkeys(alike, 0.0)
+    for name, members in alike.items():
+        seconds[name] = sum(one.self_s for one in members)
     total_s, parts = sum(seconds.values()), list[str]()
     for name in sorted(seconds, key=lambda name: -seconds[name]):
         number = sum(one.num_calls for one in alike[name])

@@ -75,10 +75,11 @@ def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collectio
             spans[begun] = start, end
         start, begun = event.counters if isinstance(event, WorkerStarted) else None, place
     counted = [spans[number] for number in spans if number in timed] or [*spans.values()]
-    total_s, idle_s, stolen_s, own_s = (
-        sum(getattr(after, name) - getattr(before, name) for before, after in counted)
-        for name in ("total_s", "idle_s", "stolen_s", "own_s")
-    )
+
+    def passed(name: str) -> float:
+        return float(sum(getattr(after, name) - getattr(before, name) for before, after in counted))
+
+    total_s, idle_s, stolen_s, own_s = map(passed, ("total_s", "idle_s", "stolen_s", "own_s"))
     if total_s <= 0:
         return None
     return SystemLoad(

@@ -244,7 +244,8 @@ def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, s
     """Whether an output is right for the timed inputs, or for those of a call shortly before it."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
-    return any(
-        output_error(output, Reference(asked, inputs, seed, rows=reference.rows))[0].agrees
-        for inputs in (drawn, *(turned(drawn, workload, seed, call) for call in earlier))
-    )
+
+    def is_right_for(inputs: Inputs) -> bool:
+        return output_error(output, Reference(asked, inputs, seed, rows=reference.rows))[0].agrees
+
+    return is_right_for(drawn) or any(is_right_for(turned(drawn, workload, seed, call)) for call in earlier)

@@ -329,7 +329,11 @@ def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
     """The output if it is wrong, or else the wrong gradients."""
-    wrong = [name for name in evidence[0].names if any(name in each.names and each.is_wrong(name) for each in evidence)]
+
+    def is_wrong_somewhere(name: str) -> bool:
+        return any(name in each.names and each.is_wrong(name) for each in evidence)
+
+    wrong = list(filter(is_wrong_somewhere, evidence[0].names))
     return ["output"] if "output" in wrong else wrong
 
 
@@ -359,11 +363,10 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         return None
     region = _region(torch.stack([each.beyond[name] for each in these]).any(dim=0))
     inside = torch.meshgrid(*region, indexing="ij")
-    allowed = [each.reference.tolerance(name) or SMALLEST for each in these]
-    observed, expected = (
-        torch.stack([tensors[name][inside] / limit for tensors, limit in zip(every, allowed, strict=True)])
-        for every in ([each.observed for each in these], [each.expected for each in these])
-    )
+    limits = [each.reference.tolerance(name) or SMALLEST for each in these]
+    in_limits = list(zip(these, limits, strict=True))
+    observed = torch.stack([each.observed[name][inside] / limit for each, limit in in_limits])
+    expected = torch.stack([each.expected[name][inside] / limit for each, limit in in_limits])
     factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
     rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
     is_like = not factor or rest <= (1 - EXPLAINED) * observed.square().sum()
@@ -403,10 +406,9 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
         return None
-    observed, expected = (
-        torch.cat([tensors["output"] for tensors in every]).flatten(end_dim=1) - (0.0 if bias is None else bias)
-        for every in ([each.observed for each in these], [each.expected for each in these])
-    )  # (B*R,D)
+    shift = 0.0 if bias is None else bias
+    observed = torch.cat([each.observed["output"] for each in these]).flatten(end_dim=1) - shift  # (B*R,D)
+    expected = torch.cat([each.expected["output"] for each in these]).flatten(end_dim=1) - shift
     if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
         return None
     heads = torch.linalg.solve(out, expected.T).T  # (B*R,H*V)
@@ -469,7 +471,11 @@ def _backward(evidence: list[Evidence]) -> Finding | None:
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
     every = backward_catalogue(evidence[0].reference.workload)
-    found = [mistake for mistake in every if all(each.explains_gradients(mistake, names) for each in these)]
+
+    def explains_all(mistake: Mistake) -> bool:
+        return all(each.explains_gradients(mistake, names) for each in these)
+
+    found = list(filter(explains_all, every))
     if not found:
         return None
     first, *others = found

@@ -414,10 +414,13 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
     Gradients of one kind are sums of terms of one size; if they cancel in one tensor, their roundings remain. Any other
     operand is its own kind: a sink's gradient is a sum over all queries.
     """
-    sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
-    return {name: max(size for other, size in sizes.items() if kinds[other] == kinds[name]) for name in sizes}
+    largest_of = dict[str, float]()  # by kind
+    for name, tensor in expected.items():
+        size = float(tensor.abs().max())
+        largest_of[kinds[name]] = max(largest_of.get(kinds[name], size), size)
+    return {name: largest_of[kinds[name]] for name in expected}
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:

@@ -681,11 +681,12 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     with copies; one tensor as several operands gets the sum of their gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
+
+    def mixed(turn: int) -> dict[str, str]:
+        return {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)}
+
     alone = [dict.fromkeys(tokens, name) for name in names]
-    mixed = [
-        {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
-    ]
-    for way in (*alone, *mixed):
+    for way in (*alone, *map(mixed, range(len(names)))):
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
@@ -706,7 +707,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
         yield candidate.compare(words, candidate.answer, tensors=views)
     one = tokens["key"].clone()
     copies = candidate.ask({name: one.clone() for name in alike})
-    grads = [name for name in (f"gradient of {each}" for each in alike) if name in copies]
+    grads = [f"gradient of {name}" for name in alike if f"gradient of {name}" in copies]
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
     summed = copies | dict.fromkeys(grads, total)
     yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
@@ -838,7 +839,7 @@ def examine(
     for workload in dict.fromkeys(plain):
         values = _values(workload)
         tried = {name: each for name, each in RULES.items() if not workload.requests or name in RULES_OF_BATCHES}
-        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in tried.items()}
+        keys = {name: (name, *map(values.__getitem__, each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)

@@ -30,10 +30,10 @@ def history(
     series, notes = metric_series(paths or [results], metric, implementations=implementation or (), workload=workload)
     for note in notes:
         typer.echo(f"note: {sanitize_line(note)}", err=True)
-    entries = [
-        {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}
-        for each in series
-    ]
+    entries = []
+    for each in series:
+        cell = {"workload": each.cell["workload"], "fingerprint": each.cell["fingerprint"]}
+        entries.append({**cell, "metric": metric, **report.row(each)})
 
     def show() -> None:
         for heading, rows in report.headings(series).items():

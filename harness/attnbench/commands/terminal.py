@@ -59,7 +59,7 @@ def print_cells(results: Results) -> None:
     columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        rows = [[column.text(cell) for column in columns] for cell in members]
+        rows = [cells.texts(cell, columns) for cell in members]
         print_table([column.heading for column in columns], rows)
         say("")
     say(f"{summary.decided(results)}; {summary.interference(results)}")
@@ -161,6 +161,6 @@ def _print_list(title: str, lines: Sequence[str]) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of texts as wide as the terminal, with bold headings."""
     console = Console()
-    texts = [[sanitize_line(text) for text in row] for row in rows]
+    texts = [list(map(sanitize_line, row)) for row in rows]
     for place, line in enumerate(text_lines(columns, texts, width=console.width)):
         console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)

@@ -56,7 +56,7 @@ def formatted(values: Numbers) -> list[list[str]]:
         number = format(value, form)
         return "0" if value == 0.0 else number.removeprefix("-") if float(number) == 0.0 else number
 
-    return [[text(value) for value in row] for row in values.tolist()]
+    return [list(map(text, row)) for row in values.tolist()]
 
 
 def value_table(

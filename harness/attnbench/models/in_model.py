@@ -430,11 +430,12 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The innermost modules with an attention class."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
-    return [
-        (path, module)
-        for path, module in found
-        if not any(other != path and other.startswith(f"{path}.") for other, _ in found)
-    ]
+    paths = [path for path, _ in found]
+
+    def is_innermost(path: str) -> bool:
+        return not any(other.startswith(f"{path}.") for other in paths)
+
+    return [(path, module) for path, module in found if is_innermost(path)]
 
 
 def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:

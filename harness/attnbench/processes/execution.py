@@ -263,7 +263,8 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    places = {cell: place for place, cell in enumerate((w.id, arm) for w in workloads for arm in plan.cells(w))}
+    every_cell = [(workload.id, arm) for workload in workloads for arm in plan.cells(workload)]
+    places = {cell: place for place, cell in enumerate(every_cell)}
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
@@ -824,9 +825,11 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
-        of = {number: [each for each in plan.workloads if each.num_threads == number] for number in sorted(numbers)}
-        parts = {number: msgspec.structs.replace(plan, workloads=tuple(alike)) for number, alike in of.items()}
-        return ByThreads({number: client_for(part, folder, template) for number, part in parts.items()})
+        clients_of = dict[int, WorkerClient]()
+        for number in sorted(numbers):
+            alike = tuple(each for each in plan.workloads if each.num_threads == number)
+            clients_of[number] = client_for(msgspec.structs.replace(plan, workloads=alike), folder, template)
+        return ByThreads(clients_of)
     settings = _usual(plan.timeout_s) | threads_settings(*numbers) | ALLOCATORS[plan.allocator]
     settings |= INTERPRETED if plan.is_interpreted else {}
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}

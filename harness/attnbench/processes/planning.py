@@ -169,10 +169,12 @@ def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict
 
 def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
     """The built-in axes of each implementation, by spec, without those that the user set."""
-    return {
-        spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
-        for spec, found in declarations.items()
-    }
+    typed = {*parsed}
+
+    def not_typed(axes: Axes) -> Axes:
+        return {axis: value for axis, value in axes.items() if axis not in typed}
+
+    return {spec: not_typed(declared_by.built_in) for spec, declared_by in declarations.items()}
 
 
 def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:

@@ -121,6 +121,10 @@ class TensorFile:
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
 
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
     """The storage of a tensor as bytes, in the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -451,6 +455,5 @@ class Candidates:
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
-        contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
-        places = dict(zip(groups, self._exchange.send(*contiguous), strict=True))
+        places = dict(zip(groups, self._exchange.send(*map(_contiguous, groups.values())), strict=True))
         return Tensors(**places, faults=faults, random=states_of(self._generators))

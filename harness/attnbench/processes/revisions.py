@@ -232,12 +232,12 @@ def side_folders(side: Side) -> list[Path]:
     top = Path(side.root).resolve()
     inside = {folder for file in files for folder in file.resolve().parents if folder.is_relative_to(top)}
     places = [place for folder in {top} | inside for place in (folder, folder / "src") if place.is_dir()]
-    return [
-        place
-        for place in sorted(places, key=lambda place: (len(place.parts), place))
-        if (place in {top, top / "src"} or not (place / "__init__.py").exists())
-        and not any((place / f"{name}.py").exists() for name in LATE)
-    ]
+
+    def is_searched(place: Path) -> bool:
+        is_package = (place / "__init__.py").exists() and place not in {top, top / "src"}
+        return not is_package and not any((place / f"{name}.py").exists() for name in LATE)
+
+    return [place for place in sorted(places, key=lambda place: (len(place.parts), place)) if is_searched(place)]
 
 
 def repository_root() -> Path:

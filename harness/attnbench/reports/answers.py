@@ -39,6 +39,11 @@ class Answer:
         """All cells, the baseline's first."""
         return [*([self.base] if self.base else []), *self.others]
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether some cell has a time."""
+        return any(cell.seconds is not None for cell in self.cells)
+
     def having(self, mark: Mark) -> list[Cell]:
         """The cells with this mark, the fastest first."""
         return [cell for cell in self.others if cell.mark is mark]
@@ -119,7 +124,8 @@ def shapes(results: Results) -> list[Answer]:
                 has_sides=has_sides,
             )
         )
-    order = {label: place for place, label in enumerate(dict.fromkeys(shape.label for shape in unsorted))}
+    in_order = dict.fromkeys(shape.label for shape in unsorted)
+    order = {label: place for place, label in enumerate(in_order)}
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
@@ -129,7 +135,7 @@ def advice(results: Results) -> list[str]:
     Shapes without a time of the baseline follow those with one; implementations of the user's own come last.
     """
     base = titles.base(results.plan)
-    timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
+    timed = [shape for shape in shapes(results) if shape.is_timed]
     groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
@@ -159,9 +165,10 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
     timed = [shape for shape in members if shape.compared]
     if not timed:
         return []
-    if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
+    if all(shape.having(Mark.doubtful) for shape in timed):
         return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
-    beaten, rest = ([shape for shape in timed if bool(shape.faster) is wins] for wins in (True, False))
+    beaten = [shape for shape in timed if shape.faster]
+    rest = [shape for shape in timed if not shape.faster]
     num_open = sum(shape.is_open for shape in rest)
     if beaten:
         undecided = f"On {num_open} shape{'s' * (num_open > 1)} something undecided may be faster."
@@ -231,7 +238,8 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
         words = dict.fromkeys(titles.word(axis, shape.workload.axes()) for shape in part)
         if len(part) > len(best[1]) and len(words) <= FEW:
             best = f"for {' and '.join(words)}", part
-    inside, outside = ([shape.workload.kv_len for shape in part] for part in (won, others))
+    inside = [shape.workload.kv_len for shape in won]
+    outside = [shape.workload.kv_len for shape in others]
     if len(best[1]) < len(won) and min(inside) > max(outside):
         return f"from T={min(inside)} on", won
     if len(best[1]) < len(won) and max(inside) < min(outside):
@@ -241,7 +249,9 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
 
 def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
     """The largest shape with a memory of two implementations, and their bytes by name; None if none was measured."""
-    peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
+    peaks: dict[Answer, dict[str, float]] = {}
+    for shape in members:
+        peaks[shape] = {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes}
     if not any(peaks.values()):
         return None
     largest = max(members, key=lambda shape: (min(len(peaks[shape]), 2), shape.workload.num_scores, len(peaks[shape])))
@@ -254,14 +264,18 @@ def memory_line(members: Sequence[Answer]) -> str:
         return ""
     largest, peaks = found
     ordered = sorted(peaks.items(), key=lambda item: item[1])
-    amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
-    parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
+    amounts = {name: show(peak, "bytes", digits=2) for name, peak in ordered}
+    parts = [f"{', '.join(alike)} {amount}" for amount, alike in grouped(amounts, amounts.__getitem__).items()]
     return sanitize_line(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+
+
+def _cache_rates(shape: Answer) -> list[float | None]:
+    return [cell.cache_rate for cell in shape.cells]
 
 
 def batch_line(results: Results) -> str:
     """The rates of the batch with the most keys and values, and who reads no pages; "" without a batch with a time."""
-    timed = [shape for shape in shapes(results) if any(cell.cache_rate for cell in shape.cells)]
+    timed = [shape for shape in shapes(results) if any(_cache_rates(shape))]
     if not timed:
         return ""
     shape = max(timed, key=lambda each: counts.cache_bytes(each.workload))
@@ -280,7 +294,9 @@ def batch_line(results: Results) -> str:
 
 def first_calls_line(members: Sequence[Answer]) -> str:
     """List the first calls on the shape with the most of them, and when they have paid; "" if none was measured."""
-    timed = {shape: [cell for cell in shape.cells if FIRST_CALL in cell.metrics] for shape in members}
+    timed: dict[Answer, list[Cell]] = {}
+    for each in members:
+        timed[each] = [cell for cell in each.cells if FIRST_CALL in cell.metrics]
     shape = max(timed, key=lambda each: (len(timed[each]), each.workload.num_scores), default=None)
     if shape is None or not timed[shape]:
         return ""
@@ -301,7 +317,7 @@ def legend(members: Sequence[Answer]) -> str:
     """The meaning of the signs of these shapes: "* fastest, = equal to sdpa, - unsupported"."""
     every, bases = names(members), {shape.base.name for shape in members if shape.base}
     base = "the baseline" if len(bases) != 1 else bases.pop()
-    present = {text[-1] for text in (shape.text_of(name) for shape in members for name in every)}
+    present = {shape.text_of(name)[-1] for shape in members for name in every}
     words = SIGNS | {"+": f"faster than {base}", "=": f"equal to {base}", MISSING: "unsupported"}
     return ", ".join(f"{sign} {word}" for sign, word in words.items() if sign in present)
 

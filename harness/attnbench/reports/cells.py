@@ -1,7 +1,7 @@
 """The cells of a run as typed rows, and their columns as texts: the source of screens, tables, charts and verdicts."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -204,6 +204,11 @@ class Column:
     text: Callable[[Cell], str]  # never blank
     explanation: str = ""  # follows "`heading`: "
     number: Callable[[Cell], float | None] | None = None  # sorts the column; None: it is sorted by its text
+
+
+def texts(cell: Cell, columns: Sequence[Column]) -> list[str]:
+    """The row of a cell in a table with these columns."""
+    return [column.text(cell) for column in columns]
 
 
 def columns(results: Results) -> list[Column]:

@@ -85,7 +85,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
     A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, those on
     which nothing is faster are omitted first, short ones before long ones.
     """
-    timed = [shape for shape in members if any(cell.seconds is not None for cell in shape.cells)]
+    timed = [shape for shape in members if shape.is_timed]
     if not timed:
         return []
     above = _lines([f"{titles.shared([shape.workload for shape in timed])}:"], "dim")
@@ -114,7 +114,8 @@ def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}
     columns |= {"" if columns else HEADING: [shape.length for shape in members]}
-    columns |= {sanitize_line(name, 24): [_aligned(shape.text_of(name)) for shape in members] for name in every}
+    for name in every:
+        columns[sanitize_line(name, 24)] = [_aligned(shape.text_of(name)) for shape in members]
     right = {*range(len(columns) - len(every), len(columns))}
     if any(shape.has_sides for shape in members):
         columns["verdict"] = [_verdict(shape) for shape in members]
@@ -133,12 +134,20 @@ def _verdict(shape: Answer) -> str:
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
     """A row for each implementation, after the heading in several lines; those that do not fit follow in a sentence."""
     largest, peaks = memory(members) or (members[-1], {})
-    columns = [(shape.name, [_aligned(shape.text_of(name)) for name in every]) for shape in members]
+
+    def texts_of(shape: Answer) -> list[str]:
+        return [_aligned(shape.text_of(name)) for name in every]
+
+    columns = [(shape.name, texts_of(shape)) for shape in members]
     columns += [(f"memory {largest.name}", [f"{show(peaks.get(name), 'bytes', digits=2)}  " for name in every])]
     parts, width = [textwrap.wrap(name, CELL)[-MOST_HEADING:] for name, _ in columns], _name_width(every)
     tall = max(map(len, parts))
     heads = [[*[""] * (tall - len(part)), *part] for part in parts]
-    lines = [" " * width + "".join(f" {head[line].rjust(CELL)}" for head in heads) for line in range(tall)]
+
+    def heading(parts: Sequence[str]) -> str:
+        return " " * width + "".join(f" {part.rjust(CELL)}" for part in parts)
+
+    lines = list(map(heading, zip(*heads, strict=True)))
     lines[-1] = HEADING + lines[-1][len(HEADING) :]
     last = max(members, key=lambda shape: shape.workload.num_scores)
     for number in range(len(every), 0, -1):

@@ -73,8 +73,11 @@ def side_by_side(files: Sequence[Path]) -> str:
     stems = [file.stem for file in files]
     columns = {file.stem if stems.count(file.stem) == 1 else str(file): load(file) for file in files}
     names = dict.fromkeys(name for texts in columns.values() for name in texts)
-    rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
-    differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
+    differing = []
+    for name in names:
+        row = {stem: texts.get(name, "-") for stem, texts in columns.items()}
+        if len({*row.values()}) > 1:
+            differing.append({"": name} | row)
     num_verdicts = sum(", " in name for name in names)
     num_same = num_verdicts - sum(", " in row[""] for row in differing)
     same = f"{num_same} of {num_verdicts} verdicts agree in all files, errors included."

@@ -91,7 +91,11 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
     Where `y` is not a number, there is nothing, and the line has a gap.
     """
     name = sanitize_line(str(arm), limit=24) or "(no name)"
-    bars = [[abs(end - value) for end, value in zip(side, y, strict=True)] for side in ends]
+
+    def lengths(side: Sequence[float]) -> list[float]:
+        return [abs(end - value) for end, value in zip(side, y, strict=True)]
+
+    bars = list(map(lengths, ends))
     if any(map(any, bars)):
         axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=line["color"], elinewidth=1.1, capsize=2.2)
     axes.plot(x, y, label=name, alpha=0.85, zorder=4 - line["linewidth"] / 5, **line, **_marker(line))

@@ -7,6 +7,7 @@ import base64
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.reports import Report, answers, cells, exit_status, recommended, titles
-from attnbench.storage.records import KEPT_MEMORY, Environment, Status, Verdict
+from attnbench.storage.records import KEPT_MEMORY, Environment, Record, Status, Verdict
 from attnbench.units import (
     MISSING,
     duration,
@@ -65,10 +66,10 @@ def render_template(template: str, results: Results, **more: object) -> str:
 def markdown(results: Results) -> str:
     """The run as Markdown, with all tables of cells that fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
-    tables = {
-        title: [{column.heading: column.text(cell) for column in columns} for cell in members]
-        for title, members in cells.groups(results).items()
-    }
+    headings = [column.heading for column in columns]
+    tables = {}
+    for title, members in cells.groups(results).items():
+        tables[title] = [dict(zip(headings, cells.texts(cell, columns), strict=True)) for cell in members]
     number = len(tables)
     while True:
         more = {"legend": cells.legend(columns), "tables": tables, "num_left_out": number - len(tables)}
@@ -154,15 +155,18 @@ def sides(results: Results) -> str:
     return sanitize_line(f"Base {named[0]}, candidate {named[1]}, {how}{new}.")
 
 
+def _first_environment(records: Iterable[Record]) -> Environment | None:
+    return next((record.environment for record in records if record.environment), None)
+
+
 def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
-    known = [
-        [describe_environment(each.environment) for each in records if each.environment][:1]
-        for records in by_side(results)
-    ]
-    both = [facts for members in known for facts in members if all(known)]
-    pairs = {name: [facts[name] for facts in both] for name in ("python", "versions", "threads", "settings", "flags")}
-    parts = [f"{name} {' and '.join(values)}" for name, values in pairs.items() if len({*values}) > 1]
+    base, candidate = map(_first_environment, by_side(results))
+    if base is None or candidate is None:
+        return []
+    old, new = describe_environment(base), describe_environment(candidate)
+    names = ("python", "versions", "threads", "settings", "flags")
+    parts = [f"{name} {old[name]} and {new[name]}" for name in names if old[name] != new[name]]
     text = f"The environments of base and candidate differ: {'; '.join(parts)}."
     return [Warn.environments_differ.says(text)] if parts else []
 
@@ -283,7 +287,8 @@ def hosts(results: Results) -> str:
     """The hosts of a run over several machines, with their numbers of workloads; else ""."""
     if not results.hosts:
         return ""
-    counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
+    measured = dict.fromkeys((each.workload.id, each.host) for each in results.records)
+    counts = Counter(host for _, host in measured)
     members = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
     return sanitize_line(f"Each shape was measured by one host, and no comparison spans two: {members}.")
 

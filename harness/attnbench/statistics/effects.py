@@ -39,7 +39,11 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
         return known
     cells = [by_process(visits) for visits in logs.values()]
     if shared := set.intersection(*map(set, cells)):  # processes that visited all cells, which share their bias
-        known[WHOLE] = effect([sum(cell[epoch] for cell in cells) / len(cells) for epoch in sorted(shared)])
+
+        def mean(epoch: int) -> float:
+            return sum(cell[epoch] for cell in cells) / len(cells)
+
+        known[WHOLE] = effect(list(map(mean, sorted(shared))))
     return known
 
 

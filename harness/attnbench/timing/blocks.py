@@ -65,8 +65,11 @@ class TimedCall:
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
     """The typical time of a call of each arm, the median of its latest samples; the probe is left out."""
-    latest = {arm: own[-MOST_READ:] for arm, own in samples.items() if own and arm != PROBE}
-    return tuple((arm, median(sample.value for sample in own)) for arm, own in latest.items())
+
+    def typical_s(latest: Sequence[Sample]) -> float:
+        return median(sample.value for sample in latest)
+
+    return tuple((arm, typical_s(own[-MOST_READ:])) for arm, own in samples.items() if own and arm != PROBE)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -607,7 +607,8 @@ class Combined(Mask):
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
-        firsts, lasts = ([end for end in ends if end is not None] for ends in zip(*known, strict=True))
+        firsts = [first for first, _ in known if first is not None]
+        lasts = [last for _, last in known if last is not None]
         return (
             functools.reduce(np.maximum, firsts) if firsts else None,
             functools.reduce(np.minimum, lasts) if lasts else None,

@@ -123,7 +123,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _kinds(self) -> dict[ShapeKey, tuple[Sequence[Row], Floats]]:
         """The rows of each kind, and the logarithms of their sizes."""
         kinds = grouped(self.rows, lambda row: row.shape_key)
-        return {kind: (rows, logs_of([row.shape for row in rows])) for kind, rows in kinds.items()}
+        with_logs: dict[ShapeKey, tuple[Sequence[Row], Floats]] = {}
+        for kind, rows in kinds.items():
+            with_logs[kind] = rows, logs_of([row.shape for row in rows])
+        return with_logs
 
     def save(self, path: Path | str) -> None:
         """Write the file, one line per row."""

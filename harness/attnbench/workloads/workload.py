@@ -374,4 +374,8 @@ def _id(workload: Workload) -> str:
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
     """The values of axes that were given as 0 and follow from others."""
-    return {axis: math.prod(axes[each] for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}
+
+    def product(rule: str) -> int:
+        return math.prod(axes[factor] for factor in rule.split(" * "))
+
+    return {axis: product(rule) for axis, rule in FOLLOWS.items()}
