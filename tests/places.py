@@ -107,9 +107,9 @@ def places(folder: Path) -> dict[str, Surroundings]:
     return found
 
 
-def together(places: Sequence[Place]) -> Place:
+def together(places: Sequence[Surroundings]) -> Surroundings:
     """All of these places at once."""
-    return Place(
+    return Surroundings(
         "; ".join(place.words for place in places),
         {name: value for place in places for name, value in place.variables.items()},
         prefix=tuple(word for place in places for word in place.prefix),

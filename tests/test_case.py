@@ -75,7 +75,7 @@ def test_a_copy_lies_as_its_original_and_shares_nothing_with_it(layout):
         assert torch.equal(original.tensors[name], before)
 
 
-def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_processors(monkeypatch):
+def test_a_large_tensor_is_drawn_alike_on_any_number_of_processors(monkeypatch):
     monkeypatch.setattr(case, "PART", 1000)
     first = case.normal_values(case.generator(1), 3, 1100)
     monkeypatch.setattr(case.containers, "processors", lambda: 1)

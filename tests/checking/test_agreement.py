@@ -211,7 +211,7 @@ def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
     assert max(each.error / each.allowed for each in found) < 0.2  # 0.48 where the bias is looked up in bfloat16
 
 
-def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roundings():
+def test_cancelling_gradients_of_a_value_leave_their_roundings():
     sizes = {"batch_size": 2, "seq_len": 1, "num_heads": 3, "num_kv_heads": 1, "head_dim": 1, "dtype": "float16"}
     workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
     agreement = check(References(workload, 368), implementation("sdpa"))
@@ -240,7 +240,7 @@ MOST_SHARE = 0.5
 
 
 @pytest.mark.parametrize("seed", [132, 602835975])
-def test_stock_attention_is_right_where_large_scores_cancel_in_the_gradient_of_tokens(seed):
+def test_stock_attention_is_right_where_large_scores_cancel(seed):
     """SDPA computes scores again in its backward pass: at 257 tokens and width 128 it had 1.4 times its limit."""
     sizes = {"batch_size": 1, "seq_len": 257, "num_heads": 2, "head_dim": 128}
     workload = Workload(scope="module", direction="forward_backward", **sizes)
@@ -275,7 +275,7 @@ def test_an_honest_merge_in_half_precision_is_imprecise():
     ("dtype", "is_paired", "is_right"),
     [(torch.float32, False, True), (torch.bfloat16, True, True), (torch.bfloat16, False, False)],
 )
-def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_in_bfloat16(dtype, is_paired, is_right):
+def test_gradients_of_a_group_add_in_any_order_but_not_serially_in_bfloat16(dtype, is_paired, is_right):
     class Grouped(Textbook):
         def attend(self, query, key, value, mask):
             key, value = (Added.apply(each, query.shape[1], dtype, is_paired) for each in (key, value))

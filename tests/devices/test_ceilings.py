@@ -59,7 +59,7 @@ def test_rounds_hold_every_load_once_in_an_order_of_their_own():
     assert {s.amount: s.value for s in taken} == pytest.approx({8: 1e-4, 64: 8e-4, 9: 1e-3})
 
 
-def test_a_spent_limit_leaves_the_fewest_rounds_and_loads_that_take_too_long_are_not_tried():
+def test_a_spent_limit_leaves_the_fewest_rounds_and_skips_long_loads():
     clock = VirtualClock()
     quick, slow, copy = loads(clock, matmul_8=SLOW_S / 5, matmul_64=SLOW_S, copy_9=1e-3)
     taken = measure_loads([quick, slow, copy], clock, limit_s=0.0)

@@ -193,7 +193,7 @@ def measured(place: SecondEnvironment, *arguments: str) -> dict[str, dict[str, s
         return {row["implementation"]: row for row in csv.DictReader(file)}
 
 
-def test_run_knows_time_and_memory_of_the_device_and_work_that_is_left_on_another_stream(second):
+def test_run_measures_the_device_and_sees_work_left_on_another_stream(second):
     rows = measured(second, "sdpa", "-imine.py:slow", "-imine.py:on_another_stream")
     assert 0.004 < float(rows["slow"]["latency_s"]) < 0.05
     assert rows["on_another_stream"]["status"] == "invalid"

@@ -114,7 +114,7 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     assert check(References(point, 0), standing_in_for(made, point)).agrees
 
 
-def test_a_module_that_is_wrong_or_sets_a_seed_in_inference_mode_is_wrong_and_one_that_fails_there_is_noted():
+def test_inference_mode_is_checked_and_a_failure_there_is_noted():
     def weights(query, key, mask):
         return (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
 
@@ -161,7 +161,7 @@ class Doubling(torch.autograd.Function):
         return grad_output.clone()
 
 
-def test_an_incoming_gradient_that_is_changed_is_seen_to_change_and_two_backward_passes_may_wait():
+def test_a_changed_incoming_gradient_is_seen_and_two_backward_passes_may_wait():
     case = case_of(doing(lambda query, key, value, mask: Doubling.apply(query)))
     query = case.tensors["query"]
     first, second = case.output(), case.output()

@@ -170,7 +170,7 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     assert "machine changed" in markdown(dataclasses.replace(results, records=(*base, moved, candidate[1])))
 
 
-def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):
+def test_a_cell_predicted_on_one_side_is_no_loss(tmp_path):
     results = session(tmp_path, budget_s=0.0)
     assert untried(results) == []
     words = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 includes it"

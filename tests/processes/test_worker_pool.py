@@ -135,7 +135,7 @@ def test_a_visit_has_only_as_many_blocks_as_its_limit_allows(client):
     assert {len(taken.samples) for taken in visited(client(), 1, longest_s=0.05).arms} == {2}
 
 
-def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_untimed_calls(client):
+def test_each_runner_takes_its_part_of_a_block_after_untimed_calls(client):
     both = client()
     reply = visited(both, 1)
     theirs, ours = {THEIRS}, {OURS}
@@ -300,7 +300,7 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
     assert reply.called_s == 12.0
 
 
-def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
+def test_a_failure_of_either_worker_is_blamed_on_the_arm_in_question():
     def blamed(base=None, candidate=None):
         both = paired(Scripted(Clock(), failing=base), Scripted(Clock(), failing=candidate))
         return both.ask("sample_blocks", VisitFinished, visit=COMPARED).arm

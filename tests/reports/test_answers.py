@@ -64,7 +64,7 @@ def without_baseline(tmp_path, monkeypatch):
     return journals.write(tmp_path / "run", points, ("sdpa", "chunked", "bmm"))
 
 
-def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its_place(without_baseline):
+def test_the_first_right_implementation_replaces_a_wrong_baseline(without_baseline):
     """On an H100 the answer named the wrong one, and ranked no other."""
     found = without_baseline
     assert advice(found).startswith("Keep sdpa: nothing is faster on any of 2 shapes. sdpa is WRONG on causal T=512, ")

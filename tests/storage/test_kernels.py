@@ -83,7 +83,7 @@ def test_kernels_at_the_same_time_count_once() -> None:
     assert busy_s([]) == 0.0
 
 
-def test_a_kernel_has_the_operator_that_launched_it_though_driver_calls_have_the_same_ids() -> None:
+def test_a_kernel_belongs_to_its_operator_despite_equal_ids_of_driver_calls() -> None:
     events = [
         event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
         event("CPU", "aten::mm", 1_000, 5_000, 1, 0),

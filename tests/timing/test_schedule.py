@@ -73,7 +73,7 @@ def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None
     assert len({tuple(step.workload for step in each) for each in passes(taken)}) > 1  # orders are random
 
 
-def test_the_first_passes_hold_every_arm_and_later_ones_what_is_open_with_its_reference() -> None:
+def test_first_passes_hold_every_arm_and_later_ones_only_open_cells() -> None:
     taken, _, race = steps()
     found = passes(taken)
     assert len(found) == 64  # the last look

@@ -165,7 +165,7 @@ def test_host_and_paths_are_taken_out_of_a_trace_and_each_operator_has_its_frame
 
 
 @pytest.mark.filterwarnings("ignore:The copy keyword")  # in the plug-in's own code
-def test_an_operator_has_time_on_the_device_and_a_step_that_the_device_repeats_counts_once():
+def test_an_operator_has_device_time_and_a_repeated_step_counts_once():
     tidy, raw = (RunProfileData.from_json("worker", "1", trace) for trace in (capture.tidied(scripted()), scripted()))
     times = {op.name: op.device_duration for op in tidy.op_list_groupby_name}
     assert times == {"aten::bmm": 60.0, "aten::empty": 0}

@@ -141,7 +141,7 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     assert found.spent_s < 300
 
 
-def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_processes():
+def test_functions_are_not_told_apart_below_the_spread_between_processes():
     """A difference of 2 % is beyond the margin and known to a tenth of that; another process may not have it."""
     found = compared(VirtualClock(), {"a": 1.0, "b": 1.02}, 60.0)
     judged = found.judgements["b"]
