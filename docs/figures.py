@@ -19,7 +19,7 @@ from PIL import Image
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.reports import lines
+from attnbench.reports import plotted_metrics
 from attnbench.reports.screen import screen
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.units import percent, significant
@@ -80,7 +80,7 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        picture = lines.draw(results, lines.RATIO, most=NUM_FIRST, height=FIRST_HEIGHT)
+        picture = plotted_metrics.draw(results, plotted_metrics.RATIO, most=NUM_FIRST, height=FIRST_HEIGHT)
         assert picture is not None
         picture.save(folder / "first_plot.png")
 

@@ -23,10 +23,10 @@ import typer
 
 from attnbench import plugins
 from attnbench.case import reason_against
-from attnbench.checking.reference import References, ask, errors, settle
+from attnbench.checking.reference import References, apply_empty_row_convention, call_candidate, errors
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.processes.planning import build_plan, suited
+from attnbench.processes.planning import apply_axes, build_plan
 from attnbench.units import markdown_table
 from attnbench.workloads.workload import Workload
 from studies import frame
@@ -74,7 +74,7 @@ def planned() -> tuple[dict[str, Implementation], list[tuple[Workload, list[str]
     every = {name: each for name, each in every.items() if not each.compiles}
     cells = dict[str, tuple[Workload, list[str]]]()
     own = {workload.id for workload in plan.workloads}
-    for workload in [*plan.workloads, *suited(plan.workloads, {"scope": "module"})]:
+    for workload in [*plan.workloads, *apply_axes(plan.workloads, {"scope": "module"})]:
         able = every if workload.id in own else names
         asked = [name for name in every if name in able and workload.id not in plan.left_out.get(name, ())]
         plain = msgspec.structs.replace(workload, dropout=0.0)
@@ -93,7 +93,7 @@ def margins_of(
             if reason_against(tried, reference.workload) is not None:
                 continue
             try:
-                observed, _ = settle(ask(tried, reference), reference)
+                observed, _ = apply_empty_row_convention(call_candidate(tried, reference), reference)
             except Exception as error:
                 if REFUSED not in str(error):
                     raise

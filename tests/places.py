@@ -45,7 +45,7 @@ SUMMARY = re.compile(rf"{COUNTS.pattern}.* in [\d.]+s")
 
 
 @dataclass(frozen=True)
-class Place:
+class Surroundings:
     """Variables, None for one that is unset, and more, that differ from those of `nox -s tests`."""
 
     words: str
@@ -59,9 +59,9 @@ def capability() -> str:
     return torch.backends.cpu.get_cpu_capability().lower()
 
 
-def of(name: str) -> Place:
+def of(name: str) -> Surroundings:
     """PyTorch limited to an instruction set."""
-    return Place(f"instruction set {name}", {"ATEN_CPU_CAPABILITY": name})
+    return Surroundings(f"instruction set {name}", {"ATEN_CPU_CAPABILITY": name})
 
 
 def shift() -> Mapping[str, str | None]:
@@ -83,33 +83,33 @@ def locale() -> str:
     return next((name for name in known if not name.startswith(("C", "POSIX", "en"))), "C")
 
 
-def places(folder: Path) -> dict[str, Place]:
+def places(folder: Path) -> dict[str, Surroundings]:
     """All that this machine has, by name; `folder` gets a folder for temporary files."""
     strange = folder / "mit Leerzeichen und Umläuten"
     strange.mkdir()
     seed = os.environ.get(ORDER) or str(time.time_ns())
     found = {
-        "native": Place(f"nothing: instruction set {capability()}"),
+        "native": Surroundings(f"nothing: instruction set {capability()}"),
         "avx2": of("avx2"),
         "default": of("default"),
-        "threads": Place("2 threads", {"OMP_NUM_THREADS": "2"}),
-        "order": Place(f"random order of tests, {ORDER}={seed}", {ORDER: seed}),
-        "busy": Place("beside two busy processes", num_busy=2),
-        "locale": Place(f"locale {locale()}, another time zone", {"LC_ALL": locale(), "TZ": "Pacific/Chatham"}),
-        "no_home": Place("no HOME", {"HOME": None}),
-        "folder": Place("blanks and umlauts in TMPDIR", {"TMPDIR": str(strange)}),
+        "threads": Surroundings("2 threads", {"OMP_NUM_THREADS": "2"}),
+        "order": Surroundings(f"random order of tests, {ORDER}={seed}", {ORDER: seed}),
+        "busy": Surroundings("beside two busy processes", num_busy=2),
+        "locale": Surroundings(f"locale {locale()}, another time zone", {"LC_ALL": locale(), "TZ": "Pacific/Chatham"}),
+        "no_home": Surroundings("no HOME", {"HOME": None}),
+        "folder": Surroundings("blanks and umlauts in TMPDIR", {"TMPDIR": str(strange)}),
     }
     if shutil.which("taskset"):
         first = str(min(os.sched_getaffinity(0)))
-        found["one_processor"] = Place("one processor", prefix=("taskset", "--cpu-list", first))
+        found["one_processor"] = Surroundings("one processor", prefix=("taskset", "--cpu-list", first))
     if compiler():
-        found["shifted"] = Place("tensors at shifted addresses", shift())
+        found["shifted"] = Surroundings("tensors at shifted addresses", shift())
     return found
 
 
-def together(places: Sequence[Place]) -> Place:
+def together(places: Sequence[Surroundings]) -> Surroundings:
     """All of these places at once."""
-    return Place(
+    return Surroundings(
         "; ".join(place.words for place in places),
         {name: value for place in places for name, value in place.variables.items()},
         prefix=tuple(word for place in places for word in place.prefix),
@@ -129,7 +129,7 @@ def busy(number: int) -> Iterator[None]:
             process.wait()
 
 
-def run(name: str, place: Place, options: Sequence[str]) -> tuple[str, ...]:
+def run(name: str, place: Surroundings, options: Sequence[str]) -> tuple[str, ...]:
     """Run the tests in a place; return its row."""
     environment = {key: value for key, value in (os.environ | place.variables).items() if value is not None}
     command = [*place.prefix, sys.executable, "-m", "pytest", "-q", f"--timeout={LIMIT_S}"]

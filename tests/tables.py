@@ -23,5 +23,6 @@ def every(results: Results) -> list[Shown]:
     """Return all cells of the run, in the order of the plan."""
     columns = cells.columns(results)
     return [
-        Shown(cell, {column.heading: column.text(cell) for column in columns}) for cell in cells.every(results).values()
+        Shown(cell, {column.heading: column.text(cell) for column in columns})
+        for cell in cells.all_cells(results).values()
     ]

@@ -8,10 +8,10 @@ import torch
 from attnbench import case
 from attnbench.case import copied, draw_normal, fill, place
 from attnbench.checking import agreement
-from attnbench.checking.reference import ask, reference_for_probe
+from attnbench.checking.reference import call_candidate, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.contract.functions import from_function
-from attnbench.processes.worker.answers import Bench
+from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
 
@@ -49,10 +49,10 @@ def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, 
     watching = Implementation(build=Watching, source="a test")
     point = laid(layout, direction=direction, dtype=dtype)
     reference = reference_for_probe(point, "needles", 0)
-    found = ask(watching, reference).compared
+    found = call_candidate(watching, reference).compared
     assert all(reference.tolerances[name].judge(tensor).agrees for name, tensor in found.items())
     assert set(found) == set(reference.expected)
-    bench = Bench(point)
+    bench = PreparedWorkload(point)
     arm = Arm(implementation="it")
     bench.timed(arm, watching).call()
     assert bench.verify(arm) == ""
@@ -75,7 +75,7 @@ def test_a_copy_lies_as_its_original_and_shares_nothing_with_it(layout):
         assert torch.equal(original.tensors[name], before)
 
 
-def test_a_large_tensor_is_drawn_in_parts_that_are_the_same_for_any_number_of_processors(monkeypatch):
+def test_a_large_tensor_is_drawn_alike_on_any_number_of_processors(monkeypatch):
     monkeypatch.setattr(case, "PART", 1000)
     first = case.normal_values(case.generator(1), 3, 1100)
     monkeypatch.setattr(case.containers, "processors", lambda: 1)
@@ -124,6 +124,9 @@ def test_other_values_in_timed_tensors_move_their_versions_unless_a_graph_needs_
 
 def test_a_convention_for_empty_rows_holds_while_code_is_timed():
     textbook = lambda q, k, v, mask: (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v  # noqa: E731
-    bench, arm = Bench(Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing")), Arm()
+    bench, arm = (
+        PreparedWorkload(Workload(batch_size=2, seq_len=8, num_heads=2, head_dim=8, mask="padding_to_nothing")),
+        Arm(),
+    )
     bench.timed(arm, from_function(textbook, "a test"))
     assert bench.verify(arm) == ""

@@ -15,7 +15,7 @@ from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.judgements import CheckVerdict
 from attnbench.analysis.warned import Warn
-from attnbench.checking import conduct, diagnosis, dropout, rules
+from attnbench.checking import diagnosis, dropout, rules, side_effects
 from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES
@@ -41,7 +41,7 @@ MORE = (
     Workload(batch="2q4kv40", page_size=16, shared_prefix=32, num_heads=2, head_dim=8, cache_dtype="float8_e5m2"),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
-CONDUCT = (conduct.INPUTS, conduct.MASK, conduct.SEED)
+CONDUCT = (side_effects.INPUTS, side_effects.MASK, side_effects.SEED)
 NAMED_BY_DIAGNOSIS = {"features_scaled", "gradient_of_query_unwritten", "output_factor", "output_zero"}
 NAMED_BY_DIAGNOSIS |= {"race", "key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
 NAMED_BY_DIAGNOSIS |= {*diagnosis.RANDOM, *diagnosis.RULE_MISTAKES.values(), diagnosis.FLOAT32_INSIDE}

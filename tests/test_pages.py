@@ -20,7 +20,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.explained import explanations
-from attnbench.reports import lines
+from attnbench.reports import plotted_metrics
 from attnbench.statistics.verdict import Effect, judge
 from attnbench.storage.records import Status, Verdict
 
@@ -99,7 +99,7 @@ def pixels(path: Path) -> np.ndarray:
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
     figures = program("docs/figures.py")
-    (again,) = lines.REPORT["picture"].write(read(figures.QUICK), tmp_path)
+    (again,) = plotted_metrics.REPORT["picture"].write(read(figures.QUICK), tmp_path)
     figures.shrink(again)
     kept = pixels(figures.QUICK / "picture.png")
     redrawn = pixels(again)
@@ -216,7 +216,7 @@ def test_each_command_can_be_typed():
 
 def test_each_file_of_the_field_holds_one_implementation_of_a_package_with_a_version():
     check = program("examples/field/check.py")
-    assert {name: plugins.held(FIELD / f"{name}.py") for name in check.ENTRIES} == {
+    assert {name: plugins.discover_implementations(FIELD / f"{name}.py") for name in check.ENTRIES} == {
         name: [name] for name in check.ENTRIES
     }
     others = {"check", "cpu_torchvision", "from_monai", "from_transformers"}

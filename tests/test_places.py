@@ -51,7 +51,7 @@ def test_skipped():
 def test_the_outcomes_of_a_place_are_counted(tmp_path, monkeypatch, number, counts):
     monkeypatch.setattr(places, "LOGS", tmp_path / "logs")
     (tmp_path / "test_1.py").write_text(TESTS)
-    place = places.Place("words", {"HERE": "yes", "HOME": None})
+    place = places.Surroundings("words", {"HERE": "yes", "HOME": None})
     options = ["--numprocesses=0", "-p", "no:cacheprovider", str(tmp_path / f"test_{number}.py")]
     row = places.run("here", place, options)
     assert [*row[:2], *row[2:5]] == ["here", "words", *counts]
@@ -60,9 +60,11 @@ def test_the_outcomes_of_a_place_are_counted(tmp_path, monkeypatch, number, coun
 
 
 def test_places_joined_are_one_with_all_that_differs():
-    one = places.Place("one", {"A": "1"}, prefix=("taskset", "1"))
-    other = places.Place("other", {"B": None}, num_busy=2)
-    assert places.together([one, other]) == places.Place("one; other", {"A": "1", "B": None}, ("taskset", "1"), 2)
+    one = places.Surroundings("one", {"A": "1"}, prefix=("taskset", "1"))
+    other = places.Surroundings("other", {"B": None}, num_busy=2)
+    assert places.together([one, other]) == places.Surroundings(
+        "one; other", {"A": "1", "B": None}, ("taskset", "1"), 2
+    )
 
 
 def test_all_places_are_run(tmp_path):
@@ -70,7 +72,7 @@ def test_all_places_are_run(tmp_path):
     assert run >= set(places.places(tmp_path))
 
 
-def test_a_seed_gives_the_tests_a_random_order_in_which_those_of_a_file_stay_together(monkeypatch):
+def test_a_seed_shuffles_the_tests_and_keeps_those_of_a_file_together(monkeypatch):
     names = [(f"test_{file}.py", str(number)) for file in range(9) for number in range(9)]
     collected = [
         SimpleNamespace(path=Path(file), nodeid=number, get_closest_marker=lambda _: None) for file, number in names

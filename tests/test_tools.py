@@ -113,6 +113,15 @@ def test_stilted_phrases_are_counted(tmp_path, name, text, number):
     assert ratchet.stilted(tmp_path / name) == number
 
 
+def test_inner_comprehensions_and_long_functions_are_counted(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("A = [[y for y in x] for x in sum((z for z in B), [])]\nC = [x for x in A]\n", encoding="utf-8")
+    assert ratchet.nested_comprehensions(path) == 2  # the list in the element, and the generator in the source
+    body = "    x = 1\n" * ratchet.MOST_FUNCTION_LINES
+    path.write_text(f"def f():\n{body}def g():\n    x = 1\n", encoding="utf-8")
+    assert ratchet.long_functions(path) == 1
+
+
 def test_a_limit_is_lowered_and_never_raised(tmp_path):
     limits = tmp_path / "limits.toml"
     limits.write_text(

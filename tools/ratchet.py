@@ -1,8 +1,9 @@
 """Fail if a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
 
-Lines of code in each folder, stilted phrases in texts, and words of the documents. Docstrings, comments and blank lines
-are free. `ratchet.toml` next to this file holds the limits and the goals; `--renew` lowers each limit to today's number
-and never raises one; limits of words are fixed.
+Lines of code in each folder, comprehensions inside others, long functions, stilted phrases in texts, and words of the
+documents. Docstrings, comments and blank lines are free, except in the length of a function. `ratchet.toml` next to
+this file holds the limits and the goals; `--renew` lowers each limit to today's number and never raises one; limits of
+words are fixed.
 
 Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
 """
@@ -28,6 +29,9 @@ FREE = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+MOST_FUNCTION_LINES = 60
+"""From `def` to the last line of the body, its docstring included."""
 FEWEST_WORDS = 4
 """A string with fewer words is a name or a format, not a text."""
 OPENINGS = re.compile(r"^(Of|Where|What|Who|Whoever|Likewise|The same|As above|Itself|One more|So )\b")
@@ -100,6 +104,25 @@ def texts(path: Path) -> Iterator[tuple[str, bool]]:
                 yield node.value, is_docstring
 
 
+def nested_comprehensions(path: Path) -> int:
+    """Count the comprehensions and generator expressions that stand inside another one."""
+    inner = {
+        id(inside)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, COMPREHENSIONS)
+        for inside in ast.walk(node)
+        if isinstance(inside, COMPREHENSIONS) and inside is not node
+    }
+    return len(inner)
+
+
+def long_functions(path: Path) -> int:
+    """Count the functions with more than MOST_FUNCTION_LINES lines."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return sum((node.end_lineno or node.lineno) - node.lineno >= MOST_FUNCTION_LINES for node in functions)
+
+
 def stilted(path: Path) -> int:
     """Count the stilted phrases in the texts of a file."""
     number = 0
@@ -114,6 +137,10 @@ def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Cou
     for folder, limit in limits["code"].items():
         number = sum(code_lines(path.read_text(encoding="utf-8")) for path in python_files(root / folder))
         measured.append(Count(f"code in {folder}", number, limit["limit"], limit["goal"]))
+    for section, count in (("nested", nested_comprehensions), ("long", long_functions)):
+        for folder, limit in limits[section].items():
+            number = sum(map(count, python_files(root / folder)))
+            measured.append(Count(f"{section} in {folder}", number, limit["limit"], limit["goal"]))
     for kind, limit in limits["stilted"].items():
         paths = sorted((root / "docs").rglob("*.md")) if kind == "docs" else list(python_files(root / kind))
         paths += [root / "README.md"] if kind == "docs" else []

@@ -30,11 +30,11 @@ from attnbench.analysis.table import samples
 from attnbench.analysis.table import table as cells_of
 from attnbench.commands import running
 from attnbench.commands.fastest import read_first_calls
-from attnbench.commands.options import SelectionOptions, held
+from attnbench.commands.options import SelectionOptions, expand_spec
 from attnbench.plugins import name_of, plugs, require_known
 from attnbench.processes import execution
 from attnbench.processes.planning import plan_to_choose, rejected
-from attnbench.reports import Picture, answers, recommended, screen, story, titles
+from attnbench.reports import Picture, answers, recommended, screen, summary, titles
 from attnbench.reports.verdict import WORST_FIRST
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
@@ -155,8 +155,8 @@ class Outcome:
     def answer(self) -> list[str]:
         """The answer in sentences, after any warnings."""
         wrong = {record.implementation: record.message for record in reversed(self.results.records) if record.is_wrong}
-        answer = list(map(recommended.answer, self.recommendations)) or story.answer(self.results)
-        return [*story.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
+        answer = list(map(recommended.answer, self.recommendations)) or summary.answer(self.results)
+        return [*summary.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
     def to_frame(self) -> "pd.DataFrame":
         """Every cell as a row, as in records.csv."""
@@ -365,7 +365,7 @@ def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
     file = folder / f"{prefix}given.py"
     for each in given:
         if isinstance(each, str):
-            specs += held(each)
+            specs += expand_spec(each)
         elif found := _in_a_file(each):
             specs.append(found)
         else:

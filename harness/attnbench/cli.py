@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperArgument, TyperCommand
 
 from attnbench.commands import EXIT_CODES, RETIRED, ExitCode
-from attnbench.commands.frame import framed
+from attnbench.commands.frame import to_typer_command
 from attnbench.devices import platforms
 from attnbench.plugins import plugs
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 
 
 class Plain(TyperCommand):
@@ -45,7 +45,7 @@ PANELS = ("Measure and check", "Read stored runs", "Look inside", "Look up")
 """Groups of commands in the help, one for each hundred of their order."""
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
-    _function, _examples = framed(_command)
+    _function, _examples = to_typer_command(_command)
     _epilog = "\n\n".join(["Examples:", *_examples] if _examples else [])
     app.command(_name, cls=Plain, rich_help_panel=PANELS[_command.order // 100], epilog=_epilog)(_function)
 
@@ -116,7 +116,7 @@ def _code() -> int:
         links = metadata.metadata("attnbench").get_all("Project-URL") or []
         where = dict(link.split(", ", 1) for link in links).get("Issues", TRACKER)
         what = f"internal error: {type(error).__name__}: {error}; attnbench is at fault, and this is no finding"
-        typer.echo(plain(f"{what}: report it at {where}, with the lines above and attnbench doctor"), err=True)
+        typer.echo(sanitize_line(f"{what}: report it at {where}, with the lines above and attnbench doctor"), err=True)
         return ExitCode.internal
     return code
 
@@ -135,11 +135,11 @@ def _ended() -> int:
         from attnbench.storage.events import DamagedError  # here, because --help does not need it
 
         is_damaged = isinstance(error, DamagedError)
-        typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
+        typer.echo(sanitize_line(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
         return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
         what = ": ".join(filter(None, [error.strerror or str(error), error.filename and str(error.filename)]))
-        typer.echo(plain(f"error: {what}; fix this and rerun; finished work is kept"), err=True)
+        typer.echo(sanitize_line(f"error: {what}; fix this and rerun; finished work is kept"), err=True)
         return ExitCode.wrong_usage
 
 
@@ -152,6 +152,6 @@ def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - cl
         error.show()  # the help
     else:
         command = "".join(f"{word} " for word in words[:1] if word in plugs("attnbench.commands", "COMMAND"))
-        given, message = plain(shlex.join(words), LONGEST_GIVEN), error.format_message().rstrip(".")
-        typer.echo(plain(f"error: {message}; given: {given}; see: attnbench {command}--help"), err=True)
+        given, message = sanitize_line(shlex.join(words), LONGEST_GIVEN), error.format_message().rstrip(".")
+        typer.echo(sanitize_line(f"error: {message}; given: {given}; see: attnbench {command}--help"), err=True)
     return ExitCode.wrong_usage

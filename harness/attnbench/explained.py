@@ -68,7 +68,7 @@ def explained(name: str) -> list[Explanation]:
         ValueError: no screen has such a name; the message has a similar one.
     """
     plain = _plain(name)
-    if found := [each for each in explanations() if plain in {_plain(word) for word in (each.name, *each.also)}]:
+    if found := [each for each in explanations() if plain in map(_plain, (each.name, *each.also))]:
         return found
     if found := [each for each in explanations() if "*" in each.name and fnmatchcase(plain, _plain(each.name))]:
         return found[:1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from attnbench.units import meant
+from attnbench.units import did_you_mean
 
 if TYPE_CHECKING:  # its import takes as long as the rest of --help
     from importlib.metadata import EntryPoint
@@ -206,7 +206,7 @@ def labelled(specs: Iterable[str]) -> list[str]:
     return labels
 
 
-def held(path: Path) -> list[str]:
+def discover_implementations(path: Path) -> list[str]:
     """The implementations in a file, in its order, without running it.
 
     They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
@@ -342,7 +342,9 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     """Error message for an unknown name, with a suggestion and all known names."""
     names = list(known)
-    return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
+    return (
+        f"there is no {kind} {given or repr(given)}{did_you_mean(given, names)}; choose among {', '.join(names)}{more}"
+    )
 
 
 def require_known(kind: str, given: Iterable[str], known: Collection[str], more: str = "") -> None:

@@ -108,7 +108,7 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.{decimals}f}"
 
 
-def plain(text: str, limit: int = 0) -> str:
+def sanitize_line(text: str, limit: int = 0) -> str:
     """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
@@ -132,7 +132,7 @@ ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "
 """Common names for values of attnbench."""
 
 
-def meant(given: str, known: Iterable[str]) -> str:
+def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Suggest a known value for an unknown one, as " (did you mean X?)"; or ""."""
     names = list(known)
     near = [name for name in (ALIASES.get(given.lower()),) if name in names] or get_close_matches(given, names, n=1)
@@ -149,7 +149,7 @@ def guarded(text: str) -> str:
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
-    line = plain(text)
+    line = sanitize_line(text)
     return f"'{line}" if line.startswith(FORMULA_STARTS) else line
 
 
@@ -198,9 +198,12 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     import tabulate  # here, because --help needs no table
 
     columns = list(rows[0]) if rows else []
-    texts = [[escaped(row[column]) for column in columns] for row in rows]
     headings = [escaped(column) for column in columns]
-    return str(tabulate.tabulate(texts, headings, "github", disable_numparse=True))
+
+    def texts(row: Mapping[str, str]) -> list[str]:
+        return [escaped(row[column]) for column in columns]
+
+    return str(tabulate.tabulate(list(map(texts, rows)), headings, "github", disable_numparse=True))
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import typer
 
-from attnbench.units import meant
+from attnbench.units import did_you_mean
 from attnbench.workloads.workload import DTYPES
 from studies import frame
 from studies.detection import honest, power, table
@@ -35,7 +35,7 @@ def detect(
     names = tuple(filter(None, only.split(",")))
     if unknown := set(names) - set(power.kinds()):
         wrong = min(unknown)
-        raise typer.BadParameter(f"--only {wrong}: there is no such mistake{meant(wrong, power.kinds())}")
+        raise typer.BadParameter(f"--only {wrong}: there is no such mistake{did_you_mean(wrong, power.kinds())}")
     planted = [
         Piece(name=f"mistakes {length} {dtype}", make=partial(power.rows, length, dtype, names))
         for length in sorted(chosen, reverse=True)  # the longest take longest

@@ -9,7 +9,7 @@ import torch
 from attnbench import plugins
 from attnbench.case import reason_against
 from attnbench.checking import agreement
-from attnbench.checking.reference import Reference, References, ask
+from attnbench.checking.reference import Reference, References, call_candidate
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
@@ -106,6 +106,6 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
         place = {"implementation": name, "seed": seed, "workload": workload.id}
         yield Trial(**place, inputs="all", rule=OURS, is_right=agreed.agrees, error_ratio=agreed.error_ratio)  # type: ignore[arg-type]
         for inputs, against in bars.items():
-            for rule, is_right in verdicts(ask(found, against.reference).compared, against):
+            for rule, is_right in verdicts(call_candidate(found, against.reference).compared, against):
                 if rule != OURS:
                     yield Trial(**place, inputs=inputs, rule=rule, is_right=is_right)  # type: ignore[arg-type]

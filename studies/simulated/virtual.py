@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.results import Results, read
-from attnbench.devices.loads import Load, take
+from attnbench.devices.loads import Load, measure_loads
 from attnbench.plugins import name_of
 from attnbench.processes import execution
 from attnbench.processes.messages import Failed, SampleBlocks, Started, T, Target
-from attnbench.processes.runners import Runners
 from attnbench.processes.worker_client import WorkerClient
+from attnbench.processes.worker_pool import WorkerPool
 from attnbench.storage.events import (
     CeilingsMeasured,
     CellChecked,
@@ -158,7 +158,7 @@ class SimulatedClient(WorkerClient):
             for kind, rate in ((MATMUL, MATMUL_RATE), (COPY, COPY_RATE))
             for amount in (1e-3 * rate, 1e-2 * rate)
         ]
-        samples = take(made, self.clock, limit_s, self.machine.turn)
+        samples = measure_loads(made, self.clock, limit_s, self.machine.turn)
         return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def sample_blocks(self, visit: SampleBlocks) -> VisitFinished | Failed:
@@ -208,7 +208,7 @@ class SimulatedClient(WorkerClient):
         self._calls.clear()
 
 
-class SimulatedPair(Runners):
+class SimulatedPair(WorkerPool):
     """Two simulated workers on one machine, as in a comparison whose sides have separate processes."""
 
     def __init__(

@@ -14,7 +14,7 @@ from attnbench.storage.journal import find_runs
 from attnbench.units import markdown_table
 from studies import frame
 from studies.torture import commands, damages, kills, surroundings
-from studies.torture.trial import TINY, Place, Trial
+from studies.torture.trial import TINY, Trial, TrialFolder
 
 HEADER = """# What a run survives
 
@@ -53,7 +53,7 @@ def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
     with tempfile.TemporaryDirectory(prefix="attnbench-torture-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        first = Place(folder / "first")
+        first = TrialFolder(folder / "first")
         first.run("run", *TINY)
         (whole,) = find_runs(first.folder / "results")
         subjects: dict[str, Callable[[], Iterator[Trial]]] = {

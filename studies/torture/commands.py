@@ -13,7 +13,7 @@ import typer
 
 from attnbench import cli
 from attnbench.commands import running
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 from studies.torture.trial import Trial, note
 
 VALUES = (
@@ -116,7 +116,7 @@ def told(folder: Path, arguments: list[str]) -> Trial:
         _child(folder, arguments, output)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     printed = output.read_text(encoding="utf-8", errors="replace")
-    what = plain(" ".join(arguments), 100)
+    what = sanitize_line(" ".join(arguments), 100)
     died = unclear = ""
     due = {SKIPPED} if "--bisect" in arguments else set[int]()
     if code == -signal.SIGALRM:
@@ -140,7 +140,7 @@ def _names(said: str, arguments: list[str], folder: Path) -> bool:
     for sweep in ("sweep.toml", "endless.toml"):
         if sweep in given:
             given += (folder / sweep).read_text(encoding="utf-8").replace("=", " ").split()
-    words = [plain(part, 30).rstrip(".") for each in given for part in (each, each.partition("=")[2])]
+    words = [sanitize_line(part, 30).rstrip(".") for each in given for part in (each, each.partition("=")[2])]
     is_empty_named = "" in arguments and "''" in said
     return is_empty_named or any(word and word.strip("'\"[],") in said for word in words) or "given: " in said
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from attnbench.analysis.results import read
 from attnbench.storage.events import DamagedError
 from attnbench.storage.journal import JOURNAL, events, salvage
-from studies.torture.trial import Place, Trial, wrong_end
+from studies.torture.trial import Trial, TrialFolder, wrong_end
 
 Damage = Callable[[list[bytes], random.Random], list[bytes]]
 LARGEST_READ = 20
@@ -87,7 +87,7 @@ def damaged(run: Path, folder: Path, number: int, seed: int = 2) -> Iterator[Tri
     for turn in range(number):
         name = list(DAMAGES)[turn % len(DAMAGES)]
         text = b"".join(DAMAGES[name](whole, draws))
-        place = Place(folder / f"damage{turn}")
+        place = TrialFolder(folder / f"damage{turn}")
         path = place.folder / JOURNAL
         path.write_bytes(text)
         died, lost, unclear = "", "", ""

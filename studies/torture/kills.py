@@ -12,7 +12,7 @@ import psutil
 
 from attnbench.analysis.results import read
 from attnbench.storage.journal import JOURNAL, find_runs
-from studies.torture.trial import TINY, Place, Trial, ended, note, wait_until, wrong_end
+from studies.torture.trial import TINY, Trial, TrialFolder, ended, note, wait_until, wrong_end
 
 VICTIMS = ("group", "coordinator", "runner")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,10 +25,10 @@ def kills(folder: Path, number: int, seed: int = 0) -> Iterator[Trial]:
     draws = random.Random(seed)
     for place in range(number):
         victim, moment_s = VICTIMS[place % len(VICTIMS)], draws.uniform(0.3, WHOLE_S)
-        yield killed(Place(folder / f"kill{place}"), victim, moment_s)
+        yield killed(TrialFolder(folder / f"kill{place}"), victim, moment_s)
 
 
-def killed(place: Place, victim: str, moment_s: float) -> Trial:
+def killed(place: TrialFolder, victim: str, moment_s: float) -> Trial:
     """Kill one run and resume it; if only the runner is killed, the run continues by itself."""
     what = f"SIGKILL to the {victim} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
@@ -58,10 +58,10 @@ def signals(folder: Path, number: int, seed: int = 1) -> Iterator[Trial]:
     draws = random.Random(seed)
     for turn in range(number):
         asked, is_twice = SIGNALS[turn % len(SIGNALS)], bool(turn // len(SIGNALS) % 2)
-        yield stopped(Place(folder / f"signal{turn}"), asked, draws.uniform(0.3, WHOLE_S), is_twice=is_twice)
+        yield stopped(TrialFolder(folder / f"signal{turn}"), asked, draws.uniform(0.3, WHOLE_S), is_twice=is_twice)
 
 
-def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
+def stopped(place: TrialFolder, asked: signal.Signals, moment_s: float, *, is_twice: bool) -> Trial:
     """Stop one run by a signal: exit code, one line about resuming, no processes left."""
     what = f"{asked.name}{' twice' * is_twice} after {moment_s:.1f} s"
     process = place.start("run", *TINY)
@@ -86,7 +86,7 @@ def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: b
     return concluded(place, Trial(subject="signals", what=what, died=died, unclear=unclear))
 
 
-def concluded(place: Place, trial: Trial) -> Trial:
+def concluded(place: TrialFolder, trial: Trial) -> Trial:
     """Resume the run to the end of all its cells, and extend the trial."""
     runs = find_runs(place.folder / "results")
     if not runs or not lines(place) or trial.died:
@@ -103,13 +103,13 @@ def concluded(place: Place, trial: Trial) -> Trial:
     )
 
 
-def lines(place: Place) -> list[bytes]:
+def lines(place: TrialFolder) -> list[bytes]:
     """Read the whole lines of the run's journal."""
     runs = find_runs(place.folder / "results")
     return (runs[0] / JOURNAL).read_bytes().split(b"\n")[:-1] if runs else []
 
 
-def living(place: Place) -> list[str]:
+def living(place: TrialFolder) -> list[str]:
     """List the processes of the trial that are still alive."""
     found = []
     for process in psutil.process_iter():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.analysis.results import read
 from attnbench.storage.journal import JOURNAL, events, find_runs
-from studies.torture.trial import TINY, Place, Trial, ended, note, wrong_end
+from studies.torture.trial import TINY, Trial, TrialFolder, ended, note, wrong_end
 
 ENOSPC = "No space left on device"
 NOBODY = 65534
@@ -20,14 +20,14 @@ def all_of(folder: Path, whole: Path, *, short: bool = False) -> Iterator[Trial]
     yield from disks(folder, whole)
     yield from together(folder, 1 if short else 10)
     for name, trial in (SURROUNDINGS | ({} if short else SLOW)).items():
-        place = Place(folder / name.replace(" ", "_"))
+        place = TrialFolder(folder / name.replace(" ", "_"))
         yield trial(name, place)
 
 
 def disks(folder: Path, whole: Path) -> Iterator[Trial]:
     """Fill a small file system, while a run writes its journal and while reports are written."""
     for what, kilobytes in (("a full disk, while a run is at work", 4), ("a full disk, as reports are written", 96)):
-        place = Place(folder / f"disk{kilobytes}")
+        place = TrialFolder(folder / f"disk{kilobytes}")
         small = place.folder / "small"
         small.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(small)]
@@ -38,7 +38,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
             yield full(place, small, whole, what)
         finally:
             subprocess.run(["umount", str(small)], check=False)  # noqa: S603, S607
-    place = Place(folder / "readonly")
+    place = TrialFolder(folder / "readonly")
     (place.folder / "file").write_text("in the way")
     for what, target in (("a folder that is a file", "file/below"), ("a folder that cannot be written", "/proc/here")):
         code, printed = place.run("run", *TINY, "--results", target)
@@ -46,7 +46,7 @@ def disks(folder: Path, whole: Path) -> Iterator[Trial]:
         yield Trial(subject="disks", what=what, died=wrong_end(code, printed, (2,)), unclear=unclear)
 
 
-def full(place: Place, small: Path, whole: Path, what: str) -> Trial:
+def full(place: TrialFolder, small: Path, whole: Path, what: str) -> Trial:
     """Fill the disk; then enlarge it and resume."""
     if "reports" in what:
         run = small / "runs" / whole.name
@@ -76,13 +76,13 @@ def full(place: Place, small: Path, whole: Path, what: str) -> Trial:
 def together(folder: Path, pairs: int) -> Iterator[Trial]:
     """Start two runs at once in one results folder, and resume one run twice at once."""
     for pair in range(pairs):
-        place = Place(folder / f"pair{pair}")
+        place = TrialFolder(folder / f"pair{pair}")
         both = [ended(process) for process in [place.start("run", *TINY), place.start("run", *TINY)]]
         died = next((wrong for code, printed in both if (wrong := wrong_end(code, printed, (0, 1, 3)))), "")
         missing = [each for run in find_runs(place.folder / "results") if (each := _missing(run))]
         lost = "; ".join(missing)
         yield Trial(subject="together", what="two runs at once", died=died, lost=lost)
-    place = Place(folder / "twice")
+    place = TrialFolder(folder / "twice")
     place.run("run", *TINY)
     (run,) = find_runs(place.folder / "results")
     lines = (run / JOURNAL).read_bytes().splitlines(keepends=True)
@@ -105,19 +105,19 @@ def _missing(run: Path) -> str:
     return "" if len(found.records) == asked else f"{len(found.records)} of {asked} cells"
 
 
-def _run(name: str, place: Place, **variables: str) -> Trial:
+def _run(name: str, place: TrialFolder, **variables: str) -> Trial:
     code, printed = place.run("run", *TINY, **variables)
     return _ended(name, place, code, printed)
 
 
-def _ended(name: str, place: Place, code: int | None, printed: str) -> Trial:
+def _ended(name: str, place: TrialFolder, code: int | None, printed: str) -> Trial:
     died = wrong_end(code, printed, (0, 1, 3))
     runs = find_runs(place.folder / "results")
     lost = "" if died or (runs and any(events(runs[0] / JOURNAL))) else "nothing is stored"
     return Trial(subject="surroundings", what=name, died=died, lost=lost)
 
 
-def _limited(name: str, place: Place, limit: str, *, may_fail: bool = False) -> Trial:
+def _limited(name: str, place: TrialFolder, limit: str, *, may_fail: bool = False) -> Trial:
     """Run under a limit of the shell; if the limit is too low to run, a one-line error is right."""
     code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
@@ -125,7 +125,7 @@ def _limited(name: str, place: Place, limit: str, *, may_fail: bool = False) -> 
     return _ended(name, place, code, printed)
 
 
-def _ordinary_user(name: str, place: Place) -> Trial:
+def _ordinary_user(name: str, place: TrialFolder) -> Trial:
     if os.geteuid():
         return Trial(subject="surroundings", what=name, skipped="this is one")
     for folder in (place.folder, place.temporary):
@@ -136,12 +136,12 @@ def _ordinary_user(name: str, place: Place) -> Trial:
     return Trial(subject="surroundings", what=name, skipped="it may not read this installation")
 
 
-def _elsewhere(name: str, place: Place) -> Trial:
+def _elsewhere(name: str, place: TrialFolder) -> Trial:
     """Run in a folder with spaces, quotes and other scripts in its name."""
-    return _run(name, Place(place.folder / "mit Leerzeichen 'und' \"mehr\" 注意 ελλ"))
+    return _run(name, TrialFolder(place.folder / "mit Leerzeichen 'und' \"mehr\" 注意 ελλ"))
 
 
-def _clock_goes_back(name: str, place: Place) -> Trial:
+def _clock_goes_back(name: str, place: TrialFolder) -> Trial:
     """Resume a run that seems to have started in the future."""
     place.run("run", *TINY)
     (run,) = find_runs(place.folder / "results")
@@ -155,7 +155,7 @@ def _clock_goes_back(name: str, place: Place) -> Trial:
     return _run(name, place)
 
 
-SURROUNDINGS: dict[str, Callable[[str, Place], Trial]] = {
+SURROUNDINGS: dict[str, Callable[[str, TrialFolder], Trial]] = {
     "no HOME": lambda name, place: _run(name, place, HOME=""),
     "a locale that does not exist": lambda name, place: _run(name, place, LC_ALL="xx_YY.KOI8"),
     "the locale C without UTF-8": lambda name, place: _run(
@@ -165,7 +165,7 @@ SURROUNDINGS: dict[str, Callable[[str, Place], Trial]] = {
     "64 open files": lambda name, place: _limited(name, place, "ulimit -n 64"),
     "12 open files": lambda name, place: _limited(name, place, "ulimit -n 12", may_fail=True),
 }
-SLOW: dict[str, Callable[[str, Place], Trial]] = {
+SLOW: dict[str, Callable[[str, TrialFolder], Trial]] = {
     "an ordinary user": _ordinary_user,
     "2 GiB of address space": lambda name, place: _limited(name, place, "ulimit -v 2097152", may_fail=True),
     "a clock that goes back": _clock_goes_back,

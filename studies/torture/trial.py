@@ -37,7 +37,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.died or self.lost or self.unclear)
 
 
-class Place:
+class TrialFolder:
     """A folder for one trial, including one for temporary files."""
 
     def __init__(self, folder: Path) -> None:

@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from attnbench.units import markdown_table, plain
+from attnbench.units import markdown_table, sanitize_line
 from studies.trust.corpus import CONTROL, Case
 from studies.trust.sessions import BASELINE, CANDIDATE, HONEST, INNOCENT, Cell, Session
 
@@ -108,7 +108,7 @@ def markdown(rows: Sequence[Row], machine: str) -> str:
             "case": row.case.id,
             "what it does": row.case.does,
             "outcome": row.outcome,
-            "reason": textwrap.shorten(plain(row.reason), 110, placeholder=" ..."),
+            "reason": textwrap.shorten(sanitize_line(row.reason), 110, placeholder=" ..."),
             "others": row.affected,
         }
         for row in rows

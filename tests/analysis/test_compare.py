@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.comparisons import Comparison, comparisons, doubts, paired_times, runs_the_same, too_noisy
 from attnbench.analysis.results import Results
-from attnbench.reports import story
+from attnbench.reports import summary
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import LATENCY, Arm
 from studies.simulated import virtual
@@ -91,7 +91,7 @@ def test_a_run_ends_by_saying_what_is_open_and_what_would_show(tmp_path: Path) -
     truth = {"baseline": 1.0, "near": 1.0, "slow": 1.5}
     client = virtual.SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2, layout=0.03)
     found = virtual.execute(virtual.plan(1, tuple(truth), budget_s=1.0), tmp_path, client)
-    assert story.decided(found) == "1 of 2 comparisons decided"
+    assert summary.decided(found) == "1 of 2 comparisons decided"
     cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(found)}
     assert re.fullmatch(r"undecided \(\d+(\.\d+)? % would show\), same kernel", cells["near"]), cells
 
@@ -102,5 +102,5 @@ def test_a_doubt_is_said_before_any_verdict_once_for_each_implementation(tmp_pat
     doubtful = replace(results, throttled={point.id: 0x8 for point in points})
     lines = [each for each in doubts(doubtful) if "throttled" in each]
     assert [next(name for name in ("fused", "sdpa") if name in line) for line in lines] == ["fused", "sdpa"]
-    assert set(lines) <= set(story.troubles(doubtful))
+    assert set(lines) <= set(summary.troubles(doubtful))
     assert not any("throttled" in each for each in doubts(results))

@@ -35,7 +35,7 @@ def test_the_textbook_form_is_near_2_and_its_curve_is_found_exactly():
     assert textbook(math.floor(reach)) <= GIB < textbook(math.ceil(reach))
 
 
-def test_a_constant_part_bends_the_line_of_a_linear_form_and_the_curve_still_finds_the_limit():
+def test_a_constant_part_does_not_hide_the_limit_of_a_linear_form():
     found = fit((length, flash(length)) for length in LENGTHS)
     assert found is not None
     assert 0.8 < found.exponent(found.lengths[-1]) < 1.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.history import follow
+from attnbench.analysis.history import metric_series
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
@@ -77,7 +77,7 @@ def stored(tmp_path_factory):
 
 
 def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(stored):
-    series, notes = follow([stored])
+    series, notes = metric_series([stored])
     assert notes == []
     assert {(each.cell["workload"], str(arm_of(each.cell))) for each in series} == {
         (point.id, name) for point in POINTS for name in NAMES[1:]
@@ -93,7 +93,7 @@ def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(st
 
 def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
     for metric, unit in (("peak_memory", "bytes"), ("latency", "s"), ("error_ratio", "")):
-        (each,), _ = follow([stored], metric, implementations=("fused",), workload="*-t512-*")
+        (each,), _ = metric_series([stored], metric, implementations=("fused",), workload="*-t512-*")
         assert each.cell["unit"] == unit
         assert len(each.points) == len(SLOWDOWNS)
         assert bool(each.changes) is (metric == "latency")
@@ -101,13 +101,13 @@ def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
 
 def test_a_metric_that_is_not_there_is_reported_with_those_that_are(stored):
     with pytest.raises(ValueError, match=r"metric=nothing.*error_ratio.*latency.*peak_memory.*ratio"):
-        follow([stored], "nothing")
+        metric_series([stored], "nothing")
 
 
 def test_machines_are_kept_apart(stored, tmp_path):
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="Another CPU")
     journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
-    series, _ = follow([stored, tmp_path])
+    series, _ = metric_series([stored, tmp_path])
     assert {len(each.points) for each in series} == {1, len(SLOWDOWNS)}
     few = {
         history_report.machine_of(each): history_report.row(each)["changes of level"]
@@ -123,11 +123,11 @@ def test_the_longer_of_two_copies_counts_and_two_runs_of_one_name_both_count(sto
     copy.mkdir(parents=True)
     lines = (first / JOURNAL).read_bytes().splitlines(keepends=True)
     (copy / PACKED).write_bytes(gzip.compress(b"".join(lines[: len(lines) // 2])))
-    whole = follow([stored])
+    whole = metric_series([stored])
     for paths in ([stored, tmp_path], [copy, stored], [stored, copy / PACKED]):
-        assert follow(paths) == whole
+        assert metric_series(paths) == whole
     journals.write(tmp_path / "2" / first.name, POINTS, NAMES, num_visits=1, time="2025-12-01T00:00:00+00:00")
-    assert {len(each.points) for each in follow([stored, tmp_path / "2"])[0]} == {len(SLOWDOWNS) + 1}
+    assert {len(each.points) for each in metric_series([stored, tmp_path / "2"])[0]} == {len(SLOWDOWNS) + 1}
 
 
 def test_the_command_prints_a_table_or_json(stored):
@@ -149,10 +149,10 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored, tmp_path):
         journals.write(tmp_path / str(number), POINTS, NAMES, num_visits=1, time=time)
         scripts.rewrite(tmp_path / str(number), lambda event, other=other: changed(event, **other))
     session(tmp_path / "2")
-    series, (note,) = follow([stored, tmp_path])
+    series, (note,) = metric_series([stored, tmp_path])
     assert {len(each.points) for each in series} == {len(SLOWDOWNS)}
     assert note.startswith("runs left out: 3 ")
-    (latency,), (note,) = follow([stored, tmp_path], "latency", implementations=("fused",), workload="*-t512-*")
+    (latency,), (note,) = metric_series([stored, tmp_path], "latency", implementations=("fused",), workload="*-t512-*")
     assert len(latency.points) == len(SLOWDOWNS) + 1
     assert note.startswith("runs left out: 1 ")
 
@@ -175,7 +175,7 @@ def session(folder, *, candidate=""):
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
     results = read(tmp_path / "runs" / "one")
-    found = {str(arm_of(each.cell)): each.points[0] for each in follow([tmp_path], "latency")[0]}
+    found = {str(arm_of(each.cell)): each.points[0] for each in metric_series([tmp_path], "latency")[0]}
     assert {name: history_report.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,

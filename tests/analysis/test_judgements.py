@@ -5,7 +5,7 @@ import pytest
 
 from attnbench.analysis.conclusion import Ending
 from attnbench.analysis.judgements import CheckVerdict, Judgement
-from attnbench.reports import endings
+from attnbench.reports import exit_status
 from attnbench.storage.records import (
     CONVENTIONS,
     KEPT_MEMORY,
@@ -72,15 +72,15 @@ OK, UNSUPPORTED = Status.ok, Status.unsupported
 def test_verdict_ending_and_words_follow_from_the_cells(statuses, verdict, ending, words) -> None:
     judged = judgement(*statuses)
     assert judged.verdict is verdict
-    assert endings.of_check([judged]).ending is ending
+    assert exit_status.of_check([judged]).ending is ending
     assert words in judged.sentence
     assert (judged.word == "right where tried") is (verdict is CheckVerdict.right and ending is Ending.inconclusive)
 
 
 def test_what_is_not_installed_leaves_the_verdict_on_the_others() -> None:
     missing, right = judgement(UNSUPPORTED), judgement(*[OK] * 12)
-    assert endings.of_check([missing, right]).ending is Ending.passed
-    assert endings.of_check([]).ending is Ending.inconclusive
+    assert exit_status.of_check([missing, right]).ending is Ending.passed
+    assert exit_status.of_check([]).ending is Ending.inconclusive
 
 
 def test_what_no_cell_has_shown_is_named() -> None:
@@ -137,7 +137,7 @@ def test_memory_that_grows_with_each_call_is_no_pass() -> None:
     right = judgement(*[OK] * 12)
     kept = Measurement(metric=KEPT_MEMORY, unit="bytes", samples=(Sample(value=640.0),), warnings=("keeps 640 B",))
     records = (msgspec.structs.replace(right.records[0], measurements=(kept,)), *right.records[1:])
-    end = endings.of_check([Judgement(implementation="mine", records=records, planned=PLANNED)])
+    end = exit_status.of_check([Judgement(implementation="mine", records=records, planned=PLANNED)])
     assert (end.ending, end.words) == (Ending.finding, "keeps memory (mine)")
 
 
@@ -179,7 +179,7 @@ def test_an_imprecise_verdict_names_tensor_cell_and_factor_and_passes() -> None:
     assert judged.verdict is CheckVerdict.imprecise
     for part in ("imprecise on 12 of 12 cells", "2.5 times", "gradient of key", "needles", PLANNED[1].id):
         assert part in judged.sentence
-    assert endings.of_check([judged]).ending is Ending.passed
+    assert exit_status.of_check([judged]).ending is Ending.passed
 
 
 def test_an_approximation_has_an_error_and_the_number_of_cells_that_are_not_finite() -> None:

@@ -29,7 +29,7 @@ def test_the_regret_is_that_of_the_nearest_other_shape():
 
 
 @pytest.mark.parametrize(("logs", "cost"), [({"bmm": 0.0}, 0.0), ({}, 1.5)])
-def test_a_choice_that_is_not_supported_costs_what_sdpa_does_and_one_that_failed_more(logs, cost):
+def test_an_unsupported_choice_costs_as_much_as_sdpa_and_a_failed_one_more(logs, cost):
     found = regret([measured(64, "bmm", bmm=-0.3), measured(96, **logs)])
     assert found.worst == pytest.approx(max(cost, math.expm1(0.3)))
 

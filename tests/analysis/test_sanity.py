@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.analysis.sanity import READING, SLACK, SystemLoad, judged, system_load
+from attnbench.analysis.sanity import READING, SLACK, SystemLoad, flag_impossible_times, system_load
 from attnbench.analysis.table import table
 from attnbench.storage.events import RunFinished, WorkerStarted
 from attnbench.storage.records import Counters, Measurement, Record, Sample, Status
@@ -28,7 +28,7 @@ def recorded(workload: Workload, time_s: float, name: str = "it") -> Record:
 def judge(*records: Record, is_cold: bool = False, **levels):
     """Return statuses, messages and warnings, in the order of the records."""
     ceilings = journals.ceilings(records[0].workload, **({"matmul": MATMUL, "copy": COPY} | levels))
-    found, warnings = judged(records, {("", ceilings.key): ceilings}, is_cold=is_cold)
+    found, warnings = flag_impossible_times(records, {("", ceilings.key): ceilings}, is_cold=is_cold)
     reported = [warnings.get(record.key, ()) for record in found]
     return [record.status for record in found], [record.message for record in found], reported
 
@@ -45,7 +45,7 @@ def test_faster_than_any_product_is_invalid_and_shows_no_number():
     assert "4.20 times the fastest matrix product of this run (100 GFLOP/s)" in messages[1]
     assert warnings == [(), ()]
     ceilings = journals.ceilings(LONG, MATMUL, COPY)
-    (found,), _ = judged([lying], {("", ceilings.key): ceilings}, is_cold=False)
+    (found,), _ = flag_impossible_times([lying], {("", ceilings.key): ceilings}, is_cold=False)
     assert found.measurements == ()
     assert found.is_finding
 

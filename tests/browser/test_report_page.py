@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from attnbench.analysis.results import read
-from attnbench.reports import story
+from attnbench.reports import summary
 from tests import journals
 from tests.browser.chromium import Browser
 
@@ -52,7 +52,7 @@ def browser():
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    (folder / "single.html").write_text(story.page(journals.write(folder / "one", POINTS)), encoding="utf-8")
+    (folder / "single.html").write_text(summary.html_page(journals.write(folder / "one", POINTS)), encoding="utf-8")
     return folder
 
 
@@ -168,7 +168,7 @@ def test_columns_can_be_chosen_and_the_text_searched(page):
 def test_the_page_of_the_gallery_is_as_wide_as_its_screen(page, tmp_path, width, scheme):
     """With ATTNBENCH_PICTURES=DIR its four pictures go below DIR/../quick."""
     file = tmp_path / "quick.html"
-    file.write_text(story.page(read(QUICK)), encoding="utf-8")
+    file.write_text(summary.html_page(read(QUICK)), encoding="utf-8")
     page.resize(width, 900)
     page.prefer(scheme)
     load(page, file)
@@ -219,7 +219,7 @@ def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
     """The drawn part stays bounded, so that each change takes less than a second (the gallery has the times)."""
     run = journals.write(tmp_path / "many", MANY, num_epochs=1, num_visits=3)
     file = tmp_path / "many.html"
-    file.write_text(story.page(run), encoding="utf-8")
+    file.write_text(summary.html_page(run), encoding="utf-8")
     browser.requests.clear()
     browser.resize(1200, 900)
     browser.prefer("light")

@@ -71,7 +71,7 @@ def grades(folder, file, names=("mine", "by_memory", "unmasked")) -> dict[str, G
         {"mask": torch.ones(9, 13, dtype=torch.bool).tril(), "gradient": torch.randn(2, 4, 9, 8)},
     ],
 )
-def test_a_right_function_is_right_and_one_that_reads_memory_or_ignores_the_mask_is_not(tmp_path, dtype, more):
+def test_replay_accepts_a_right_function_and_rejects_two_wrong_ones(tmp_path, dtype, more):
     file = capture(tmp_path, **more)
     saved = {
         name: each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype != torch.bool else each

@@ -13,7 +13,7 @@ from attnbench.case import draw_normal, generator
 from attnbench.checking import oracle
 from attnbench.checking.agreement import check
 from attnbench.checking.probes import PROBES, needle_targets
-from attnbench.checking.reference import SCREENED, References, ask, errors, output_error, reference_for_probe
+from attnbench.checking.reference import SCREENED, References, call_candidate, errors, output_error, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
@@ -63,7 +63,7 @@ LONG = {"seq_len": 1030, "batch_size": 1, "num_heads": 4, "head_dim": 16, "direc
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_one_wrong_row_of_a_long_output_is_found_whichever_it_is(dtype, scope):
     reference = reference_for_probe(Workload(**LONG, dtype=dtype, scope=scope), SCREENED, 0)
-    output = ask(Implementation(build=Textbook, source="a test"), reference).output
+    output = call_candidate(Implementation(build=Textbook, source="a test"), reference).output
     compared, same = output_error(output, reference)
     assert compared.agrees
     assert same is reference
@@ -211,7 +211,7 @@ def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
     assert max(each.error / each.allowed for each in found) < 0.2  # 0.48 where the bias is looked up in bfloat16
 
 
-def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roundings():
+def test_cancelling_gradients_of_a_value_leave_their_roundings():
     sizes = {"batch_size": 2, "seq_len": 1, "num_heads": 3, "num_kv_heads": 1, "head_dim": 1, "dtype": "float16"}
     workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
     agreement = check(References(workload, 368), implementation("sdpa"))
@@ -240,12 +240,12 @@ MOST_SHARE = 0.5
 
 
 @pytest.mark.parametrize("seed", [132, 602835975])
-def test_stock_attention_is_right_where_large_scores_cancel_in_the_gradient_of_tokens(seed):
+def test_stock_attention_is_right_where_large_scores_cancel(seed):
     """SDPA computes scores again in its backward pass: at 257 tokens and width 128 it had 1.4 times its limit."""
     sizes = {"batch_size": 1, "seq_len": 257, "num_heads": 2, "head_dim": 128}
     workload = Workload(scope="module", direction="forward_backward", **sizes)
     reference = reference_for_probe(workload, "shifted", seed)
-    limits, answer = reference.tolerances["gradient of x"], ask(implementation("sdpa"), reference).compared
+    limits, answer = reference.tolerances["gradient of x"], call_candidate(implementation("sdpa"), reference).compared
     assert limits.judge(answer["gradient of x"]).ratio < MOST_SHARE
     assert not limits.judge(1.01 * answer["gradient of x"]).agrees
 
@@ -267,7 +267,7 @@ def test_an_honest_merge_in_half_precision_is_imprecise():
     sizes = {"batch_size": 1, "seq_len": 32, "kv_len": 2048, "num_heads": 1, "head_dim": 16}
     workload = Workload(dtype="bfloat16", direction="inference", seed=1, **sizes)
     reference = reference_for_probe(workload, "needles", 1)
-    (found,) = errors(ask(from_function(merged, "a test"), reference).compared, reference)
+    (found,) = errors(call_candidate(from_function(merged, "a test"), reference).compared, reference)
     assert found.grade is Grade.imprecise
 
 
@@ -275,7 +275,7 @@ def test_an_honest_merge_in_half_precision_is_imprecise():
     ("dtype", "is_paired", "is_right"),
     [(torch.float32, False, True), (torch.bfloat16, True, True), (torch.bfloat16, False, False)],
 )
-def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_in_bfloat16(dtype, is_paired, is_right):
+def test_gradients_of_a_group_add_in_any_order_but_not_serially_in_bfloat16(dtype, is_paired, is_right):
     class Grouped(Textbook):
         def attend(self, query, key, value, mask):
             key, value = (Added.apply(each, query.shape[1], dtype, is_paired) for each in (key, value))
@@ -284,6 +284,6 @@ def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_i
     sizes = {"batch_size": 1, "seq_len": 16, "num_heads": 128, "num_kv_heads": 1, "head_dim": 16, "dtype": "bfloat16"}
     workload = Workload(mask="causal", direction="forward_backward", scope="attention", **sizes)
     reference = reference_for_probe(workload, "equal", 2)
-    found = errors(ask(Implementation(build=Grouped, source="a test"), reference).compared, reference)
+    found = errors(call_candidate(Implementation(build=Grouped, source="a test"), reference).compared, reference)
     assert {each.tensor for each in found if not each.agrees} == (set() if is_right else {"gradient of value"})
     assert all(each.grade is not Grade.wrong for each in found)

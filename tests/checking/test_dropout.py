@@ -13,7 +13,7 @@ from attnbench.checking import dropout
 from attnbench.checking.agreement import References, check
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.messages import Failed
-from attnbench.processes.worker.answers import Bench
+from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 from tests.checks import cell_of, checked
@@ -254,7 +254,7 @@ class LaterWrong(Dropping):
 )
 def test_what_is_timed_is_watched_still(wrong, reported, scope):
     point = Workload(**(POINT.axes() | {"scope": scope, "seq_len": 128, "direction": "forward"}))
-    bench = Bench(point)
+    bench = PreparedWorkload(point)
     arm = Arm(implementation="it")
     bench.timed(arm, Implementation(build=LaterWrong, source="a test", has_dropout=True))
     assert bench.verify(arm) == ""

@@ -9,7 +9,7 @@ from attnbench.checking import rules
 from attnbench.checking.reference import References
 from attnbench.contract.adapters import adapt, packed
 from attnbench.contract.functions import from_function
-from attnbench.plugins import held
+from attnbench.plugins import discover_implementations
 from attnbench.workloads.workload import Workload
 
 SIZES = {"batch_size": 2, "seq_len": 35, "num_heads": 2, "head_dim": 8, "direction": "forward"}
@@ -238,4 +238,4 @@ def test_a_function_of_autograd_is_no_implementation(tmp_path):
         "class Fused(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, query, key, value): ...\n"
         "def fused(query, key, value): ...\n"
     )
-    assert held(tmp_path / "mine.py") == ["fused"]
+    assert discover_implementations(tmp_path / "mine.py") == ["fused"]

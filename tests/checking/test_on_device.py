@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.case import Inputs, draw_normal, draw_weights
 from attnbench.checking import oracle
 from attnbench.checking.probes import PROBES
-from attnbench.checking.reference import References, ask, errors, reference_for_probe
+from attnbench.checking.reference import References, call_candidate, errors, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.devices.cpu import Cpu
 from attnbench.workloads.workload import Workload
@@ -177,5 +177,5 @@ def test_a_query_has_no_gradient_where_its_output_has_none():
     assert reference.drawn.tensors["query"].shape[2] == point.seq_len
     LeaksIntoAnotherRow.row = next(row for row in range(2048) if row not in reference.rows)
     for module, wrong in ((Textbook, set()), (LeaksIntoAnotherRow, {"gradient of query"})):
-        found = errors(ask(Implementation(build=module, source="a test"), reference).compared, reference)
+        found = errors(call_candidate(Implementation(build=module, source="a test"), reference).compared, reference)
         assert {each.tensor for each in found if not each.agrees} == wrong

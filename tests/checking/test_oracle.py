@@ -29,7 +29,7 @@ def test_a_yardstick_is_the_oracle_forward_and_backward(mask, form):
 
 
 @pytest.mark.parametrize("mask", ["additive", "alibi", "causal+alibi", "softcap(1)+alibi", "alibi+softcap(2)"])
-def test_the_largest_score_of_a_row_is_within_the_bound_which_a_bias_widens_and_a_softcap_narrows(mask):
+def test_the_score_bound_holds_and_follows_bias_and_softcap(mask):
     point = Workload(batch_size=2, seq_len=40, kv_len=30, num_heads=3, head_dim=4, mask=mask)
     inputs, rows = draw_normal(point, 0), torch.arange(40)
     query, key, _ = oracle.heads(point, inputs, rows)

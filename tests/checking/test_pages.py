@@ -235,7 +235,7 @@ def test_a_function_in_another_process_is_judged_on_its_cache(tmp_path) -> None:
         "def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):\n"
         "    return paged_loop.attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q)\n"
     )
-    assert plugins.held(file) == ["attention"]
+    assert plugins.discover_implementations(file) == ["attention"]
     assert plugins.reads_pages(f"{file}:attention")
     reply = checked(cell_of(f"{file}:attention", MIXED))
     assert reply.status == "ok", reply.message

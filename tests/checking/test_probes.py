@@ -6,7 +6,7 @@ import torch
 from attnbench.case import bind
 from attnbench.checking import agreement
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.reference import References, ask, errors, reference_for_probe
+from attnbench.checking.reference import References, call_candidate, errors, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
 from studies.detection.planted import implementation as planted
@@ -166,5 +166,5 @@ def test_roundings_of_large_terms_that_cancel_are_honest_in_half_precision():
     few = {"batch_size": 1, "num_heads": 1, "seq_len": 32, "kv_len": 2048}
     reference = reference_for_probe(Workload(**SIZES | few | {"dtype": "bfloat16"}), "large", 0)
     honest = Implementation(build=RoundsExponentials, source="a test")
-    assert all(each.agrees for each in errors(ask(honest, reference).compared, reference))
+    assert all(each.agrees for each in errors(call_candidate(honest, reference).compared, reference))
     assert set(reference.expected) == {"output", "gradient of value"}

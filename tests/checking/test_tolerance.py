@@ -68,7 +68,7 @@ def test_an_error_that_follows_the_answer_is_wrong_however_small():
     assert found.grade is Grade.wrong
 
 
-def test_noise_in_a_few_rows_alone_is_wrong_unless_it_is_slight_and_in_a_gradient_of_half_precision():
+def test_noise_in_a_few_rows_is_wrong_unless_slight_and_in_a_half_precision_gradient():
     """Honest softmax sums in half precision were called wrong in 5 % of their draws, by 1.05 to 2.1 times the limit."""
     far, slight, twice = noise(9, 0.5), noise(9, 0.5), noise(9, 0.5)
     far[64:80] *= 20
@@ -187,7 +187,7 @@ def test_a_lucky_needle_has_the_limit_that_other_needles_make_likely():
     assert limits.judge(right + 10 * error).grade is Grade.wrong
 
 
-def test_limits_grow_where_honest_forms_have_lost_the_digits_of_a_gradient_and_not_of_an_output():
+def test_limits_grow_where_honest_forms_lose_the_digits_of_a_gradient():
     honest = [by_row(noise(seed, 64.0), -2) for seed in range(1, 5)]  # a quarter of each row
     output, logits, gradient = (
         Tolerance(name, answer(), honest, axis=-2, dtype=torch.bfloat16)

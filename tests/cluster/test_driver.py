@@ -93,12 +93,12 @@ def test_a_host_of_another_kind_takes_no_part(tmp_path):
         journals.write(tmp_path / name, points, ("sdpa",), num_epochs=1, environment=machine).folder / JOURNAL
         for name, machine in (("run", journals.ENVIRONMENT), ("other", slow))
     )
-    assert not shares.keep(tmp_path, "0", "a", usual.read_bytes())
-    assert not shares.keep(tmp_path, "1", "b", usual.read_bytes())
+    assert not shares.store_journal(tmp_path, "0", "a", usual.read_bytes())
+    assert not shares.store_journal(tmp_path, "1", "b", usual.read_bytes())
     history = [*events(usual), JournalRestored(time="")]
     write(usual, history)
-    assert not shares.keep(tmp_path, "1", "b", usual.read_bytes())
-    assert "it is slow, 2 cores" in shares.keep(tmp_path, "2", "c", other.read_bytes())
-    assert "unfinished" in shares.keep(tmp_path, "3", "c", b"")
+    assert not shares.store_journal(tmp_path, "1", "b", usual.read_bytes())
+    assert "it is slow, 2 cores" in shares.store_journal(tmp_path, "2", "c", other.read_bytes())
+    assert "unfinished" in shares.store_journal(tmp_path, "3", "c", b"")
     stored = sorted(str(each.relative_to(tmp_path / "hosts")) for each in (tmp_path / "hosts").glob(f"*/*/{JOURNAL}"))
     assert stored == [f"a/0/{JOURNAL}", f"b/1/{JOURNAL}"]

@@ -15,10 +15,10 @@ from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands import compare, running
-from attnbench.processes import execution, sides
+from attnbench.processes import execution, revisions
 from attnbench.processes.execution import client_for
 from attnbench.processes.messages import SampleBlocks
-from attnbench.reports import endings, story
+from attnbench.reports import exit_status, summary
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import PROBE
@@ -73,7 +73,7 @@ def newest(repo):
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
     def write_few(results):
-        return story.REPORT["markdown"].write(results, results.folder) == []
+        return summary.REPORT["markdown"].write(results, results.folder) == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compared(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
@@ -105,7 +105,7 @@ def prepared(repo, monkeypatch, base, candidate, *implementations):
     monkeypatch.chdir(repo)
     fields = {"sweep": "tiny.toml", "implementations": implementations}
     folder = execution.new_folder(Path("results"), "compare")
-    planned = sides.plan(base, candidate, fields, folder)
+    planned = revisions.plan(base, candidate, fields, folder)
     return folder, planned
 
 
@@ -116,7 +116,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
     arms = ((candidate, candidate_spec), (base, base_spec), (PROBE, ""))
     asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
-    with sides.checked_out(planned, folder), client_for(planned, folder) as client:
+    with revisions.checked_out(planned, folder), client_for(planned, folder) as client:
         ready = client.start(0)
         taken = client.ask("sample_blocks", VisitFinished, visit=asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
@@ -130,7 +130,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
 @pytest.mark.long
 def test_a_resumed_comparison_needs_both_sides_again(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "mine.py:mine")
-    with sides.checked_out(planned, folder):
+    with revisions.checked_out(planned, folder):
         execution.execute(planned, folder, lambda _: None, stages=("check",))
     both = [planned.sides.base.given, planned.sides.candidate.given]
     for words in ([], both[::-1]):
@@ -156,7 +156,7 @@ def test_a_wrong_state_is_bad_and_one_without_the_function_is_passed_over(tmp_pa
 def test_what_is_inconclusive_or_invalid_is_passed_over(monkeypatch, ending, code):
     answered = SimpleNamespace(records=[SimpleNamespace(status="ok", arm=SimpleNamespace(side="candidate"))])
     monkeypatch.setattr(compare, "_measured", lambda *_: answered)
-    monkeypatch.setattr(endings, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
+    monkeypatch.setattr(exit_status, "of_sides", lambda _: Conclusion(ending=Ending[ending], words=""))
     monkeypatch.setattr(running, "print_report", lambda *_: None)
     assert CliRunner().invoke(app, ["compare", "rev:good", "rev:WORKTREE", "--bisect"]).exit_code == code
 

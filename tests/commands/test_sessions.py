@@ -13,7 +13,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.cluster.shares import merge, split
 from attnbench.commands import OUTPUT, ExitCode, running, terminal
 from attnbench.plugins import plugs
-from attnbench.reports import cells, endings, story
+from attnbench.reports import cells, exit_status, summary
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.journal import HOSTS, JOURNAL, events
 from attnbench.storage.records import Counters, Status
@@ -104,7 +104,7 @@ def test_a_gate_judges_any_session_on_screen_in_files_and_as_json(name, sessions
 @pytest.mark.parametrize("name", SESSIONS)
 def test_the_end_of_a_run_shows_any_session(name, sessions, capsys):
     results = sessions(name)
-    end = endings.of_run(results) if results.plan.sides is None else endings.of_sides(results)
+    end = exit_status.of_run(results) if results.plan.sides is None else exit_status.of_sides(results)
     for output in ("is_quiet", "is_verbose"):
         setattr(OUTPUT, output, True)
         running.print_report(results, end, lambda: terminal.print_results(results))
@@ -122,7 +122,7 @@ def test_the_end_of_a_run_shows_any_session(name, sessions, capsys):
 def test_the_sessions_have_warnings_doubts_lost_cells_and_several_hosts(sessions):
     doubted = {name for name in SESSIONS if comparisons.doubts(sessions(name))}
     assert {"doubtful", "contended"} <= doubted
-    assert story.troubles(sessions("unfinished"))
-    assert any(cell.warnings for cell in cells.every(sessions("page faults")).values())
+    assert summary.troubles(sessions("unfinished"))
+    assert any(cell.warnings for cell in cells.all_cells(sessions("page faults")).values())
     assert all(any(each.status is Status.lost for each in sessions(name).records) for name in ("lost", "hosts"))
     assert sessions("hosts").hosts == ("a", "b")

@@ -23,7 +23,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import OUTPUT, ExitCode, running, terminal
 from attnbench.commands import list as listing
-from attnbench.reports import answers, story
+from attnbench.reports import answers, summary
 from attnbench.storage.records import Status
 from tests import forks, journals
 
@@ -49,7 +49,7 @@ def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) 
 def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.OUTPUT, "is_verbose", True)
     calm = " ".join(printed(results, monkeypatch))
-    assert "doubtful:" not in calm + story.summary(results)
+    assert "doubtful:" not in calm + summary.markdown(results)
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
     disturbed = dataclasses.replace(results, system_load=load)
     lines = printed(disturbed, monkeypatch)
@@ -60,18 +60,18 @@ def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, m
     assert [each.mark for shape in answers.shapes(disturbed) for each in shape.others if each.ratio] == (
         [Mark.doubtful] * 12
     )
-    text = story.summary(disturbed)
+    text = summary.markdown(disturbed)
     assert text.index("High CPU contention") < text.index("No recommendation")
     assert "| doubtful " in text
     assert not re.search(r"x (slower|faster)", text)
-    page = story.page(disturbed)
+    page = summary.html_page(disturbed)
     assert page.index("High CPU contention") < page.index('"doubtful"')
 
 
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.OUTPUT, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)
-    assert lines == [*story.troubles(results), story.verdict(results), *story.answer(results)]
+    assert lines == [*summary.troubles(results), summary.verdict(results), *summary.answer(results)]
 
 
 def test_a_cell_that_needs_too_much_memory_is_told_from_a_slow_one(results, capsys):
@@ -92,7 +92,7 @@ def test_a_comparison_of_two_states_has_a_row_for_each_cell(tmp_path, monkeypatc
     text = "\n".join(lines)
     assert len(re.findall(r" (?:equal|undecided)$", text, re.MULTILINE)) == 2  # its controls have no use today
     assert len(re.findall(r" slower \d\.\d\dx$", text, re.MULTILINE)) == 2
-    assert story.findings(results) == []
+    assert summary.findings(results) == []
     assert "Take " not in text  # the answer is the command's last line
 
 

@@ -101,7 +101,7 @@ class Rotating(Split):
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_a_buffer_that_half_precision_cannot_hold_keeps_its_digits_if_the_module_takes_it(is_wide):
+def test_a_wide_buffer_keeps_its_digits_if_the_module_takes_it(is_wide):
     """Transformers' LlamaAttention with its rotary embedding inside was WRONG in bfloat16."""
     made = adapt(
         lambda sizes: Rotating(sizes, is_wide=is_wide),

@@ -11,7 +11,7 @@ import torch
 from attnbench.case import draw_weights, reason_against
 from attnbench.checking.agreement import check
 from attnbench.contract import Implementation, adapters, loading
-from attnbench.processes.planning import suited
+from attnbench.processes.planning import apply_axes
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
 from examples import adapters as theirs
@@ -32,7 +32,7 @@ def tried(made: Implementation) -> Iterator[Agreement]:
     axes = [{"mask": mask} for mask in ("causal", "padding", "none")]
     axes += [{"num_kv_heads": 2}, *({"kv_len": 17, "mask": mask} for mask in ("none", "causal_bottom_right", "causal"))]
     changed = [SMALL.with_axes(each) for each in axes]
-    supported = [each for each in suited(changed, made.built_in()) if reason_against(made, each) is None]
+    supported = [each for each in apply_axes(changed, made.built_in()) if reason_against(made, each) is None]
     assert supported
     for workload in (supported[0], supported[-1])[: len(supported)]:
         yield check(references(workload, is_brief=True), made)

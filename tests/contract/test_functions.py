@@ -337,10 +337,10 @@ HELD += ["bound", "Core", "core", "by_band", "a", "b", "c"]
 def test_what_a_file_holds_is_read_without_running_it(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
-    assert plugins.held(file) == HELD
+    assert plugins.discover_implementations(file) == HELD
     file.write_text("number = 3\n")
     with pytest.raises(ValueError, match="holds nothing that looks like an implementation"):
-        plugins.held(file)
+        plugins.discover_implementations(file)
 
 
 def test_a_list_says_what_a_function_in_a_file_is_given_and_names_a_module(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.analysis.sanity import ON_A_QUEUE, judged, slowed, warnings_of
+from attnbench.analysis.sanity import ON_A_QUEUE, flag_impossible_times, slowdown_warnings, warnings_of
 from attnbench.devices import CaptureError, accelerators, cuda, device, environment, nvml
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import LATENCY, LIMITS, DeviceState, Flag, Measurement, Operators, Record, Sample, Status
@@ -65,7 +65,7 @@ def test_a_device_that_lets_no_further_process_in_is_missing(gpus):
     assert here.missing() is None
     here.select()
     assert "EXCLUSIVE_PROCESS" in here.missing()
-    here.settle()  # does nothing
+    here.apply_first_use_changes()  # does nothing
     assert not here.is_broken()
 
 
@@ -135,7 +135,7 @@ def pynvml_of(version: str) -> SimpleNamespace:
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("version", NVML_VERSIONS)
-def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_left_out(version, monkeypatch):
+def test_the_driver_describes_the_same_device_and_its_gaps_are_left_out(version, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", pynvml_of(version))
     assert device("cuda:1").facts().clocks == {
         "gpu power limit": "700 W",
@@ -174,7 +174,7 @@ def test_a_flush_ends_with_a_read_of_what_it_did_not_write(monkeypatch):
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("version", NVML_VERSIONS)
-def test_a_state_is_what_the_driver_says_and_its_clock_that_of_the_blocks_where_there_were_some(version, monkeypatch):
+def test_a_state_comes_from_the_driver_and_its_clock_from_the_blocks(version, monkeypatch):
     """NVML once read the clock between two visits, while the device idled."""
     module = pynvml_of(version)
     monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -224,7 +224,7 @@ def visit_of(*clocks: float, slowed_by: int = 0) -> tuple[DeviceState, ...]:
     ],
 )
 def test_a_clock_that_falls_or_is_held_is_a_doubt(visits, said):
-    texts = [each.replace("\N{NO-BREAK SPACE}", " ").replace(" %", "%") for each in slowed(visits)]
+    texts = [each.replace("\N{NO-BREAK SPACE}", " ").replace(" %", "%") for each in slowdown_warnings(visits)]
     assert [text.removeprefix("the clock fell ") for text in texts] == said
 
 
@@ -271,10 +271,10 @@ def test_a_flag_of_most_samples_is_a_warning_of_the_cell_and_one_of_a_few_is_non
 
 
 def test_a_cell_that_leaves_work_on_another_stream_has_no_time():
-    (bad,), _ = judged([record(*[Flag.other_stream] * 4)], {}, is_cold=False)
+    (bad,), _ = flag_impossible_times([record(*[Flag.other_stream] * 4)], {}, is_cold=False)
     assert (bad.status, bad.measurements) == (Status.invalid, ())
     assert "work on another stream" in bad.message
-    (good,), _ = judged([record(Flag.other_stream, 0, 0, 0)], {}, is_cold=False)
+    (good,), _ = flag_impossible_times([record(Flag.other_stream, 0, 0, 0)], {}, is_cold=False)
     assert good.status is Status.ok
 
 
@@ -284,7 +284,7 @@ def test_a_call_that_is_shorter_than_its_kernels_is_doubted(kernel_s, is_doubted
     assert is_doubted is any("is all of it timed?" in each for each in warnings)
 
 
-def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_recorded_call_gave(gpus):
+def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups(gpus):
     gpus.make.return_value = gpus.call
     gpus.call.side_effect = range(10)
     replay = cuda.Cuda("cuda").captured(gpus.make)
@@ -300,7 +300,7 @@ def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_re
     assert called(gpus)[-2:] == ["CUDAGraph().replay"] * 2
 
 
-def test_what_a_forward_pass_has_kept_lives_as_long_as_the_graph_of_its_backward_pass(gpus):
+def test_kept_tensors_live_as_long_as_the_graph_of_the_backward_pass(gpus):
     """Once it was freed, and on an H100 the graph of an honest backward pass computed something else than the call."""
     kept = torch.ones(3)
     held = ref(kept)
@@ -313,7 +313,7 @@ def test_what_a_forward_pass_has_kept_lives_as_long_as_the_graph_of_its_backward
     assert held() is None
 
 
-def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(gpus):
+def test_an_unrecordable_graph_names_the_first_fault_of_the_call(gpus):
     """A failed recording raises again at its end."""
     failure = RuntimeError("operation not permitted when stream is capturing\nand more")
     gpus.call.side_effect = [*range(cuda.NUM_WARM_UPS), failure]

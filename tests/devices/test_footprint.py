@@ -61,7 +61,7 @@ def test_each_part_of_a_footprint_is_what_the_call_took():
     assert found.kept_bytes == found.result_bytes == 2 * MIB
 
 
-def test_what_is_saved_is_what_the_graph_alone_keeps_and_scratch_is_the_peak_less_the_results():
+def test_saved_memory_is_kept_by_the_graph_and_scratch_is_the_rest_of_the_peak():
     saved, seen = METRICS["saved_memory"].measure, case("inference")
     assert saved(seen) == 0
     assert [saved(case(direction)) for direction in ("forward", "backward", "forward_backward")] == [SCORES + 8] * 3
@@ -111,7 +111,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
     assert found == Footprint(peak_bytes=190 - start, kept_bytes=140 - start)
 
 
-def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_stores_the_notes_of_values(monkeypatch):
+def test_a_worker_reuses_the_case_of_a_cell_and_stores_the_notes_of_values(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     taken = itertools.count(0, 2**40)
     monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))

@@ -88,7 +88,7 @@ def test_a_quota_and_a_limit_of_memory_decide_threads_and_the_memory_that_is_fre
         ({"cpu.max": "50000 100000\n"}, 1, "0.5 processors by the cgroup"),
     ],
 )
-def test_without_limits_the_machine_is_as_it_is_and_a_share_of_a_processor_is_one_thread(groups, files, cores, said):
+def test_limits_of_a_container_are_read_and_a_share_of_a_processor_is_one_thread(groups, files, cores, said):
     groups("2:cpu:/\n0::/\n", **files)
     assert environment.usable_cores() == cores
     assert containers.memory() == (FREE, FREE)

@@ -51,7 +51,7 @@ def test_slow(attention_bench):
 
 
 @dataclass(frozen=True)
-class Place:
+class SecondEnvironment:
     """A folder whose Python knows the device."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def second(tmp_path_factory) -> Place:
+def second(tmp_path_factory) -> SecondEnvironment:
     if shutil.which(building.COMPILER) is None:
         pytest.skip(f"there is no C++ compiler: {building.COMPILER} is not found")
     cache = Path.home() / ".cache" / "attnbench-tests"
@@ -79,7 +79,7 @@ def second(tmp_path_factory) -> Place:
         extension = building.compiled(cache)
     folder = tmp_path_factory.mktemp("second")
     (folder / "mine.py").write_text(MINE)
-    return Place(folder, building.install(folder, extension))
+    return SecondEnvironment(folder, building.install(folder, extension))
 
 
 DEVICE = """
@@ -185,7 +185,7 @@ def test_work_on_another_device_is_an_error_and_work_on_the_current_one_is_not(s
     assert "the output is on cpu, and its inputs are on second:1" in text
 
 
-def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
+def measured(place: SecondEnvironment, *arguments: str) -> dict[str, dict[str, str]]:
     before = set(place.folder.glob("results/runs/*"))
     place.attnbench("run", *SHAPE, "--set=direction=inference", "--budget=4", *arguments, codes=(0, 1, 3))
     (made,) = set(place.folder.glob("results/runs/*")) - before
@@ -193,7 +193,7 @@ def measured(place: Place, *arguments: str) -> dict[str, dict[str, str]]:
         return {row["implementation"]: row for row in csv.DictReader(file)}
 
 
-def test_run_knows_time_and_memory_of_the_device_and_work_that_is_left_on_another_stream(second):
+def test_run_measures_the_device_and_sees_work_left_on_another_stream(second):
     rows = measured(second, "sdpa", "-imine.py:slow", "-imine.py:on_another_stream")
     assert 0.004 < float(rows["slow"]["latency_s"]) < 0.05
     assert rows["on_another_stream"]["status"] == "invalid"

@@ -18,7 +18,7 @@ from attnbench.checking.mistakes import catalogue
 from attnbench.cli import app
 from attnbench.contract import Attention, Implementation
 from attnbench.inspection import oracle_diff, text
-from attnbench.inspection.oracle_diff import look
+from attnbench.inspection.oracle_diff import inspect_implementation
 from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -30,7 +30,7 @@ EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
 
 
 def found_in(name, sentence=TIME, settings=()):
-    return look(f"{SLIPS}:{name}", sentence, settings)
+    return inspect_implementation(f"{SLIPS}:{name}", sentence, settings)
 
 
 def walk_of(settings=(), seed=0):
@@ -89,7 +89,7 @@ def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed()
 )
 def test_wrong_usage_says_what_is_allowed(sentence, settings, said):
     with pytest.raises(ValueError, match=said):
-        look("fused", sentence, settings)
+        inspect_implementation("fused", sentence, settings)
 
 
 class Tags(HTMLParser):
@@ -107,7 +107,7 @@ class Tags(HTMLParser):
 
 
 def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
-    found = look(f"{SLIPS}:raising", EVIL)
+    found = inspect_implementation(f"{SLIPS}:raising", EVIL)
     source = text.write_page(found, tmp_path).read_text()
     tags = Tags()
     tags.feed(source)
@@ -121,7 +121,7 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
 
 
 def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
-    found = look("fused", TIME, ["mask=none"])
+    found = inspect_implementation("fused", TIME, ["mask=none"])
     tags = Tags()
     tags.feed(text.write_page(found, tmp_path).read_text())
     walk = found.walk
@@ -133,9 +133,9 @@ def test_the_page_shows_every_step_and_shades_the_weights(tmp_path):
 
 
 def test_tables_are_aligned_and_fit_the_terminal():
-    printed = shown(look("fused", "all of it is attention"), width=80)
+    printed = shown(inspect_implementation("fused", "all of it is attention"), width=80)
     assert all(len(line) <= 80 for line in printed.splitlines())
-    table = text.step_tables(look("fused", TIME).walk, "weights")[0]
+    table = text.step_tables(inspect_implementation("fused", TIME).walk, "weights")[0]
     assert len({len(line) for line in table.lines(200)[2:]}) == 1
 
 
@@ -259,7 +259,7 @@ def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
 
 def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
     for name in ("module_list", "torch_mha"):
-        found = look(name)
+        found = inspect_implementation(name)
         assert "its projections cannot be seen" in found.unseen
         assert found.comparisons[-1].name == "output"
         assert all(each.agrees for each in found.comparisons)

@@ -224,6 +224,8 @@ def test_a_models_mask_and_bias_are_joined_and_no_text_names_them():
 
 def test_a_model_may_pass_its_mask_by_name_or_none():
     query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
-    by_name, _ = in_model.honest(oracle.attend)(nn.Module(), query, key, value, attention_mask=None, is_causal=False)
-    by_position, _ = in_model.honest(oracle.attend)(nn.Module(), query, key, value, None)
+    by_name, _ = in_model.reference_attention(oracle.attend)(
+        nn.Module(), query, key, value, attention_mask=None, is_causal=False
+    )
+    by_position, _ = in_model.reference_attention(oracle.attend)(nn.Module(), query, key, value, None)
     torch.testing.assert_close(by_name, by_position)

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.reports import story
+from attnbench.reports import summary
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 
@@ -50,14 +50,14 @@ def test_the_budget_is_kept_and_something_is_timed(tmp_path, slow):
     num_shapes_s = 8 * slow.get("visit_s", 0.0)  # each shape that was checked has one visit
     assert results.elapsed_s <= max(BUDGET_S, first_shape_s, num_shapes_s) + longest_step_s
     assert sum(results.num_visits.values()) > 0
-    troubles = [text for text in story.troubles(results) if "budget" in text]
+    troubles = [text for text in summary.troubles(results) if "budget" in text]
     assert bool(troubles) is (slow != {"observe_s": 20.0})
     assert all("give --budget" in text.lower() for text in troubles)
 
 
 def test_a_budget_that_suffices_leaves_nothing_out(tmp_path):
     results, _ = run(tmp_path, Loaded(), cells=2)
-    assert not any("budget" in text for text in story.troubles(results))
+    assert not any("budget" in text for text in summary.troubles(results))
     assert results.num_left_out == 0
 
 

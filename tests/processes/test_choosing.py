@@ -62,7 +62,7 @@ def test_the_fastest_is_recommended_with_its_lead(world: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("names", "budget_s", "reason"), [(("sdpa", "fused"), 40.0, ANSWERED), (("sdpa", "fused", "bmm"), 0.0, SPENT)]
 )
-def test_choosing_ends_with_a_clear_answer_or_its_budget_and_never_before_the_first_processes(
+def test_choosing_ends_with_a_clear_answer_or_its_budget(
     tmp_path: Path, names: tuple[str, ...], budget_s: float, reason: str
 ) -> None:
     plan = chosen(names=names, budget_s=budget_s)

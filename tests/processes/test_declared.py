@@ -3,11 +3,11 @@
 import pytest
 
 from attnbench import plugins
-from attnbench.processes import sides
-from attnbench.processes.asides import declared
+from attnbench.processes import revisions
 from attnbench.processes.execution import checking_templates, client_for
 from attnbench.processes.messages import Declared
-from attnbench.processes.planning import build_plan, suited, together
+from attnbench.processes.one_off_tasks import declared
+from attnbench.processes.planning import apply_axes, build_plan, merge_built_in_axes
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -59,31 +59,34 @@ def test_a_file_that_cannot_be_loaded_is_a_problem_with_its_whole_cause(file, tm
 
 def test_workloads_have_the_built_in_axes_once_each():
     workloads = [Workload(seq_len=length, mask=mask) for length in (8, 16) for mask in ("none", "causal", "padding")]
-    assert suited(workloads, {"mask": "causal"}) == (
+    assert apply_axes(workloads, {"mask": "causal"}) == (
         Workload(seq_len=8, mask="causal"),
         Workload(seq_len=16, mask="causal"),
     )
-    assert {each.kv_len for each in suited(workloads, {"seq_len": 32})} == {32}
+    assert {each.kv_len for each in apply_axes(workloads, {"seq_len": 32})} == {32}
     crossed = [Workload(seq_len=8, kv_len=9), Workload(seq_len=8)]
-    assert len(suited(crossed, {"rotary": "halves"})) == 1
+    assert len(apply_axes(crossed, {"rotary": "halves"})) == 1
     with pytest.raises(ValueError, match="kv_len = seq_len"):
-        suited(crossed[:1], {"rotary": "halves"})
+        apply_axes(crossed[:1], {"rotary": "halves"})
 
 
 def test_to_declare_more_masks_gives_no_fewer_cells():
     """Two masks gave 15 cells, and one 34."""
     named = ("none", "causal", "padding", "sliding_window(9)", "boolean(40)")
     workloads = [Workload(seq_len=length, mask=mask) for length in (8, 16) for mask in named]
-    several = suited(workloads, {"mask": "none|padding", "scope": "module"})
+    several = apply_axes(workloads, {"mask": "none|padding", "scope": "module"})
     assert {each.scope for each in several} == {"module"}
     assert {each.mask for each in several} == {"none", "padding"}
-    assert len(several) > len(suited(workloads, {"mask": "none", "scope": "module"}))
+    assert len(several) > len(apply_axes(workloads, {"mask": "none", "scope": "module"}))
 
 
 def test_a_comparison_is_at_what_all_have_built_in():
-    assert together({"a": {"mask": "causal"}, "b": {"scope": "module"}}) == {"mask": "causal", "scope": "module"}
+    assert merge_built_in_axes({"a": {"mask": "causal"}, "b": {"scope": "module"}}) == {
+        "mask": "causal",
+        "scope": "module",
+    }
     with pytest.raises(ValueError, match="one by one"):
-        together({"a": {"mask": "causal"}, "b": {"mask": "none"}})
+        merge_built_in_axes({"a": {"mask": "causal"}, "b": {"mask": "none"}})
 
 
 def test_a_check_gives_each_its_own_and_a_run_the_same_to_all(file):
@@ -130,8 +133,8 @@ def test_two_sides_are_compared_on_the_axes_that_are_built_into_them(file, tmp_p
     other = tmp_path / "other.py"
     other.write_text(SOURCE)
     fields = {"sweep": "sides", "implementations": (), "settings": ["seq_len=16,32"], "is_exact": True}
-    planned = sides.plan(f"{file}:causal", f"{other}:causal", fields, tmp_path / "run")
+    planned = revisions.plan(f"{file}:causal", f"{other}:causal", fields, tmp_path / "run")
     assert {(each.mask, each.seq_len) for each in planned.workloads} == {("causal", 16), ("causal", 32)}
     typed = fields | {"settings": ["seq_len=16", "mask=none"]}
-    planned = sides.plan(f"{file}:causal", f"{other}:causal", typed, tmp_path / "run")
+    planned = revisions.plan(f"{file}:causal", f"{other}:causal", typed, tmp_path / "run")
     assert {each.mask for each in planned.workloads} == {"none"}  # as asked: the end says why nothing was judged

@@ -9,7 +9,14 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import cell_doubts, comparisons, contention, doubts, judgements, whole
+from attnbench.analysis.comparisons import (
+    cell_doubts,
+    comparisons,
+    contention,
+    doubts,
+    judgements,
+    whole_session_judgement,
+)
 from attnbench.analysis.conclusion import Conclusion, Mark
 from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge_sides
@@ -23,7 +30,7 @@ from attnbench.analysis.table import rows, table
 from attnbench.commands import frame
 from attnbench.devices.waiting import Waits
 from attnbench.processes.planning import build_plan, plan_to_choose, plan_to_search
-from attnbench.reports import answers, endings, recommended, story
+from attnbench.reports import answers, exit_status, recommended, summary
 from attnbench.reports.pytest_benchmark import document
 from attnbench.statistics.verdict import Reason
 from attnbench.storage.events import Plan
@@ -85,18 +92,18 @@ def test_a_run_whose_samples_waited_says_so_first_and_decides_nothing(tmp_path, 
     results = sweep(tmp_path, share)
     found = {each.verdict for each in judgements(results).values()}
     assert found == ({Verdict.undecided} if is_doubtful else {Verdict.faster, Verdict.slower})
-    assert ("waited for a processor" in "".join(story.troubles(results)[:1])) is is_doubtful
-    assert exit_code(endings.of_run(results)) == (3 if is_doubtful else 0)
+    assert ("waited for a processor" in "".join(summary.troubles(results)[:1])) is is_doubtful
+    assert exit_code(exit_status.of_run(results)) == (3 if is_doubtful else 0)
     if is_doubtful:
         assert {each.reason for each in comparisons(results)} == {str(Reason.doubtful)}
-        assert not re.search("faster|slower|equal", "".join(story.answer(results)))
+        assert not re.search("faster|slower|equal", "".join(summary.answer(results)))
 
 
 @pytest.mark.parametrize(("share", "code"), [(FEW, 1), (MOST, 4)])
 def test_compare_and_gate_end_alike_on_a_session_whose_samples_waited(tmp_path, share, code):
     results = sides(tmp_path, share)
-    decision, conclusion = judge_sides(results, Thresholds()), endings.of_sides(results)
-    found = whole(results)
+    decision, conclusion = judge_sides(results, Thresholds()), exit_status.of_sides(results)
+    found = whole_session_judgement(results)
     assert found is not None
     assert found.verdict is (Verdict.slower if code == 1 else Verdict.undecided)
     assert exit_code(conclusion) == exit_code(outputs.conclusion(decision)) == code
@@ -116,7 +123,7 @@ def test_a_doubtful_shape_leaves_the_others_their_verdicts(tmp_path):
     decision = judge_sides(results, Thresholds())
     kinds = {each.workload: each.kind for each in decision.rulings if each.metric == "latency"}
     assert kinds == {first.id: Kind.undecided, second.id: Kind.slower}
-    assert (decision.suite.kind, exit_code(endings.of_sides(results))) == (Kind.undecided, 1)
+    assert (decision.suite.kind, exit_code(exit_status.of_sides(results))) == (Kind.undecided, 1)
 
 
 def chosen(folder: Path, share: float, *lengths: str) -> Results:
@@ -130,7 +137,7 @@ def test_the_fastest_of_a_disturbed_run_is_not_clear(tmp_path, share):
     results = chosen(tmp_path, share, "256")
     (found,) = recommend(results)
     assert found.is_clear is (share == FEW)
-    assert exit_code(endings.of_choice(results, [found])) == 3 - 3 * found.is_clear
+    assert exit_code(exit_status.of_choice(results, [found])) == 3 - 3 * found.is_clear
     if share == MOST:
         assert recommended.answer(found).startswith("Not clear: ")
 
@@ -173,7 +180,7 @@ def test_a_search_in_a_disturbed_run_decides_no_length(tmp_path, share):
     (crossing,) = recommended.crossings(results)
     assert bool(crossing.changes) is (share == FEW)
     assert crossing.answer.startswith("From " if share == FEW else "It is undecided which ")
-    assert exit_code(endings.of_search(results)) == (0 if share == FEW else 3)
+    assert exit_code(exit_status.of_search(results)) == (0 if share == FEW else 3)
 
 
 BUSY = SystemLoad(stolen=0.0, others=0.6, free_bytes=2**30)
@@ -196,4 +203,4 @@ def test_contention_is_said_in_any_case_and_a_doubt_if_nothing_shows_what_it_cos
     assert bool(doubts(results)) is is_doubtful
     assert bool(contention(results)) is (load.others + load.stolen > 0.1)
     if contention(results):
-        assert story.troubles(results)[0] == contention(results)
+        assert summary.troubles(results)[0] == contention(results)

@@ -84,7 +84,7 @@ def test_every_reading_has_a_fresh_process_and_the_baseline_is_first(tmp_path):
     assert len(set(processes)) == len(processes)
     names = [name for name, _ in client.first]
     assert names == ["sdpa"] * 3 + ["fused"] * 6 + ["bmm"] + ["einsum"] * 3
-    by_name = {cell.name: cell for cell in cells.every(results).values()}
+    by_name = {cell.name: cell for cell in cells.all_cells(results).values()}
     fused = {name: by_name["fused"].metrics[name] for name in FIRST_CALLS}
     assert fused == pytest.approx({FIRST_CALL: 3.002, FIRST_CACHED: 1.501, FIRST_LONGER: 0.25})
     assert FIRST_CACHED not in by_name["sdpa"].metrics
@@ -202,6 +202,6 @@ def test_a_compiled_form_is_read_with_empty_and_with_filled_caches(tmp_path):
     before = dict(os.environ)
     execution.execute(plan, tmp_path / "run", lambda _: None, ("check", "metrics"))
     assert dict(os.environ) == before
-    seen = {cell.name: set(cell.metrics) for cell in cells.every(read(tmp_path / "run")).values()}
+    seen = {cell.name: set(cell.metrics) for cell in cells.all_cells(read(tmp_path / "run")).values()}
     assert seen["fused+compile"] == {*FIRST_CALLS}
     assert seen["fused"] == {FIRST_CALL, FIRST_LONGER}

@@ -197,7 +197,7 @@ def test_inputs_that_find_no_room_are_the_harness_own_failure(monkeypatch):
 @pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
 def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(monkeypatch, spec):
     worker, turns = Worker(Heartbeat()), []
-    monkeypatch.setattr(waiting, "settle", lambda: turns.append(spec))
+    monkeypatch.setattr(waiting, "wait_for_idle_threads", lambda: turns.append(spec))
     worker.answer("sample_blocks", visit=visit(spec))
     assert turns == []
     worker.answer("sample_blocks", visit=visit(spec, settles=True))

@@ -17,7 +17,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import from_function
 from attnbench.contract.loading import implementation
 from attnbench.processes.messages import Failed, Prepared
-from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.remote import CandidateError, CandidateLostError, Candidates, Remote, TensorFile, stand_in
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from tests.checking.test_dropout import OtherGradient
@@ -79,9 +79,9 @@ def case_of(made: Implementation, point: Workload = POINT):
     ],
 )
 def test_a_tensor_arrives_with_its_values_and_its_layout(tensor):
-    exchange = Exchange()
+    exchange = TensorFile()
     (places,) = exchange.send({"first": torch.ones(3), "it": tensor})
-    found = Exchange(exchange.path).receive(places["it"])
+    found = TensorFile(exchange.path).receive(places["it"])
     assert found.dtype == tensor.dtype
     assert (found.shape, found.stride(), found.storage_offset()) == (
         tensor.shape,
@@ -114,7 +114,7 @@ def test_code_is_not_judged_at_sizes_that_it_declares_unsupported():
     assert check(References(point, 0), standing_in_for(made, point)).agrees
 
 
-def test_a_module_that_is_wrong_or_sets_a_seed_in_inference_mode_is_wrong_and_one_that_fails_there_is_noted():
+def test_inference_mode_is_checked_and_a_failure_there_is_noted():
     def weights(query, key, mask):
         return (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(mask.hidden, -torch.inf).softmax(-1)
 
@@ -161,7 +161,7 @@ class Doubling(torch.autograd.Function):
         return grad_output.clone()
 
 
-def test_an_incoming_gradient_that_is_changed_is_seen_to_change_and_two_backward_passes_may_wait():
+def test_a_changed_incoming_gradient_is_seen_and_two_backward_passes_may_wait():
     case = case_of(doing(lambda query, key, value, mask: Doubling.apply(query)))
     query = case.tensors["query"]
     first, second = case.output(), case.output()
@@ -262,7 +262,7 @@ def test_what_a_candidate_draws_from_does_not_say_which_inputs_are_drawn():
 
 
 def test_bytes_that_were_not_sent_are_missed():
-    exchange, sent = Exchange(), torch.arange(50, dtype=torch.int16)
+    exchange, sent = TensorFile(), torch.arange(50, dtype=torch.int16)
     (places,) = exchange.send({"first": torch.zeros(3), "second": sent, "none": torch.zeros(0)})
     assert torch.equal(exchange.receive(places["second"]), sent)
     assert exchange.receive(places["none"]).numel() == 0

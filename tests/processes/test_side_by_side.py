@@ -6,12 +6,12 @@ import msgspec
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import comparisons, judgements, whole
+from attnbench.analysis.comparisons import comparisons, judgements, whole_session_judgement
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.commands import frame
 from attnbench.processes.messages import Failed
-from attnbench.reports import endings, verdict
-from attnbench.reports.story import summary, unlike
+from attnbench.reports import exit_status, verdict
+from attnbench.reports.summary import markdown, unlike
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
@@ -41,7 +41,7 @@ def verdicts(results):
 
 def exit_code(results, **more):
     with pytest.raises(typer.Exit) as left:
-        frame.finish(endings.of_sides(results), **more)
+        frame.finish(exit_status.of_sides(results), **more)
     return left.value.exit_code
 
 
@@ -52,14 +52,14 @@ def exit_code(results, **more):
 def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict, code):
     results = session(tmp_path, slowdown, is_apart=is_apart, budget_s=120.0 if is_apart else 15.0)
     assert verdicts(results) <= ({verdict} if slowdown else {verdict, "undecided"})
-    found = whole(results)
+    found = whole_session_judgement(results)
     assert found.verdict == verdict
     assert found.ratio == pytest.approx(1 + slowdown, rel=0.02)
     assert found.detectable < 0.08
     assert len(judgements(results)) == 2 + 1
     assert exit_code(results) == code
     words = "equal" if verdict == "equivalent" else verdict
-    sentence = endings.of_sides(results).sentence
+    sentence = exit_status.of_sides(results).sentence
     assert words in sentence
     assert sentence.startswith("fail: " if code == 1 else "pass: ")
 
@@ -68,14 +68,14 @@ def test_a_candidate_that_repairs_a_wrong_base_passes(tmp_path):
     results = session(tmp_path, num_cells=1, budget_s=5.0)
     wrong = {"status": Status.disagrees, "measurements": ()}
     records = tuple(msgspec.structs.replace(each, **wrong) if each.side == BASE else each for each in results.records)
-    end = endings.of_sides(dataclasses.replace(results, records=records))
+    end = exit_status.of_sides(dataclasses.replace(results, records=records))
     assert end.sentence.startswith("pass: right (x T=")
     assert "the base is WRONG" in end.sentence
 
 
 def test_no_command_names_a_file_of_a_revision(tmp_path):
     results, replaced = session(tmp_path, 0.1, num_cells=1, budget_s=15.0), msgspec.structs.replace
-    end, sides = endings.of_sides(results), results.plan.sides
+    end, sides = exit_status.of_sides(results), results.plan.sides
     assert "profile" in str(verdict.report(results, end, 1, ["compare"]).next)
     plan = replaced(results.plan, sides=replaced(sides, candidate=replaced(sides.candidate, commit="1a2b3c4")))
     revised = dataclasses.replace(results, started=replaced(results.started, plan=plan))
@@ -165,12 +165,12 @@ def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_
     assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}] * 2 + [{}] * 2
     (line,) = unlike(results)
     assert "python 2 and 3; versions torch 1.0 and none" in line
-    assert "machine changed" not in summary(results)
+    assert "machine changed" not in markdown(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
-    assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
+    assert "machine changed" in markdown(dataclasses.replace(results, records=(*base, moved, candidate[1])))
 
 
-def test_a_cell_of_one_side_that_is_only_predicted_is_no_loss_and_leaves_the_rest_open(tmp_path):
+def test_a_cell_predicted_on_one_side_is_no_loss(tmp_path):
     results = session(tmp_path, budget_s=0.0)
     assert untried(results) == []
     words = "predicted 5 s for one call, over the limit of 2 s; --call-limit 5 includes it"

@@ -67,7 +67,7 @@ def test_a_template_compiles_in_its_own_processes_alone(tmp_path, monkeypatch):
     assert Template(tmp_path / "log").environment[worker_client.COMPILERS] == "3"
 
 
-def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_question(tmp_path, monkeypatch):
+def test_a_late_answer_of_a_template_is_not_taken_for_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_client, "CLOSING_S", 0.5)
     monkeypatch.setattr(sys, "executable", PYTHON)  # no process stands between this one and the template
     template, heartbeat = Template(tmp_path / "log"), Heartbeat()

@@ -8,7 +8,7 @@ import pytest
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.reports import answers, endings, recommended, screen, story, verdict
+from attnbench.reports import answers, exit_status, recommended, screen, summary, verdict
 from attnbench.storage.records import Status
 from attnbench.units import MISSING
 from tests import journals
@@ -64,7 +64,7 @@ def without_baseline(tmp_path, monkeypatch):
     return journals.write(tmp_path / "run", points, ("sdpa", "chunked", "bmm"))
 
 
-def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its_place(without_baseline):
+def test_the_first_right_implementation_replaces_a_wrong_baseline(without_baseline):
     """On an H100 the answer named the wrong one, and ranked no other."""
     found = without_baseline
     assert advice(found).startswith("Keep sdpa: nothing is faster on any of 2 shapes. sdpa is WRONG on causal T=512, ")
@@ -76,11 +76,11 @@ def test_a_wrong_baseline_is_never_the_fastest_and_the_first_right_one_takes_its
     assert rows["no mask T=512"]["sdpa"].endswith("ms *")
     shown = "\n".join(line.text for line in screen.screen(found))
     assert re.search(r"^causal +T=512 +WRONG +\S+ ms \* ", shown, re.MULTILINE)
-    choices = verdict.report(found, endings.of_run(found), 1, ["run"]).choices
+    choices = verdict.report(found, exit_status.of_run(found), 1, ["run"]).choices
     assert [choice.reference for choice in choices] == ["sdpa", "sdpa", "chunked", "chunked"]
     assert [choice.choice for choice in choices] == ["sdpa", "sdpa", "chunked", "chunked"]
-    assert causal["chunked"] in story.page(found)
-    assert re.search(r"\| bmm .* 1\.\d+x slower than chunked \(", story.summary(found))
+    assert causal["chunked"] in summary.html_page(found)
+    assert re.search(r"\| bmm .* 1\.\d+x slower than chunked \(", summary.markdown(found))
     answered = recommended.answer(recommend(found)[-1])
     assert answered.startswith("Take chunked: it is the fastest, 1.")
 
@@ -110,7 +110,7 @@ def test_doubtful_rows_name_nobody(tmp_path):
     doubtful = dataclasses.replace(results, system_load=load)
     assert advice(doubtful).startswith("No recommendation: ")
     assert {row["fastest"] for row in answers.table(answers.shapes(doubtful))} == {MISSING}
-    end = endings.of_run(doubtful)
+    end = exit_status.of_run(doubtful)
     choices = verdict.report(doubtful, end, 3, ["run"]).choices
     assert [each.choice for each in choices] == [None, None]
     assert [each.choice for each in verdict.report(results, end, 0, ["run"]).choices] == ["sdpa", "sdpa"]

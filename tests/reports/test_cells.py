@@ -8,8 +8,8 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.reports import cells, lines, story, titles
-from attnbench.units import escaped, percent, plain
+from attnbench.reports import cells, plotted_metrics, summary, titles
+from attnbench.units import escaped, percent, sanitize_line
 from tests import journals, tables
 
 SPEEDS = ("time per call", "FLOP/s", "peak memory")
@@ -39,7 +39,7 @@ def test_what_is_not_ok_shows_no_speed_and_gives_its_reason(results: Results) ->
     assert failed
     for row in failed:
         assert [row.texts[column] for column in SPEEDS] == ["-"] * len(SPEEDS)
-        assert row.texts["notes"] == plain(row["message"])
+        assert row.texts["notes"] == sanitize_line(row["message"])
     assert {row.texts["verdict"] for row in failed} >= {"timeout (predicted)", "unsupported", "crashed", "WRONG"}
 
 
@@ -72,7 +72,7 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
 def test_what_others_and_the_host_took_is_among_the_facts(results: Results, others: float, stolen: float) -> None:
     load = SystemLoad(others=others, stolen=stolen, free_bytes=2**30)
     loaded = dataclasses.replace(results, system_load=load)
-    facts = story.facts(loaded)
+    facts = summary.facts(loaded)
     shares = percent(others), percent(stolen)
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
 
@@ -86,14 +86,14 @@ def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path
     found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
     assert "torch_mha" in {row["implementation"] for row in tables.every(found)}  # for programs
     assert "torch_mha" not in {cell.name for members in cells.groups(found).values() for cell in members}
-    reported = f"torch_mha ({plain(journals.REASON)})"
-    assert story.facts(found)["not available here"] == reported
-    assert f"- **not available here**: {escaped(reported)}\n" in story.summary(found)
-    picture = lines.draw(found, lines.TIME)
+    reported = f"torch_mha ({sanitize_line(journals.REASON)})"
+    assert summary.facts(found)["not available here"] == reported
+    assert f"- **not available here**: {escaped(reported)}\n" in summary.markdown(found)
+    picture = plotted_metrics.draw(found, plotted_metrics.TIME)
     assert picture is not None
     assert "torch_mha" not in picture.caption
 
 
 def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
     found = journals.write(tmp_path, POINTS[:2], ("torch_mha",))
-    assert {row.texts["notes"] for row in tables.every(found)} == {plain(journals.REASON)}
+    assert {row.texts["notes"] for row in tables.every(found)} == {sanitize_line(journals.REASON)}

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.plugins import catalogue, plugs
-from attnbench.reports import Picture, Report, lines, style
+from attnbench.reports import Picture, Report, plotted_metrics, style
 from tests import journals
 
 DRAWN: dict[str, Report] = {
@@ -80,7 +80,7 @@ def test_a_picture_of_sound_times_has_no_caveat_and_others_have_one_in_the_title
     }.items():
         for name in ("latency_plot", "ratio_plot"):
             picture = drawn(name, results)
-            assert picture.title == words + lines.REPORT[name].summary
+            assert picture.title == words + plotted_metrics.REPORT[name].summary
             assert ("too few processes for an interval" in picture.caption) is (results.elapsed_s is None)
 
 
@@ -103,10 +103,10 @@ def test_points_at_a_single_length_stand_apart(tmp_path: Path) -> None:
 
 def test_a_panel_has_one_length_alone(tmp_path: Path) -> None:
     points = journals.workloads(seq_len=(1,), kv_len=(128, 1024))
-    (decoding,) = lines.panels(journals.write(tmp_path / "decoding", points, ("sdpa", "fused")))
+    (decoding,) = plotted_metrics.panels(journals.write(tmp_path / "decoding", points, ("sdpa", "fused")))
     assert (decoding.axis, decoding.other, decoding.lengths) == ("kv_len", "T=1", [128, 1024])
     points = (*journals.workloads(seq_len=(128, 512)), *journals.workloads(seq_len=(64,), kv_len=(256,)))
-    found = list(lines.panels(journals.write(tmp_path / "mixed", points, ("sdpa", "fused"))))
+    found = list(plotted_metrics.panels(journals.write(tmp_path / "mixed", points, ("sdpa", "fused"))))
     assert {(panel.axis, panel.other, *panel.lengths) for panel in found} == {
         ("seq_len", "", 128, 512),
         ("seq_len", "S=256", 64),
@@ -116,7 +116,7 @@ def test_a_panel_has_one_length_alone(tmp_path: Path) -> None:
 def test_the_picture_of_a_run_is_time_against_length_where_there_are_five(tmp_path: Path) -> None:
     few = journals.write(tmp_path / "few", journals.workloads(seq_len=(128, 512, 2048)), ("sdpa", "fused"))
     many = journals.write(tmp_path / "many", journals.workloads(seq_len=(64, 128, 256, 512, 1024)), ("sdpa", "fused"))
-    assert lines.usual(few) is None
+    assert plotted_metrics.usual(few) is None
     assert "against length" in drawn("picture", many).title
     for found in (few, many):
         (path,) = DRAWN["picture"].write(found, tmp_path)

@@ -13,8 +13,8 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
-from attnbench.reports import Report, answers, cells, explorer, pytest_benchmark, story
-from attnbench.units import escaped, guarded, plain
+from attnbench.reports import Report, answers, cells, explorer, pytest_benchmark, summary
+from attnbench.units import escaped, guarded, sanitize_line
 from tests import journals
 from tools import vega
 
@@ -55,7 +55,7 @@ def explored(whole: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def summary(written: dict[str, list[Path]]) -> str:
+def markdown(written: dict[str, list[Path]]) -> str:
     return written["markdown"][0].read_text()
 
 
@@ -106,8 +106,8 @@ def test_a_run_in_which_nothing_is_ok_can_be_reported(tmp_path: Path) -> None:
 
 
 class TestMarkdown:
-    def test_every_row_has_every_cell_and_none_is_blank(self, results: Results, summary: str) -> None:
-        lines = [line for line in summary.splitlines() if line.startswith("|")]
+    def test_every_row_has_every_cell_and_none_is_blank(self, results: Results, markdown: str) -> None:
+        lines = [line for line in markdown.splitlines() if line.startswith("|")]
         assert len(lines) > len(results.records) / 2
         for line in lines:
             texts = re.split(r"(?<!\\)\|", line)[1:-1]
@@ -115,22 +115,22 @@ class TestMarkdown:
 
     def test_it_has_200_lines_at_most_and_says_what_it_leaves_out(self, tmp_path: Path) -> None:
         many = journals.workloads(mask=("none", "causal"), num_heads=(1, 2, 4, 8, 16), seq_len=(64, 128, 256))
-        text = story.summary(journals.write(tmp_path, many, num_epochs=1))
+        text = summary.markdown(journals.write(tmp_path, many, num_epochs=1))
         assert text.count("\n") <= 200
         (number,) = re.findall(r"^(\d+) more groups of shapes are in report.html", text, re.MULTILINE)
         assert int(number) + text.count("\n### ") == 10
 
-    def test_text_from_outside_has_no_effect(self, summary: str) -> None:
-        assert "<script" not in summary
-        assert "<b>" not in summary
-        assert not re.search(r"(?<!\\)\[b", summary)
-        assert "\x1b" not in summary
+    def test_text_from_outside_has_no_effect(self, markdown: str) -> None:
+        assert "<script" not in markdown
+        assert "<b>" not in markdown
+        assert not re.search(r"(?<!\\)\[b", markdown)
+        assert "\x1b" not in markdown
         assert escaped("a|b `c` *d* [e](f) <g> \\") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; \\\\"
 
-    def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
-        assert "- module_list: WRONG at T=128, 2048: " in summary
+    def test_findings_are_listed_once_for_all_lengths(self, markdown: str) -> None:
+        assert "- module_list: WRONG at T=128, 2048: " in markdown
         assert (
-            "naive_loop" not in summary.split("## Findings", maxsplit=1)[1].split("## Cells", maxsplit=1)[0]
+            "naive_loop" not in markdown.split("## Findings", maxsplit=1)[1].split("## Cells", maxsplit=1)[0]
         )  # predicted: not a finding
 
 
@@ -180,7 +180,7 @@ class TestPage:
     def test_time_against_length_is_its_one_picture(self, page: str, tmp_path: Path) -> None:
         assert "<img " not in page  # two lengths
         many = journals.workloads(mask=("none", "causal"), seq_len=(64, 128, 256, 512, 1024))
-        text = SCRIPT.sub("", story.page(journals.write(tmp_path, many)))
+        text = SCRIPT.sub("", summary.html_page(journals.write(tmp_path, many)))
         (loaded,) = LOADS.findall(text)
         assert loaded.startswith("data:image/png;base64,")
         assert '<img alt="Time per call against length' in text
@@ -198,8 +198,8 @@ class TestPage:
         texts = [text for row in explored["rows"] for text in row["text"]]
         assert len(texts) == len(results.records) * (1 + len(cells.columns(results)))
         assert all(text.strip() for text in texts)
-        assert plain(journals.EVIL) in texts
-        assert plain(journals.REASON) in texts
+        assert sanitize_line(journals.EVIL) in texts
+        assert sanitize_line(journals.REASON) in texts
         assert whole.count("<script>alert") == 0  # as in one of the names
 
     def test_each_column_has_a_key_to_sort_by_and_each_axis_its_values(self, explored: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from attnbench.analysis.sanity import SystemLoad
-from attnbench.reports import answers, story
+from attnbench.reports import answers, summary
 from attnbench.reports.screen import HEIGHT, WIDTH, screen
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 from tests import journals
 from tests.reports import snapshots
 from tests.reports.snapshots import SWEEPS
@@ -72,7 +72,7 @@ def test_every_implementation_has_its_time_and_every_fastest_is_marked(sweep, sw
     start = next(place for place, line in enumerate(shown) if line.startswith("Time of a call"))
     text = "\n".join(shown[start : shown.index("", start)])
     for name in {cell.name for shape in answers.shapes(found) for cell in shape.cells if cell.seconds is not None}:
-        assert re.search(rf"{re.escape(plain(name, 20))}\s+\S", text), name
+        assert re.search(rf"{re.escape(sanitize_line(name, 20))}\s+\S", text), name
     assert bool(re.search(r"[mu]s \*", text)) is ("* fastest" in text) is (sweep != "many lengths")
 
 
@@ -125,4 +125,4 @@ def test_gpus_have_their_names_without_further_facts(sweeps, monkeypatch):
     assert any(line.startswith("NVIDIA H200, NVIDIA L4, ") for line in lines(found))
     (environment,) = environments.values()
     memory = "NVIDIA H200, 140 GiB, compute capability 9.0; NVIDIA L4, 8.00 B,"
-    assert story.described(environment)["accelerator"].startswith(memory)
+    assert summary.describe_environment(environment)["accelerator"].startswith(memory)

@@ -40,7 +40,7 @@ def test_the_fastest_leads_and_the_others_are_slower() -> None:
     assert found.open == []
 
 
-def test_without_the_baseline_the_first_is_the_reference_and_a_tie_goes_to_the_baseline() -> None:
+def test_the_first_is_the_reference_without_a_baseline_which_wins_ties() -> None:
     only = standing({"quick": samples(1.0)})
     assert (only.leader, only.reference, only.others) == ("quick", "quick", {})
     same = samples(1.0)
@@ -68,7 +68,7 @@ def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
     assert np.mean(leads) < np.mean(naive) / 2
 
 
-def test_a_small_difference_that_is_known_well_is_equal_and_one_beyond_the_margin_is_not() -> None:
+def test_a_well_known_difference_is_equal_only_within_the_margin() -> None:
     taken = {"sdpa": samples(1.0, noise=0.002), "near": samples(1.01, noise=0.002, seed=1)}
     found = standing(taken)
     assert found.others["near"].verdict is Verdict.equivalent

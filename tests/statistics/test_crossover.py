@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.statistics.crossover import MOST_VALUES, STEP, Point, following, ladder, located, point
+from attnbench.statistics.crossover import MOST_VALUES, STEP, Point, find_crossovers, ladder, next_value, point
 
 
 def at(sign: int, log: float | None = None) -> Point:
@@ -18,7 +18,7 @@ def at(sign: int, log: float | None = None) -> Point:
 def search(values: list[int], sign_at) -> dict[int, Point]:
     """Search until nothing more can be learned, with an error-free sign at every value."""
     points: dict[int, Point] = {}
-    while (value := following(points, values)) is not None:
+    while (value := next_value(points, values)) is not None:
         assert value not in points
         points[value] = sign_at(value)
     return points
@@ -43,7 +43,7 @@ def test_a_ladder_goes_up(low: int, high: int, multiple: int) -> None:
 def test_a_crossing_is_found_between_two_neighbours_of_the_ladder(where: int) -> None:
     values = ladder(16, 4096)
     points = search(values, lambda value: at(-1 if value < where else 1))
-    (place,) = located(points)
+    (place,) = find_crossovers(points)
     assert place.low < where <= place.high
     assert values.index(place.high) == values.index(place.low) + 1
     assert place.low <= place.at <= place.high
@@ -56,7 +56,7 @@ def test_what_stays_open_is_left_inside_the_interval() -> None:
     points = search(
         values, lambda value: at(0 if 200 < value < 400 else -1 if value < 300 else 1, math.log(value / 300))
     )
-    (place,) = located(points)
+    (place,) = find_crossovers(points)
     assert place.low <= 200
     assert place.high >= 400
     assert place.at == pytest.approx(300, rel=0.01)
@@ -66,7 +66,7 @@ def test_what_stays_open_is_left_inside_the_interval() -> None:
 def test_two_that_never_change_places_are_looked_at_at_both_ends_and_in_the_middle() -> None:
     points = search(ladder(16, 4096), lambda _: at(1))
     assert len(points) == 3
-    assert located(points) == []
+    assert find_crossovers(points) == []
 
 
 @pytest.mark.parametrize("sign", [1, -1, 0])

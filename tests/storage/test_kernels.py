@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from torch._C._autograd import DeviceType
 
-from attnbench.analysis.breakdown import ran, where
+from attnbench.analysis.breakdown import backend_used, operator_shares
 from attnbench.devices.kernels import observed
 from attnbench.devices.recording import Recording, busy_s
 from attnbench.storage.records import Operators
@@ -56,7 +56,7 @@ RAN = {
 def test_what_ran_and_how_long_is_read_from_kernels(name: str) -> None:
     backend, text, seconds = RAN[name]
     found = seen(name)
-    assert (found.observed, ran(found)) == (backend, text)
+    assert (found.observed, backend_used(found)) == (backend, text)
     assert sum(one.self_s for one in found.calls) == pytest.approx(seconds)
 
 
@@ -67,7 +67,7 @@ def test_an_operator_whose_kernels_are_of_another_backend_is_a_fallback() -> Non
 
 def test_kernels_outside_any_operator_have_a_count_and_a_share() -> None:
     found = seen("flash-attn 2, outside any operator, and a copy inside one")
-    assert where(found) == "89 % flash_fwd_kernel (8.00 us, 1 call), 11 % copy (1.00 us, 1 call)"
+    assert operator_shares(found) == "89 % flash_fwd_kernel (8.00 us, 1 call), 11 % copy (1.00 us, 1 call)"
     twice = seen("a kernel of Triton's, launched twice, and a range that somebody named").calls
     assert [(one.name, one.num_calls) for one in twice] == [("flash_fwd_tile", 2)]
 
@@ -83,7 +83,7 @@ def test_kernels_at_the_same_time_count_once() -> None:
     assert busy_s([]) == 0.0
 
 
-def test_a_kernel_has_the_operator_that_launched_it_though_driver_calls_have_the_same_ids() -> None:
+def test_a_kernel_belongs_to_its_operator_despite_equal_ids_of_driver_calls() -> None:
     events = [
         event("CPU", "cudaMalloc", 0, 1_000, 1, 0),
         event("CPU", "aten::mm", 1_000, 5_000, 1, 0),
@@ -110,4 +110,4 @@ def test_a_compiled_graph_has_one_name_in_every_process_and_nested_time_counts_o
     calls = Recording(events=events, result={}).operators()
     found = [(one.name, one.num_calls, round(1e9 * one.self_s)) for one in calls]
     assert found == [("CompiledFxGraph", 2, 100), ("Torch-Compiled Region", 1, 30)]
-    assert ran(Operators(calls=calls)) == "compiled: generated kernels"
+    assert backend_used(Operators(calls=calls)) == "compiled: generated kernels"

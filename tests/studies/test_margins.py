@@ -13,7 +13,7 @@ def every_and_cells():
     return margins.planned()
 
 
-def test_cells_are_all_of_the_default_check_for_functions_and_modules_and_what_rotates(every_and_cells):
+def test_cells_are_those_of_the_default_check_and_rotations(every_and_cells):
     every, cells = every_and_cells
     workloads = [workload for workload, _ in cells]
     plan = build_plan("check", settings=["device=cpu"], implementations=["sdpa"], with_baseline=False)

@@ -50,7 +50,7 @@ def chosen(calls: list[blocks.TimedCall], clock: VirtualClock) -> int:
     ("step_s", "flags"),
     [(None, 0), (0.0, Flag.waits_read), (2e-5, Flag.waits_read), (1e-3, Flag.waits_read | Flag.waited)],
 )
-def test_a_sample_keeps_its_faults_the_load_and_whether_its_threads_waited_for_a_good_part_of_it(step_s, flags):
+def test_a_sample_keeps_its_faults_its_load_and_whether_its_threads_waited(step_s, flags):
     clock, readings, counted = VirtualClock(), itertools.count(), Counter()
     crowd = lambda waited_s: dict.fromkeys("abcdef", waited_s)  # noqa: E731 - threads that wait at the same time
     waits = lambda: {} if step_s is None else crowd(step_s * next(readings))  # noqa: E731 - short
@@ -91,7 +91,7 @@ def test_long_calls_are_calibrated_by_one_call_each():
 
 @pytest.mark.parametrize("slowdown", [3.0, 30.0, 3000.0])
 @pytest.mark.parametrize("lasts_s", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, math.inf])
-def test_identical_code_has_identical_settings_whenever_it_is_stalled_and_however_long(lasts_s, slowdown):
+def test_identical_code_has_identical_settings_despite_stalls(lasts_s, slowdown):
     """In the first visit, which calibrates, and in the next, which uses its samples."""
     for begins_s in [0.0, *(10 ** (exponent / 6) for exponent in range(-33, -5))]:
 
@@ -119,7 +119,7 @@ def check_equal(clock: VirtualClock) -> None:
             assert abs(counted["same"] - counted["slow"]) <= first[0]
 
 
-def test_settings_follow_from_all_arms_and_never_from_the_order_in_which_they_are_known():
+def test_settings_follow_from_all_arms_in_any_order():
     """Next to a far slower arm, all have fewer calls, and fewer untimed ones."""
     seconds = {Arm(implementation=name): call_s for name, call_s in {"a": 1e-4, "b": 3e-4, "c": 20e-3}.items()}
     whole = blocks.choose(seconds, 1e-3)
@@ -206,7 +206,7 @@ def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(mon
     slept = []
     time = SimpleNamespace(sleep=slept.append, process_time=lambda: min(sum(slept), spins_s))
     monkeypatch.setattr(waiting, "time", time)
-    waiting.settle()
+    waiting.wait_for_idle_threads()
     assert sum(slept) == pytest.approx(waits_s)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from attnbench.statistics.effects import WHOLE, effects, judged
+from attnbench.statistics.effects import WHOLE, effects, judge_effects
 from attnbench.statistics.verdict import LOOKS
 from attnbench.storage.events import ArmSamples, VisitFinished, WorkerStarted
 from attnbench.storage.fold import State
@@ -73,7 +73,7 @@ def test_a_pass_visits_each_open_workload_once_in_a_process_of_its_own() -> None
     assert len({tuple(step.workload for step in each) for each in passes(taken)}) > 1  # orders are random
 
 
-def test_the_first_passes_hold_every_arm_and_later_ones_what_is_open_with_its_reference() -> None:
+def test_first_passes_hold_every_arm_and_later_ones_only_open_cells() -> None:
     taken, _, race = steps()
     found = passes(taken)
     assert len(found) == 64  # the last look
@@ -167,5 +167,5 @@ def test_one_cell_of_two_sides_is_one_comparison() -> None:
     asked = virtual.with_sides(plan(1, ("x",), budget_s=60.0))
     (key,) = [(asked.workloads[0].id, arm) for arm in asked.specs if not asked.is_reference(arm)]
     known = effects(asked, {key: {(epoch, 0): 0.1 * epoch for epoch in range(4)}})  # no clear difference
-    found = judged(asked, known)
+    found = judge_effects(asked, known)
     assert (found[key].level, found[WHOLE].level) == (asked.false_share / len(LOOKS),) * 2

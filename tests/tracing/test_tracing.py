@@ -16,7 +16,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
 from attnbench.processes import execution
-from attnbench.processes.worker.answers import Bench
+from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import PROBE, Status
 from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
@@ -99,7 +99,7 @@ def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_pa
 def test_a_step_calls_the_phases_of_its_direction(direction):
     phases = {"Forward"} if direction == "inference" else {each.title() for each in direction.split("_")}
     workload = Workload(**SIZES, direction=direction)
-    case = Bench(workload).cased(PROBE, implementation("fused"))
+    case = PreparedWorkload(workload).cased(PROBE, implementation("fused"))
     called = set()
     hook = register_module_forward_hook(lambda module, *_: called.add(type(module).__name__))
     try:
@@ -165,7 +165,7 @@ def test_host_and_paths_are_taken_out_of_a_trace_and_each_operator_has_its_frame
 
 
 @pytest.mark.filterwarnings("ignore:The copy keyword")  # in the plug-in's own code
-def test_an_operator_has_time_on_the_device_and_a_step_that_the_device_repeats_counts_once():
+def test_an_operator_has_device_time_and_a_repeated_step_counts_once():
     tidy, raw = (RunProfileData.from_json("worker", "1", trace) for trace in (capture.tidied(scripted()), scripted()))
     times = {op.name: op.device_duration for op in tidy.op_list_groupby_name}
     assert times == {"aten::bmm": 60.0, "aten::empty": 0}

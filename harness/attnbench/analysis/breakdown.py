@@ -7,7 +7,7 @@ from attnbench.units import grouped, show
 SMALL_SHARE = 0.05  # operators with less of the time are not mentioned
 
 
-def ran(operators: Operators) -> str:
+def backend_used(operators: Operators) -> str:
     """Name the backend, or else the operator with the most time: "flash"; "compiled: flash" if it was compiled.
 
     Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone if no backend ran.
@@ -30,13 +30,15 @@ def num_operators(operators: Operators) -> int:
     return sum(one.num_calls for one in operators.calls)
 
 
-def where(operators: Operators) -> str:
+def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
     Times are the profiled self times of the operators, which a profiler prolongs; shares below 5 % are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
-    seconds = {name: sum(one.self_s for one in members) for name, members in alike.items()}
+    seconds = dict.fromkeys(alike, 0.0)
+    for name, members in alike.items():
+        seconds[name] = sum(one.self_s for one in members)
     total_s, parts = sum(seconds.values()), list[str]()
     for name in sorted(seconds, key=lambda name: -seconds[name]):
         number = sum(one.num_calls for one in alike[name])

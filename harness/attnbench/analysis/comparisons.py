@@ -5,6 +5,7 @@ Every cell gets a verdict, and a session with two sides gets one more on the who
 
 import math
 import statistics
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,13 +15,13 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
 from attnbench.devices import nvml
-from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
+from attnbench.statistics.effects import WHOLE, effects, judge_effects, run_numbers
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import are_among, median
 from attnbench.statistics.verdict import Effect, Judgement, doubted
-from attnbench.storage.records import BASE, LATENCY, Arm, Flag, Key, Operators, Status, Verdict
+from attnbench.storage.records import BASE, LATENCY, Arm, Flag, Key, Operators, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.units import percent
+from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
@@ -55,7 +56,9 @@ class Comparison(Judgement):
 def session_effects(results: Results) -> dict[Key, Effect]:
     """The effect of each cell that has times and a reference; with two sides, also of all cells together."""
     samples = samples_of(results)
-    pairs = {name: {arm: reference(results, (name, arm)) for arm in arms} for name, arms in samples.items()}
+    pairs: dict[str, dict[Arm, Arm]] = {}
+    for workload, arms in samples.items():
+        pairs[workload] = {arm: reference(results, (workload, arm)) for arm in arms}
     return effects(results.plan, run_numbers(samples, pairs))
 
 
@@ -99,7 +102,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
     Comparisons that other work may have disturbed stay undecided.
     """
-    seen = judged(results.plan, session_effects(results))
+    seen = judge_effects(results.plan, session_effects(results))
     return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
 
 
@@ -141,16 +144,31 @@ def paired_times(results: Results) -> dict[Key, float]:
     return times_s
 
 
+def _by_machine(results: Results) -> Iterable[Sequence[Record]]:
+    """The records of each side or each host: all of one such group should come from one machine."""
+    if results.plan.sides is not None:
+        return grouped(results.records, lambda record: record.side == BASE).values()
+    if results.hosts:
+        known = [record for record in results.records if record.host in results.hosts]
+        return grouped(known, lambda record: record.host).values()
+    return [results.records]
+
+
+def _has_changed_machine(records: Iterable[Record]) -> bool:
+    return len({record.environment.fingerprint for record in records if record.environment is not None}) > 1
+
+
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
     """Whether both ran the same operators and kernels, each equally often."""
-    first, second = (
-        [] if seen is None else sorted((call.name, call.num_calls, call.kernels) for call in seen.calls)
-        for seen in (one, other)
-    )
-    return bool(first) and first == second
+
+    def calls(operators: Operators | None) -> list[tuple[object, ...]]:
+        seen = () if operators is None else operators.calls
+        return sorted((call.name, call.num_calls, call.kernels) for call in seen)
+
+    return bool(calls(one)) and calls(one) == calls(other)
 
 
-def whole(results: Results) -> Judgement | None:
+def whole_session_judgement(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides together; None if there is none."""
     return judgements(results).get(WHOLE)
 
@@ -235,11 +253,7 @@ def session_doubts(results: Results) -> list[Warned]:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
         text = f"{counted}: other work disturbed this machine too much for verdicts to be trusted."
         lines.append(Warn.discarded_blocks.says(text))
-    by_host = [[record for record in results.records if record.host == host] for host in results.hosts]
-    by_side = [[record for record in results.records if (record.side == BASE) is is_base] for is_base in (True, False)]
-    parts = by_side if results.plan.sides is not None else by_host or (results.records,)
-    places = [{record.environment.fingerprint for record in part if record.environment is not None} for part in parts]
-    if any(len(fingerprints) > 1 for fingerprints in places):  # each of two sides may have one fingerprint
+    if any(_has_changed_machine(records) for records in _by_machine(results)):
         text = "The machine changed during this run: times are not comparable."
         lines.append(Warn.machine_changed.says(text))
     return lines

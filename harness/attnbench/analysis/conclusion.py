@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from attnbench.analysis.judgements import CheckVerdict, verdict_of
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
-from attnbench.units import plain, span
+from attnbench.units import sanitize_line, span
 
 MOST_NAMED = 3  # names of the worst mark that the sentence lists
 
@@ -101,7 +101,7 @@ def marks(results: Results) -> dict[str, Mark]:
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:
-            by_name.setdefault(plain(str(record.arm)), []).append(kind)
+            by_name.setdefault(sanitize_line(str(record.arm)), []).append(kind)
     order = list(Mark)
     return {name: min(members, key=order.index) for name, members in by_name.items()}
 
@@ -116,7 +116,7 @@ class Conclusion:
     @property
     def sentence(self) -> str:
         """The last line of a command: "fail: 1 of 3 WRONG (mistaken)"."""
-        return plain(f"{self.ending}: {self.words}.")
+        return sanitize_line(f"{self.ending}: {self.words}.")
 
 
 def ending(marks: Sequence[Mark], question: Question) -> Ending:

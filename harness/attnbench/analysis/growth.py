@@ -12,7 +12,7 @@ from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
 from attnbench.statistics.growth import FEWEST_LENGTHS, Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
-from attnbench.units import grouped, plain, show
+from attnbench.units import grouped, sanitize_line, show
 from attnbench.workloads.workload import Workload
 
 
@@ -44,7 +44,7 @@ class Growth:
     def sentence(self) -> str:
         """The growth in a line, and where the limit is reached."""
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
-        name, limit = plain(self.implementation), show(self.limit_bytes, "bytes")
+        name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:
             few = len(self.points) < FEWEST_LENGTHS
             why = "growth needs three lengths or more" if few else "its memory fits no curve"

@@ -40,7 +40,7 @@ class Series:
         return self.points[0]
 
 
-def follow(
+def metric_series(
     paths: Iterable[Path],
     metric: str = RATIO,
     *,
@@ -81,10 +81,12 @@ def follow(
         )
     number = len(runs) - len(alike)
     reason = "without the metric or with doubtful times, or with another baseline or other conditions than the newest"
-    return [
-        Series(points=tuple(points), changes=tuple(changes([each["value"] for each in points], SMALLEST)))
-        for points in series.values()
-    ], [f"runs left out: {number} ({reason})"] * bool(number)
+    return list(map(_with_changes, series.values())), [f"runs left out: {number} ({reason})"] * bool(number)
+
+
+def _with_changes(points: Sequence[Row]) -> Series:
+    values = [point["value"] for point in points]
+    return Series(points=tuple(points), changes=tuple(changes(values, SMALLEST)))
 
 
 def _terms(point: Row, metric: str) -> tuple[str, str]:

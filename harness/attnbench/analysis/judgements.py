@@ -185,13 +185,13 @@ class Judgement:
         elif "masks" in names:
             names = [name for name in names if name not in MASKS]
         trained = {"modules", "gradients"}
-        rules = {rule.rule for each in self.compared for rule in (each.agreement.rules if each.agreement else ())}
+        rules = {rule.rule for each in self.compared if each.agreement for rule in each.agreement.rules}
         if any(trained <= each for each in compared) and "training mode" not in rules:
             names.append("training mode")
-        pairs = [set(pair) for pair in combinations(PAIRED, 2) if any({*pair} <= each for each in planned)]
-        known = [pair for pair in pairs if pair <= seen]
-        if missing := [pair for pair in known if not any(pair <= each for each in compared)]:
-            some = ", ".join(" with ".join(name for name in PAIRED if name in pair) for pair in missing[:MOST_PAIRS])
+        pairs = [pair for pair in combinations(PAIRED, 2) if any(map({*pair}.issubset, planned))]
+        known = [pair for pair in pairs if seen.issuperset(pair)]
+        if missing := [pair for pair in known if not any(map({*pair}.issubset, compared))]:
+            some = ", ".join(map(" with ".join, missing[:MOST_PAIRS]))
             more = ", ..." * (len(missing) > MOST_PAIRS)
             names.append(f"{len(missing)} of {len(known)} pairs of these features ({some}{more})")
         return tuple(names)

@@ -18,9 +18,9 @@ from attnbench.workloads.policy import (
     Regret,
     Row,
     is_plain,
-    kind_of,
     logs_of,
     nearest,
+    shape_key_of,
     shape_of,
 )
 from attnbench.workloads.workload import Workload
@@ -72,7 +72,7 @@ def learn(run: Results) -> Policy:
         regret=regret(table),
         rows=tuple(
             Row(
-                *kind_of(entry.workload, machine.num_threads),
+                *shape_key_of(entry.workload, machine.num_threads),
                 *shape_of(entry.workload),
                 entry.winner,
                 float(f"{math.exp(entry.log(entry.winner)):.3g}"),
@@ -119,7 +119,7 @@ def measure(run: Results) -> list[Measured]:
 
 def regret(table: Sequence[Measured]) -> Regret:
     """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
-    kinds = [kind_of(entry.workload, 0) for entry in table]
+    kinds = [shape_key_of(entry.workload, 0) for entry in table]
     logs = logs_of([shape_of(entry.workload) for entry in table])
     best = np.array([entry.log(entry.winner) for entry in table])  # sdpa's is 0
     costs = np.zeros(len(table))

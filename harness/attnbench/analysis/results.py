@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnbench.analysis.sanity import SystemLoad, judged, slowed, system_load, throttled_by
+from attnbench.analysis.sanity import SystemLoad, flag_impossible_times, slowdown_warnings, system_load, throttled_by
 from attnbench.analysis.warned import Warned
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
@@ -20,9 +20,9 @@ from attnbench.storage.records import (
     LATENCY,
     Ceilings,
     Environment,
+    HardwareKey,
     Key,
     Measurement,
-    Place,
     Record,
     Status,
 )
@@ -46,7 +46,7 @@ class Results:
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
-    ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host name and place
+    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host name and place
     warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
     system_load: SystemLoad | None = None  # load from other work during the run
     throttled: Mapping[str, int] = field(default_factory=dict)  # reasons by workload, as bits
@@ -115,8 +115,8 @@ def judge(folder: Path, state: State) -> Results:
     is_cold = started.plan.cache != "warm"
     gauge = InterferenceGauge()
     discarded = gauge.follow(state.probes)
-    slow = {workload: tuple(slowed(visits)) for workload, visits in state.devices.items()}
-    records, warnings = judged(records, state.ceilings, slow, is_cold=is_cold)
+    slow = {workload: tuple(slowdown_warnings(visits)) for workload, visits in state.devices.items()}
+    records, warnings = flag_impossible_times(records, state.ceilings, slow, is_cold=is_cold)
     return Results(
         folder=folder,
         started=started,

@@ -18,9 +18,9 @@ from attnbench.devices import device
 from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.intervals import Estimate, median
 from attnbench.storage.events import RunFinished, WorkerStarted
-from attnbench.storage.records import LATENCY, Ceilings, Counters, DeviceState, Flag, Key, Place, Record, Status
+from attnbench.storage.records import LATENCY, Ceilings, Counters, DeviceState, Flag, HardwareKey, Key, Record, Status
 from attnbench.storage.samples import Samples
-from attnbench.units import percent, plain, show, significant
+from attnbench.units import percent, sanitize_line, show, significant
 from attnbench.workloads import counts
 
 SLACK = 2.0
@@ -75,10 +75,11 @@ def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collectio
             spans[begun] = start, end
         start, begun = event.counters if isinstance(event, WorkerStarted) else None, place
     counted = [spans[number] for number in spans if number in timed] or [*spans.values()]
-    total_s, idle_s, stolen_s, own_s = (
-        sum(getattr(after, name) - getattr(before, name) for before, after in counted)
-        for name in ("total_s", "idle_s", "stolen_s", "own_s")
-    )
+
+    def passed(name: str) -> float:
+        return float(sum(getattr(after, name) - getattr(before, name) for before, after in counted))
+
+    total_s, idle_s, stolen_s, own_s = map(passed, ("total_s", "idle_s", "stolen_s", "own_s"))
     if total_s <= 0:
         return None
     return SystemLoad(
@@ -88,16 +89,16 @@ def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collectio
     )
 
 
-def judged(
+def flag_impossible_times(
     records: Sequence[Record],
-    ceilings: Mapping[tuple[str, Place], Ceilings],
+    ceilings: Mapping[tuple[str, HardwareKey], Ceilings],
     slow: Mapping[str, tuple[Warned, ...]] | None = None,
     *,
     is_cold: bool,
 ) -> tuple[tuple[Record, ...], Warnings]:
     """Mark impossible times `invalid` and remove their numbers; return the records and the warnings by cell.
 
-    `ceilings` are by host and place; `slow` are the warnings of `slowed` by workload.
+    `ceilings` are by host and place; `slow` are the warnings of `slowdown_warnings` by workload.
     """
     kept, warnings = [], Warnings()
     for record in records:
@@ -153,7 +154,7 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
     if record.status is not Status.ok:
         return
     if record.message:
-        yield Warn.checked_with_note.says(plain(record.message))
+        yield Warn.checked_with_note.says(sanitize_line(record.message))
     latency = record.measurement(LATENCY)
     if time is None or latency is None:
         yield Warn.not_timed.says("agrees, not timed")
@@ -170,9 +171,9 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
         if is_slow and device(record.workload.device).is_host:
             yield Warn.device_precision.says(f"{dtype} has no hardware here and may run reference loops")
     if seen is not None and seen.copies:
-        yield Warn.copies.says(plain(f"its time includes copies: {seen.copies}"))
+        yield Warn.copies.says(sanitize_line(f"its time includes copies: {seen.copies}"))
     for measurement in record.measurements:
-        yield from (Warn.measured_with_note.says(plain(text)) for text in measurement.warnings)
+        yield from (Warn.measured_with_note.says(sanitize_line(text)) for text in measurement.warnings)
 
 
 def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
@@ -180,7 +181,7 @@ def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
     return _union(state for visit in visits for state in visit) & SLOWING
 
 
-def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
+def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
     """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]

@@ -31,8 +31,8 @@ class Match:
 
 def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
     """Match the cells of both by workload and implementation, the base's first; the side is ignored."""
-    both = (base, candidate)
-    before, after = ({(each.workload.id, each.implementation): each for each in records} for records in both)
+    before = {(record.workload.id, record.implementation): record for record in base}
+    after = {(record.workload.id, record.implementation): record for record in candidate}
     return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]
 
 
@@ -66,9 +66,9 @@ def losses(results: Results) -> list[str]:
 
 def untried(results: Results) -> list[str]:
     """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
-    return [
-        f"not tried: {record.arm} on {record.workload.id}: {record.message}"
-        for match in matched(*by_side(results))
-        for record in match.records
-        if record.is_predicted and any(other.status is Status.ok for other in match.records)
-    ]
+    lines = []
+    for match in matched(*by_side(results)):
+        if Status.ok in {record.status for record in match.records}:
+            skipped = [record for record in match.records if record.is_predicted]
+            lines += [f"not tried: {record.arm} on {record.workload.id}: {record.message}" for record in skipped]
+    return lines

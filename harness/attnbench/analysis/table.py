@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from attnbench import plugins
-from attnbench.analysis.breakdown import num_operators, ran
+from attnbench.analysis.breakdown import backend_used, num_operators
 from attnbench.analysis.comparisons import Comparison, comparisons, doubt_of, paired_times, reference
 from attnbench.analysis.first_calls import break_evens
 from attnbench.analysis.results import Results, read
@@ -220,7 +220,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "ratio": 1.0 if is_baseline and samples else None,
             **_verdict(compared.get(record.key)),
             "allocator": results.plan.allocator,
-            "ran": None if operators is None else ran(operators),
+            "ran": None if operators is None else backend_used(operators),
             "num_operators": None if operators is None else num_operators(operators),
             "useful_flops": counts.useful_flops(workload),
             "executed_flops": record.executed_flops,

@@ -6,7 +6,7 @@ derive each call's inputs from the timed ones, which it draws as the runner does
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from attnbench.case import Case, Inputs, generator, grad_value, laid_out, output_shape, set_dropout
 from attnbench.checking import (
-    conduct,
     dropout,
     oracle,
     page_rules,  # noqa: F401 - it adds its rules to the others
     rules,
+    side_effects,
 )
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import VacuousError
@@ -29,11 +29,11 @@ from attnbench.checking.reference import (
     FormError,
     Reference,
     References,
-    ask,
+    apply_empty_row_convention,
+    call_candidate,
     errors,
     output_error,
     require_form,
-    settle,
 )
 from attnbench.checking.rules import KEPT, OUTPUTS_APART, RulesAt
 from attnbench.contract import Implementation
@@ -76,16 +76,16 @@ def compare(
     try:
         for probe, reference in references.by_probe.items():
             on_step()
-            observation = ask(implementation, reference)
+            observation = call_candidate(implementation, reference)
             has_backward &= observation.has_backward
-            observation, here = settle(observation, reference, convention)
+            observation, here = apply_empty_row_convention(observation, reference, convention)
             convention = here if convention is None else convention
             of_output, wider = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             for each in (reference, wider):
                 each.release()
-    except conduct.ConductError as error:
+    except side_effects.SideEffectError as error:
         return _broken(error.rule, str(error))
     except Exception as error:
         if GRAPH_USED_UP in str(error):
@@ -123,13 +123,13 @@ def verify(case: Case, reference: Reference) -> str:
         with case.holding(reference.inputs.tensors), torch.no_grad():
             if share > 0:
                 set_dropout(case.module, 0.0)
-            with conduct.watched(case.tensors, case.mask) as seen:
+            with side_effects.watch_call(case.tensors, case.mask) as seen:
                 output = case.output()
-            conduct.require_faultless(seen)
+            side_effects.require_faultless(seen)
             require_form(reference.workload, output)
-            settled, _ = settle(reference.observe(output), reference)
+            settled, _ = apply_empty_row_convention(reference.observe(output), reference)
             compared, _ = output_error(settled.output, reference)
-    except (conduct.ConductError, FormError) as broken:
+    except (side_effects.SideEffectError, FormError) as broken:
         return f"while it was timed: {broken}"
     finally:
         if share > 0:
@@ -210,19 +210,13 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
         found = list[TensorError]()
         if "output" in observed:
             require_form(workload, observed["output"])
-            settled, _ = settle(reference.observe(observed["output"]), reference)
+            settled, _ = apply_empty_row_convention(reference.observe(observed["output"]), reference)
             found.append(output_error(settled.output, reference)[0])
+        found += _gradient_errors(observed, reference, is_whole=is_whole)
     except VacuousError:
         return ""
     except FormError as broken:
         return f"while it was timed: {broken}"
-    for name, tensor in observed.items():
-        if name in reference.expected and name != "output" and (is_whole or name == ROWWISE):
-            has_rows = name == ROWWISE and tensor.dim() > 1 and tensor.shape[-2] == workload.seq_len
-            compared = tensor.index_select(-2, rows) if has_rows else tensor
-            if compared.shape != reference.expected[name].shape:
-                return f"while it was timed: the {name} has shape {tuple(tensor.shape)}"
-            found.append(reference.tolerances[name].judge(compared))
     if not (trouble := _in_words("fresh", *found)):
         return ""
     has_wrong_output = "output" in observed and not found[0].agrees
@@ -231,11 +225,27 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     return f"while it was timed: {said}{trouble}"
 
 
+def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is_whole: bool) -> Iterator[TensorError]:
+    """Compare the gradients of a timed call: that of the query at the reference's rows, and if `is_whole` all others.
+
+    Raises:
+        FormError: a gradient has the wrong shape.
+    """
+    for name, tensor in observed.items():
+        if name in reference.expected and name != "output" and (is_whole or name == ROWWISE):
+            has_rows = name == ROWWISE and tensor.dim() > 1 and tensor.shape[-2] == reference.workload.seq_len
+            compared = tensor.index_select(-2, reference.rows) if has_rows else tensor
+            if compared.shape != reference.expected[name].shape:
+                raise FormError(f"the {name} has shape {tuple(tensor.shape)}")
+            yield reference.tolerances[name].judge(compared)
+
+
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
     """Whether an output is right for the timed inputs, or for those of a call shortly before it."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
-    return any(
-        output_error(output, Reference(asked, inputs, seed, rows=reference.rows))[0].agrees
-        for inputs in (drawn, *(turned(drawn, workload, seed, call) for call in earlier))
-    )
+
+    def is_right_for(inputs: Inputs) -> bool:
+        return output_error(output, Reference(asked, inputs, seed, rows=reference.rows))[0].agrees
+
+    return is_right_for(drawn) or any(is_right_for(turned(drawn, workload, seed, call)) for call in earlier)

@@ -23,14 +23,14 @@ from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import (
     Reference,
     References,
-    ask,
+    apply_empty_row_convention,
+    call_candidate,
     distance,
     is_half,
     largest,
     output_error,
     reference_for_probe,
     roundings,
-    settle,
 )
 from attnbench.checking.rules import ANOTHER_BATCH, POOLS
 from attnbench.checking.steps import Mistake
@@ -106,10 +106,13 @@ class Evidence:
 
         Unused slots of a cache hold 0 in this call, so that code which reads them gives numbers.
         """
-        seen, here = settle(ask(implementation, reference, ZEROS), reference, convention)
+        seen, here = apply_empty_row_convention(call_candidate(implementation, reference, ZEROS), reference, convention)
         _, wider = output_error(seen.output, reference)
         if wider is not reference:  # at a long length a row is wrong that the reference left out
-            reference, (seen, here) = wider, settle(ask(implementation, wider, ZEROS), wider, convention)
+            reference, (seen, here) = (
+                wider,
+                apply_empty_row_convention(call_candidate(implementation, wider, ZEROS), wider, convention),
+            )
         self.convention = here if convention is None else convention
         self.reference, self.expected, self.rows = reference, dict(reference.expected), reference.rows
         self.observed = {
@@ -326,7 +329,11 @@ def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
     """The output if it is wrong, or else the wrong gradients."""
-    wrong = [name for name in evidence[0].names if any(name in each.names and each.is_wrong(name) for each in evidence)]
+
+    def is_wrong_somewhere(name: str) -> bool:
+        return any(name in each.names and each.is_wrong(name) for each in evidence)
+
+    wrong = list(filter(is_wrong_somewhere, evidence[0].names))
     return ["output"] if "output" in wrong else wrong
 
 
@@ -356,11 +363,10 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
         return None
     region = _region(torch.stack([each.beyond[name] for each in these]).any(dim=0))
     inside = torch.meshgrid(*region, indexing="ij")
-    allowed = [each.reference.tolerance(name) or SMALLEST for each in these]
-    observed, expected = (
-        torch.stack([tensors[name][inside] / limit for tensors, limit in zip(every, allowed, strict=True)])
-        for every in ([each.observed for each in these], [each.expected for each in these])
-    )
+    limits = [each.reference.tolerance(name) or SMALLEST for each in these]
+    in_limits = list(zip(these, limits, strict=True))
+    observed = torch.stack([each.observed[name][inside] / limit for each, limit in in_limits])
+    expected = torch.stack([each.expected[name][inside] / limit for each, limit in in_limits])
     factor = float((observed * expected).sum() / expected.square().sum()) if observed.any() else 0.0
     rest, error = ((observed - times * expected).square().sum() for times in (factor, 1.0))
     is_like = not factor or rest <= (1 - EXPLAINED) * observed.square().sum()
@@ -400,10 +406,9 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
     these = [each for each in evidence if each.is_wrong("output") and each.reference.workload.scope == "module"]
     if not these or out is None or out.shape[0] != out.shape[1]:
         return None
-    observed, expected = (
-        torch.cat([tensors["output"] for tensors in every]).flatten(end_dim=1) - (0.0 if bias is None else bias)
-        for every in ([each.observed for each in these], [each.expected for each in these])
-    )  # (B*R,D)
+    shift = 0.0 if bias is None else bias
+    observed = torch.cat([each.observed["output"] for each in these]).flatten(end_dim=1) - shift  # (B*R,D)
+    expected = torch.cat([each.expected["output"] for each in these]).flatten(end_dim=1) - shift
     if not observed.isfinite().all() or len(observed) < LEAST_ROWS:
         return None
     heads = torch.linalg.solve(out, expected.T).T  # (B*R,H*V)
@@ -466,7 +471,11 @@ def _backward(evidence: list[Evidence]) -> Finding | None:
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
     every = backward_catalogue(evidence[0].reference.workload)
-    found = [mistake for mistake in every if all(each.explains_gradients(mistake, names) for each in these)]
+
+    def explains_all(mistake: Mistake) -> bool:
+        return all(each.explains_gradients(mistake, names) for each in these)
+
+    found = list(filter(explains_all, every))
     if not found:
         return None
     first, *others = found
@@ -536,7 +545,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 def _differs(implementation: Implementation, reference: Reference) -> bool:
     """Whether equal calls differ by more than rounding: sums are split elsewhere at other addresses."""
     try:
-        one, other = (ask(implementation, reference).output.detach() for _ in range(2))
+        one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
         return True
     return distance(one, other) > reference.tolerance("output")
@@ -549,7 +558,7 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
         return None
 
     def answer(to: Reference) -> Tensor:
-        return ask(implementation, to).output.detach().double().cpu()
+        return call_candidate(implementation, to).output.detach().double().cpu()
 
     first, second, third = (answer(reference) for _ in range(3))
     once = next((each for probe, each in wrong.tensors() if (probe, each.tensor) == ("normal", "output")), None)

@@ -76,7 +76,8 @@ def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         for other in sorted({number + move for move in MOVES} | {2 * number, number // 2}):
             yield (*numbers[:place], other, *numbers[place + 1 :])
     if len(numbers) > 1:
-        yield from (tuple(number + move for number in numbers) for move in MOVES)
+        for move in MOVES:
+            yield tuple(number + move for number in numbers)
         yield from (numbers[::-1], (numbers[0],) * len(numbers), (max(numbers),) * len(numbers))
 
 

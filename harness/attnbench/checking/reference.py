@@ -27,7 +27,7 @@ from attnbench.case import (
     place,
     pull_back,
 )
-from attnbench.checking import conduct, oracle
+from attnbench.checking import oracle, side_effects
 from attnbench.checking.mistakes import FINITE, NAN
 from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
 from attnbench.checking.steps import Mistake
@@ -74,6 +74,15 @@ class UncheckableError(Exception):
     """The candidate offers no way to compare a result that is to be timed; the message names it."""
 
 
+def _require_informative(output: Tensor) -> None:
+    """Refuse a reference output that nothing can be compared with."""
+    numbers = output.cpu().flatten()
+    if not numbers.isfinite().all():
+        raise ValueError("the reference output is not finite: nothing can be compared with it")
+    if (numbers == numbers[0]).all():
+        raise VacuousError("the reference output is constant: nothing can be compared with it")
+
+
 class Reference:
     """The oracle's answer to one kind of input: the right value of each tensor, and its tolerance."""
 
@@ -103,78 +112,114 @@ class Reference:
             ValueError: the reference is not finite.
             VacuousError: it is constant, so that a comparison would show nothing.
         """
-        dtype, here = TORCH_DTYPES[workload.dtype], device(workload.device).torch_device
+        dtype = TORCH_DTYPES[workload.dtype]
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
         draws = generator(workload.seed, 4, seed)
-        self.workload, self.seed, self.has_gradients = workload, seed, has_gradients and probe != "huge"
+        self.workload, self.seed, self.on_step = workload, seed, on_step
+        self.has_gradients = has_gradients and probe != "huge"
         self._at = partial(Reference, workload, drawn, seed, probe=probe, on_step=on_step)  # the same with other rows
         compared = workload if self.has_gradients else msgspec.structs.replace(workload, direction="inference")
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
-        self.on_step = on_step
         self.is_screened = probe == SCREENED and len(self.rows) < workload.seq_len
         *batch, _, width = output_shape(workload)
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
         self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
-        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
-        has_float64 = device(workload.device).has_float64
-        of_yardsticks = here if has_float64 or has_own_products else "cpu"
-
-        def answers_by(form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
-            any_tensor = inputs.weights.query
-            grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
-            return answers(
-                compared, inputs, grads, lambda it: oracle.answer(workload, it, self.rows, form, on_step, mask)
-            )
-
-        reduced = oracle.at_rows(workload, self._rounded, self.rows)
-        exact = reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu").double())
-        expected = answers_by(oracle.attend, exact)
-        numbers = expected["output"].cpu().flatten()
-        if not numbers.isfinite().all():
-            raise ValueError("the reference output is not finite: nothing can be compared with it")
-        if (numbers == numbers[0]).all():
-            raise VacuousError("the reference output is constant: nothing can be compared with it")
-        scales = scales_of(expected)
-        if scales.get(SUMMED, 0.0) > 0:
-            scales[SUMMED] = max(scales[SUMMED], group_sum(workload, self.grad_rows))
+        exact = self._exact_inputs()
+        answers_by = partial(self._answers_by, compared, mask)
+        answer = answers_by(oracle.attend, exact)
+        _require_informative(answer["output"])
+        scales = self._scales(answer)
         left_out = OF_SCORES if probe == "large" and is_half(workload) else ()
-        expected = {name: each for name, each in expected.items() if scales[name] > 0 and name not in left_out}
+        expected = {name: each for name, each in answer.items() if scales[name] > 0 and name not in left_out}
+        yardsticks = self._yardsticks(answers_by, exact, expected, draws)
+        sums = () if compared.direction == "inference" or is_half(workload) else oracle.SCATTERED  # half: in float32
+        terms = _sizes_of_terms([answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
+        self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
+        leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
+        derive = partial(self._tolerance_of, oracle.score_bound(workload, exact, self.rows), leniency)
+        self.tolerances = {name: derive(name, yardsticks[name], scales[name], terms.get(name)) for name in expected}
+        if not all(each.is_finite for each in self.tolerances.values()):
+            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
+
+    def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
+        """The size of each tensor of an answer, with the terms of the summed gradient."""
+        scales = scales_of(answer)
+        if scales.get(SUMMED, 0.0) > 0:
+            scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
+        return scales
+
+    def _tolerance_of(  # noqa: PLR0913, PLR0917 - everything that a limit depends on
+        self,
+        score_bound: float,
+        leniency: float,
+        name: str,
+        yardsticks: Sequence[RowErrors],
+        scale: float,
+        terms: RowErrors | None,
+    ) -> Tolerance:
+        return Tolerance(
+            name,
+            self.expected[name],
+            yardsticks,
+            axis=row_axis(name),
+            dtype=TORCH_DTYPES[self.workload.dtype],
+            num_roundings=roundings(self.workload, name, score_bound),
+            scale=scale,
+            leniency=leniency,
+            labels=self.rows if name in BY_QUERY else None,
+            terms=terms,
+        )
+
+    def _answers_by(
+        self,
+        compared: Workload,
+        mask: Callable[[oracle.RowMask], oracle.RowMask],
+        form: oracle.Form,
+        inputs: Inputs,
+    ) -> dict[str, Tensor]:
+        """A form's output at the rows, and its gradients, on the device and in the dtype of the inputs."""
+        any_tensor = inputs.weights.query
+        grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
+
+        def forward(at: Inputs) -> Tensor:
+            return oracle.answer(self.workload, at, self.rows, form, self.on_step, mask)
+
+        return answers(compared, inputs, grads, forward)
+
+    def _exact_inputs(self) -> Inputs:
+        """The rounded inputs that the rows need, in float64, on a device that has it."""
+        target = device(self.workload.device)
+        where = target.torch_device if target.has_float64 else "cpu"
+        reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
+        return reduced.map(lambda tensor: tensor.to(where).double())
+
+    def _yardsticks(
+        self,
+        answers_by: Callable[[oracle.Form, Inputs], dict[str, Tensor]],
+        exact: Inputs,
+        expected: Mapping[str, Tensor],
+        draws: torch.Generator,
+    ) -> dict[str, list[RowErrors]]:
+        """The errors of honest forms in the dtype, by tensor: on the inputs, and on slightly moved ones."""
+        workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
+        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
+        where = target.torch_device if target.has_float64 or has_own_products else "cpu"
 
         def moved(tensor: Tensor) -> Tensor:
             share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
-            return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=of_yardsticks, dtype=dtype)
+            return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
 
         yardsticks: dict[str, list[RowErrors]] = {name: [] for name in expected}
-        unmoved = exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype))
+        unmoved = exact.map(lambda tensor: tensor.to(device=where, dtype=dtype))
         num_moved = MOVED_IF_FEW if workload.num_scores <= FEW else 1
         for inputs in (unmoved, *(exact.map(moved) for _ in range(num_moved))):
             for form in oracle.YARDSTICKS if inputs is unmoved else oracle.OF_MOVED:
                 honest = answers_by(form, inputs)
                 for name, right in expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
-        sums = () if compared.direction == "inference" or is_half(workload) else oracle.SCATTERED  # half: in float32
-        terms = _sizes_of_terms([answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
-        self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
-        bound = oracle.score_bound(workload, exact, self.rows)
-        self.tolerances = {
-            name: Tolerance(
-                name,
-                right,
-                yardsticks[name],
-                axis=row_axis(name),
-                dtype=dtype,
-                num_roundings=roundings(workload, name, bound),
-                scale=scales[name],
-                leniency=LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0,
-                labels=self.rows if name in BY_QUERY else None,
-                terms=terms.get(name),
-            )
-            for name, right in self.expected.items()
-        }
-        if not all(each.is_finite for each in self.tolerances.values()):
-            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
+        return yardsticks
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -369,10 +414,13 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
     Gradients of one kind are sums of terms of one size; if they cancel in one tensor, their roundings remain. Any other
     operand is its own kind: a sink's gradient is a sum over all queries.
     """
-    sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
-    return {name: max(size for other, size in sizes.items() if kinds[other] == kinds[name]) for name in sizes}
+    largest_of = dict[str, float]()  # by kind
+    for name, tensor in expected.items():
+        size = float(tensor.abs().max())
+        largest_of[kinds[name]] = max(largest_of.get(kinds[name], size), size)
+    return {name: largest_of[kinds[name]] for name in expected}
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
@@ -407,12 +455,12 @@ class Observation:
     has_backward: bool = True
 
 
-def ask(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
+def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
     """Call a candidate with copies of a reference's inputs; of a batch, in a cache of that form.
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
-        ConductError: the call changed its inputs, the mask, or the random seed.
+        SideEffectError: the call changed its inputs, the mask, or the random seed.
         UncheckableError: a gradient that is to be timed cannot be compared.
         Exception: any error that the candidate raises.
     """
@@ -420,9 +468,9 @@ def ask(implementation: Implementation, reference: Reference, form: str = "") ->
     case = build(workload, implementation, copied(reference.inputs, workload))
     if form and case.mask.cache is not None:
         case.mask.cache = msgspec.structs.replace(case.mask.cache, form=form)
-    with conduct.watched(case.tensors, case.mask) as seen, case.grad_mode():
+    with side_effects.watch_call(case.tensors, case.mask) as seen, case.grad_mode():
         output = case.output()
-    conduct.require_faultless(seen)
+    side_effects.require_faultless(seen)
     require_form(workload, output)
     observed = reference.observe(output)
     if reference.grad_output is not None:
@@ -446,7 +494,7 @@ def gradients(
     its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
 
     Raises:
-        ConductError: the call changed that gradient, its inputs, the mask, or the random seed.
+        SideEffectError: the call changed that gradient, its inputs, the mask, or the random seed.
         FormError: a gradient has its own tensor class.
         ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
@@ -454,13 +502,13 @@ def gradients(
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
     given = reference.grad_output.clone() if grad_output is None else grad_output
     try:
-        with conduct.watched(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
+        with side_effects.watch_call(case.tensors | {"gradient": given}, case.mask, name="backward pass") as seen:
             pulled = pull_back(output, list(leaves.values()), given, retain_graph=retain_graph)
     except Exception as error:
         if type(error).__name__ == NoBackwardError.__name__:  # an error from another process only has its name
             return {}
         raise
-    conduct.require_faultless(seen)
+    side_effects.require_faultless(seen)
     named: dict[str, Tensor | None] = {}
     for (name, leaf), gradient in zip(leaves.items(), pulled, strict=True):
         named[name] = torch.zeros_like(leaf) if gradient is None else gradient
@@ -532,7 +580,9 @@ def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Ref
     return compared, reference
 
 
-def settle(seen: Observation, reference: Reference, only: str | None = None) -> tuple[Observation, str]:
+def apply_empty_row_convention(
+    seen: Observation, reference: Reference, only: str | None = None
+) -> tuple[Observation, str]:
     """Replace answers for queries that see no key by the right one; also return which of `CONVENTIONS` they had.
 
     The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead

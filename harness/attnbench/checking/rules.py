@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from attnbench.case import TORCH_DTYPES, Case, bind, build, draw_normal, place, pull_back_twice
-from attnbench.checking import conduct, memory, oracle
+from attnbench.checking import memory, oracle, side_effects
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,
     References,
-    ask,
+    apply_empty_row_convention,
+    call_candidate,
     distance,
     errors,
     gradients,
@@ -32,7 +33,6 @@ from attnbench.checking.reference import (
     output_error,
     reference_for_probe,
     require_form,
-    settle,
 )
 from attnbench.checking.steps import hide, wrong
 from attnbench.contract import Implementation
@@ -169,7 +169,7 @@ class Candidate:
             case.leaves[name].requires_grad_(False)  # noqa: FBT003
         vars(case.mask).update(of_mask)
         case.mask.change = memory.MASK_FORMS.get(case.mask.form, case.mask.change)
-        with conduct.watched(case.tensors, case.mask), case.grad_mode():
+        with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
             output = case.output()
         require_form(self.workload, output)
         answer = {"output": output.detach()}
@@ -221,7 +221,7 @@ class Candidate:
 
     def off(self, output: Tensor, reference: Reference) -> str:
         """The error of an output, in words; "" if it is right."""
-        settled, _ = settle(reference.observe(output), reference, self.convention)
+        settled, _ = apply_empty_row_convention(reference.observe(output), reference, self.convention)
         found, _ = output_error(settled.output, reference)
         if found.grade is not Grade.wrong:
             return ""
@@ -253,7 +253,7 @@ def _without_gradients(candidate: Candidate) -> Iterator[Outcome]:
                 with torch.no_grad():
                     outputs.append(case.output())
             except Exception as error:
-                if not is_inference or isinstance(error, conduct.ConductError):
+                if not is_inference or isinstance(error, side_effects.SideEffectError):
                     raise
                 yield RuleResult(rule="", holds=False, found=f"in torch.inference_mode {words(error)}", is_noted=True)
                 return
@@ -388,7 +388,7 @@ def _outputs_apart(candidate: Candidate) -> Iterator[Outcome]:
             yield ""
         elif not candidate.off(second, candidate.normal):
             yield KEPT
-        elif not candidate.off(ask(candidate.implementation, other).output, other):
+        elif not candidate.off(call_candidate(candidate.implementation, other).output, other):
             yield "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
@@ -409,7 +409,7 @@ def _backwards_apart(candidate: Candidate) -> Iterator[Outcome]:
         outputs = [case.output() for case in cases]
     for which, case, output, reference in zip(("first", "second"), cases, outputs, both, strict=True):
         names = wrong(gradients(case, output, reference), reference)
-        is_alone = bool(names) and not wrong(ask(candidate.implementation, reference).compared, reference)
+        is_alone = bool(names) and not wrong(call_candidate(candidate.implementation, reference).compared, reference)
         words = f"after two forward calls the backward pass of the {which} gives another {', '.join(names)}"
         yield f"{words}: it reads what belongs to the other call" if is_alone else ""
 
@@ -655,7 +655,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
             uses_one = any(candidate.compare("", both, rule=each) == "" for each in ones)
             yield _accepted(CAUSAL, outcome) if uses_one else outcome
         else:
-            yield outcome if isinstance(outcome, conduct.ConductError) else ""
+            yield outcome if isinstance(outcome, side_effects.SideEffectError) else ""
 
 
 @rule("masks of heads", *HIDING, "grouped", may_refuse=True)
@@ -681,11 +681,12 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     with copies; one tensor as several operands gets the sum of their gradients.
     """
     workload, tokens, names = candidate.workload, candidate.tokens, list(memory.LAYOUTS)
+
+    def mixed(turn: int) -> dict[str, str]:
+        return {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)}
+
     alone = [dict.fromkeys(tokens, name) for name in names]
-    mixed = [
-        {token: names[(place + turn) % len(names)] for place, token in enumerate(tokens)} for turn in range(len(names))
-    ]
-    for way in (*alone, *mixed):
+    for way in (*alone, *map(mixed, range(len(names)))):
         kinds = {*way.values()}
         words = ", ".join(kinds if len(kinds) == 1 else (f"{name} ({token})" for token, name in way.items()))
         tensors = {token: memory.LAYOUTS[name](tokens[token], candidate.alignment_bytes) for token, name in way.items()}
@@ -706,7 +707,7 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
         yield candidate.compare(words, candidate.answer, tensors=views)
     one = tokens["key"].clone()
     copies = candidate.ask({name: one.clone() for name in alike})
-    grads = [name for name in (f"gradient of {each}" for each in alike) if name in copies]
+    grads = [f"gradient of {name}" for name in alike if f"gradient of {name}" in copies]
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
     summed = copies | dict.fromkeys(grads, total)
     yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
@@ -775,7 +776,7 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
     At other addresses a vectorised sum is split elsewhere, so that honest code rounds differently.
     """
     case = candidate.case()
-    with conduct.watched(case.tensors, case.mask), case.grad_mode():
+    with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
         first, second = (case.output().detach().clone() for _ in range(2))
     apart = distance(first, second)
     yield "" if apart == 0 else f"two calls differ by {apart:.3g}"
@@ -838,7 +839,7 @@ def examine(
     for workload in dict.fromkeys(plain):
         values = _values(workload)
         tried = {name: each for name, each in RULES.items() if not workload.requests or name in RULES_OF_BATCHES}
-        keys = {name: (name, *(values[axis] for axis in each.axes)) for name, each in tried.items()}
+        keys = {name: (name, *map(values.__getitem__, each.axes)) for name, each in tried.items()}
         if names := [name for name, key in keys.items() if key not in known and (name, workload) not in known]:
             try:
                 candidate = Candidate(implementation, workload, asked, needs_zeros=EMPTY_ROWS in rejects)
@@ -866,7 +867,7 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
     try:
         for outcome in trials(candidate):
             is_tried = True
-            if isinstance(outcome, conduct.ConductError):
+            if isinstance(outcome, side_effects.SideEffectError):
                 return violated(found=str(outcome))
             if isinstance(outcome, RuleResult):
                 return msgspec.structs.replace(outcome, rule=name)
@@ -876,7 +877,7 @@ def _result(candidate: Candidate, name: str) -> RuleResult | None:
                 return violated(found=outcome, is_noted=is_noted)
     except VacuousError:
         return None
-    except conduct.ConductError as error:
+    except side_effects.SideEffectError as error:
         return violated(found=str(error))
     except Exception as error:  # noqa: BLE001 - a candidate may raise anything
         refusal = error

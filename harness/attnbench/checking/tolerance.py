@@ -20,7 +20,7 @@ query, show it in one of twenty draws.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -105,19 +105,13 @@ class Tolerance:
         yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
         self.is_finite = bool(yardstick.square.isfinite().all())
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
+        is_zero = float(whole.peak) <= VANISHING_SHARE * scale
+        if is_gradient and not is_zero:
+            lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
+            leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1
-        is_zero = float(whole.peak) <= VANISHING_SHARE * scale
-        if not is_zero:
-            if is_gradient:
-                lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
-                leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
-            cancels = max(1.0, scale / float(whole.peak))  # cancelled terms leave their roundings
-            floor = min(1.0, FLOOR_SHARE * cancels)
-            sizes = (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
-        else:
-            sizes = (torch.full_like(each, scale) for each in answer)
-        rounding = RowErrors(*(one * each for each in sizes))
+        rounding = RowErrors(*(one * each for each in _sizes(answer, whole, scale)))
         if terms is not None:
             summed = self._by_segment(terms)
             rounding = RowErrors(*map(torch.maximum, rounding, (one * each for each in summed)))
@@ -218,6 +212,16 @@ class Tolerance:
         error, answer = (each.movedim(self.axis, 0)[beyond].flatten() for each in (apart, self.expected))
         most = MOST_CORRELATION_IN_HALF if self.is_half else MOST_CORRELATION
         return abs(float(torch.nn.functional.cosine_similarity(error, answer, dim=0))) <= most
+
+
+def _sizes(answer: RowErrors, whole: RowErrors, scale: float) -> Iterator[Tensor]:
+    """The sizes of the numbers that are rounded in each segment (N,), from the answer there and that of all rows."""
+    if float(whole.peak) <= VANISHING_SHARE * scale:
+        yield from (torch.full_like(each, scale) for each in answer)
+        return
+    cancels = max(1.0, scale / float(whole.peak))  # cancelled terms leave their roundings
+    floor = min(1.0, FLOOR_SHARE * cancels)
+    yield from (each.clamp(min=floor * float(top)) * cancels for each, top in zip(answer, whole, strict=True))
 
 
 def _with_neighbours(shown: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ import msgspec
 
 from attnbench.cluster import driver
 from attnbench.cluster.host import NAME
-from attnbench.processes.sides import current_commit
+from attnbench.processes.revisions import current_commit
 from attnbench.storage import events as kinds
 from attnbench.storage.events import DamagedError, Event, Plan, RunFinished, RunStarted, VisitFinished, WorkerStarted
-from attnbench.storage.files import put
+from attnbench.storage.files import write_atomically
 from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
@@ -63,7 +63,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
             is_open = {name: share for name, share in shares.items() if finished(folder, name) is None}
             for share, host, journal in driver.measured(ray, dict(is_open)):
                 del is_open[share]
-                if why := keep(folder, share, host, journal) if isinstance(journal, bytes) else journal:
+                if why := store_journal(folder, share, host, journal) if isinstance(journal, bytes) else journal:
                     lost[share] = why
                 left = f"{len(is_open)} of {len(shares)} are left"
                 note(f"share {share} is lost: {why}" if why else f"{host} has finished share {share}: {left}")
@@ -92,14 +92,14 @@ def kind_of(history: Iterable[Event]) -> str:
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
-def keep(folder: Path, share: str, host: str, journal: bytes) -> str:
+def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
     """Store the journal of a share, if it is whole, and its host of the kind of the others; return "", or why not."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
     path = folder / HOSTS / host / share / JOURNAL
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrived = put(path.with_name("arrived.jsonl"), journal)
+    arrived = write_atomically(path.with_name("arrived.jsonl"), journal)
     try:
         history = list(events(arrived))
     except DamagedError as error:

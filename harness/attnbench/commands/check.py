@@ -1,6 +1,6 @@
 """`attnbench check`: is it right?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,15 +17,15 @@ from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
 from attnbench.commands.frame import present
-from attnbench.commands.options import SelectionOptions, held
+from attnbench.commands.options import SelectionOptions, expand_spec
 from attnbench.commands.terminal import say
 from attnbench.invariance.records import Certificate
-from attnbench.processes import asides
+from attnbench.processes import one_off_tasks
 from attnbench.processes.execution import checking_templates
 from attnbench.processes.messages import Declared
 from attnbench.processes.planning import rejected
 from attnbench.processes.worker_client import Template
-from attnbench.reports import endings, stock
+from attnbench.reports import exit_status, stock
 from attnbench.storage.events import Plan
 from attnbench.units import grouped
 
@@ -75,19 +75,15 @@ def check(
     """
     if is_invariance and (is_interpreted or report is not None):
         raise ValueError("--invariance goes with neither --report nor --interpret: leave it out")
-    if report is not None:
-        options = _about_stock(options, report)
+    options = options if report is None else _about_stock(options, report)
     with (
         TemporaryDirectory(prefix="attnbench-check-") as name,
         checking_templates(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as templates,
     ):
         specs, declarations, not_judged = _usable(options, templates[0])
-        if is_interpreted:
-            options = _interpreted(options)
-        if is_invariance:
-            options = options.with_settings(INVARIANCE)
-        if replay is not None:
-            options = _captured(options, replay, specs)
+        options = _interpreted(options) if is_interpreted else options
+        options = options.with_settings(INVARIANCE) if is_invariance else options
+        options = options if replay is None else _captured(options, replay, specs)
         planned = options.plan(
             implementations=specs,
             declarations=declarations,
@@ -98,25 +94,31 @@ def check(
         )
         if is_invariance:
             return _certify(planned, not_judged)
-        devices = dict.fromkeys(workload.device for workload in planned.workloads)
-        running.note(f"{planned.num_cells} cells on {', '.join(devices)}")
-        if replay is None:
-            with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
-                running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
-            checked = read(folder)
-        else:
-            from attnbench.commands.repro import checked_captured  # needs torch
-
-            checked = checked_captured(planned, replay, folder)
+        checked = _execute(planned, folder, templates, replay, goes_on=goes_on)
     return _conclude(checked, not_judged, report, repro)
+
+
+def _execute(
+    planned: Plan, folder: Path, templates: Sequence[Template], replay: Path | None, *, goes_on: bool
+) -> Results:
+    """Check every cell of a plan, on captured inputs if `replay` is given."""
+    devices = dict.fromkeys(workload.device for workload in planned.workloads)
+    running.print_note(f"{planned.num_cells} cells on {', '.join(devices)}")
+    if replay is not None:
+        from attnbench.commands.repro import checked_captured  # needs torch
+
+        return checked_captured(planned, replay, folder)
+    with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
+        running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
+    return read(folder)
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
     """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
     certificates = []
-    for shape, spec in product(asides.shapes(planned.workloads), planned.implementations):
-        running.note(f"trying {spec} at {shape.id}")
-        certificates.append(asides.certify(planned, spec, shape))
+    for shape, spec in product(one_off_tasks.shapes(planned.workloads), planned.implementations):
+        running.print_note(f"trying {spec} at {shape.id}")
+        certificates.append(one_off_tasks.certify(planned, spec, shape))
 
     def show() -> None:
         for each in certificates:
@@ -162,7 +164,7 @@ def _conclude(
     """Print the verdicts, and write the report and the scripts."""
     if report is not None:
         stock.write(report, checked)
-    conclusion = endings.of_check(judgements(checked), not_judged)
+    conclusion = exit_status.of_check(judgements(checked), not_judged)
     running.print_report(checked, conclusion, lambda: terminal.print_check(checked, not_judged), not_judged=not_judged)
     if repro is not None:
         from attnbench.commands.repro import scripts  # needs torch
@@ -207,7 +209,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):
         try:
-            candidates += held(name)
+            candidates += expand_spec(name)
         except ValueError as error:
             problems[name] = str(error)
     specs = []
@@ -217,7 +219,7 @@ def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], d
             specs.append(spec)
         except ValueError as error:
             problems[spec] = str(error)
-    declarations = asides.declared(specs, template)
+    declarations = one_off_tasks.declared(specs, template)
     problems |= {spec: each.problem for spec, each in declarations.items() if each.problem}
     specs = [spec for spec in specs if spec not in problems]
     if problems and not specs:

@@ -8,8 +8,8 @@ from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT, Command, running, terminal
 from attnbench.commands.options import TimingOptions
-from attnbench.processes import execution, sides
-from attnbench.reports import endings
+from attnbench.processes import execution, revisions
+from attnbench.reports import exit_status
 from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
@@ -48,7 +48,7 @@ def compare(
         typer.echo(f"cannot be judged: {error}", err=True)
         return SKIP
     answers = {record.status for record in measured.records if record.arm.side == "candidate"}
-    end = endings.of_sides(measured)
+    end = exit_status.of_sides(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
     is_open = end.ending in {Ending.inconclusive, Ending.invalid} or answers.isdisjoint({"ok", "disagrees"})
     if is_bisecting and is_open:
@@ -62,21 +62,21 @@ def _measured(base: str, candidate: str, options: TimingOptions, results: Path, 
         folder, planned = running.to_resume(options, resume, results, "compare", {"base", "candidate"})
         _require_sides(planned, base, candidate, options.named, folder)
     elif not base or not candidate:
-        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
+        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {revisions.FORMS}")
     else:
         fields, folder = options.fields(), execution.new_folder(results, "compare")
         is_apart = fields.get("isolation") == "process" or options.is_refereed
-        planned = sides.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
+        planned = revisions.plan(base, candidate, {"isolation": "shared"} | fields, folder, is_apart=is_apart)
     how = "in processes of its own" if planned.has_runners else "in one process with the other"
-    running.note(f"shapes: {len(planned.workloads)}, each side {how}, into {folder}")
-    with sides.checked_out(planned, folder):
+    running.print_note(f"shapes: {len(planned.workloads)}, each side {how}, into {folder}")
+    with revisions.checked_out(planned, folder):
         return running.measure(planned, folder)
 
 
 def _require_sides(resumed: Plan, base: str, candidate: str, named: list[str], folder: Path) -> None:
     """Raise ValueError unless the sides and files of a stored comparison were named again."""
     assert resumed.sides is not None
-    if not (base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)):
+    if not (base and candidate and revisions.are_as_given(resumed.sides, (base, candidate), folder)):
         again = f"type {resumed.resume_command(folder.name)} if you trust it"
         raise ValueError(f"a journal does not decide which sides are compared: {again}")
     for side in (resumed.sides.base, resumed.sides.candidate):

@@ -20,7 +20,8 @@ from attnbench.commands.terminal import print_table, print_troubles, say
 from attnbench.processes import execution
 from attnbench.processes.execution import Session, new_folder
 from attnbench.processes.planning import plan_to_choose, plan_to_search
-from attnbench.reports import endings, recommended, story, titles, verdict
+from attnbench.reports import exit_status, recommended, summary, titles, verdict
+from attnbench.storage.events import Plan
 from attnbench.storage.files import writing_to
 from attnbench.storage.records import Arm
 from attnbench.units import percent
@@ -68,42 +69,52 @@ def fastest(
     if resume is not None:
         folder, planned = running.to_resume(options, resume, results, "fastest", AGAIN)
     else:
-        if along:  # times are relative to the last named implementation
-            asked = options.plan(baseline=options.named[-1] if options.named else "sdpa")
-            planned = plan_to_search(asked, options.named, along, low, high)
-        else:
-            planned = plan_to_choose(options.plan())
+        planned = _search_plan(options, along, low, high) if along else plan_to_choose(options.plan())
         folder = new_folder(results, f"along-{along}" if along else planned.sweep)
     if policy is not None:
-        if policy.is_dir():
-            raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
-        with writing_to(policy.parent, "--policy"):  # before measuring
-            pass
+        _require_writable(policy)  # before measuring
     hint = running.how_to_resume(planned, folder)
     limits: dict[str, Any] = {"memory_bytes": int(memory), "is_deterministic": is_deterministic}
     then = partial(read_first_calls, **limits) if "choose" in planned.stages else None
     measured = running.execute(planned, folder, hint=hint, show_partial=running.print_partial, then=then)
     if "choose" not in planned.stages:
-        end = endings.of_search(measured)
+        end = exit_status.of_search(measured)
         running.print_report(measured, end, lambda: print_crossings(measured), found=())
         return end
     choices = recommend(measured, **limits)
     learned: verdict.Policy | None = None
     try:
-        if policy is not None:
-            table = learn(measured)
-            table.save(policy)
-            learned = verdict.Policy(
-                file=str(policy),
-                chosen=dict(Counter(row.winner for row in table.rows).most_common()),
-                workloads=len(table.rows),
-                regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # of one workload there is none
-                seconds=table.evidence.seconds,
-            )
+        learned = None if policy is None else _learn_policy(measured, policy)
     finally:  # even if no policy can be learned, print the measurements
-        end, show = endings.of_choice(measured, choices), print_recommendations
+        end, show = exit_status.of_choice(measured, choices), print_recommendations
         running.print_report(measured, end, lambda: show(measured, choices, learned), found=choices, policy=learned)
     return end
+
+
+def _search_plan(options: TimingOptions, along: str, low: int, high: int) -> Plan:
+    """The plan of a search along an axis; times are relative to the last named implementation."""
+    asked = options.plan(baseline=options.named[-1] if options.named else "sdpa")
+    return plan_to_search(asked, options.named, along, low, high)
+
+
+def _require_writable(policy: Path) -> None:
+    if policy.is_dir():
+        raise ValueError(f"--policy {policy} is a folder: name a file, as in {policy / 'policy.json'}")
+    with writing_to(policy.parent, "--policy"):
+        pass
+
+
+def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
+    """Learn a policy from a run, write it to a file, and describe it."""
+    table = learn(measured)
+    table.save(file)
+    return verdict.Policy(
+        file=str(file),
+        chosen=dict(Counter(row.winner for row in table.rows).most_common()),
+        workloads=len(table.rows),
+        regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # of one workload there is none
+        seconds=table.evidence.seconds,
+    )
 
 
 def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
@@ -160,7 +171,7 @@ def _answer(results: Results, text: str) -> None:
 
 def _print_foot(results: Results) -> None:
     if not OUTPUT.is_quiet:
-        say(" ".join(f"{line.rstrip('.')}." for line in story.machine(results)), "dim")
+        say(" ".join(f"{line.rstrip('.')}." for line in summary.machine(results)), "dim")
         say(f"Full report: attnbench report {results.folder}", "dim")
 
 

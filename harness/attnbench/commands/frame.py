@@ -53,7 +53,7 @@ def sections(text: str) -> tuple[str, dict[str, tuple[list[str], str]], list[str
     return words.strip(), options, [line.strip() for line in examples.splitlines()]
 
 
-def framed(command: Command) -> tuple[Callable[..., None], list[str]]:
+def to_typer_command(command: Command) -> tuple[Callable[..., None], list[str]]:
     """The command in a form that typer can read, and its examples.
 
     The function returns its exit code, a conclusion, or None for a pass.

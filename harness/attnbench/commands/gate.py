@@ -57,7 +57,7 @@ def gate(
         decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     if to is not None:
         outputs.write(decision, to)
-    present(lambda: decision, lambda: typer.echo("\n".join(outputs.lines(decision))))
+    present(lambda: decision, lambda: typer.echo("\n".join(outputs.screen_lines(decision))))
     return outputs.conclusion(decision)
 
 

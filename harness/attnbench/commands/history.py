@@ -4,11 +4,11 @@ from pathlib import Path
 
 import typer
 
-from attnbench.analysis.history import follow
+from attnbench.analysis.history import metric_series
 from attnbench.commands import Command, terminal
 from attnbench.commands.frame import present
 from attnbench.reports import history as report
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 
 
 def history(
@@ -27,13 +27,13 @@ def history(
         implementation (--implementation -i NAME): May be repeated. Default: all.
         workload (GLOB): Ids of workloads, as in *-t512-*.
     """
-    series, notes = follow(paths or [results], metric, implementations=implementation or (), workload=workload)
+    series, notes = metric_series(paths or [results], metric, implementations=implementation or (), workload=workload)
     for note in notes:
-        typer.echo(f"note: {plain(note)}", err=True)
-    entries = [
-        {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}
-        for each in series
-    ]
+        typer.echo(f"note: {sanitize_line(note)}", err=True)
+    entries = []
+    for each in series:
+        cell = {"workload": each.cell["workload"], "fingerprint": each.cell["fingerprint"]}
+        entries.append({**cell, "metric": metric, **report.row(each)})
 
     def show() -> None:
         for heading, rows in report.headings(series).items():

@@ -27,9 +27,9 @@ def inspect(
     from rich.console import Console
 
     from attnbench.inspection import text
-    from attnbench.inspection.oracle_diff import look
+    from attnbench.inspection.oracle_diff import inspect_implementation
 
-    results = look(name, sentence, settings or ())
+    results = inspect_implementation(name, sentence, settings or ())
     file = text.write_page(results, to or Path("results") / "inspect" / results.implementation)
 
     def show() -> None:

@@ -30,7 +30,7 @@ def list_what(what: What = "implementations") -> None:
     columns = [column for column in listed[0] if column != "source"]
 
     def show() -> None:
-        print_table(columns, [[entry[column] for column in columns] for entry in listed])
+        print_table(columns, [tuple(map(entry.__getitem__, columns)) for entry in listed])
         for entry in listed:
             if "source" in entry:
                 say(f"{entry[columns[0]]}: {entry['source']}", "dim")
@@ -144,8 +144,12 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
 def print_support(entries: Sequence[dict[str, str]]) -> None:
     """Print what each installed implementation lacks, then the implementations that are not installed."""
-    columns = [name for name in QUESTIONS if any(entry[name] == "yes" for entry in entries)]
-    here = [entry for entry in entries if any(entry[name] == "yes" for name in columns)]
+
+    def is_yes_for_some(question: str) -> bool:
+        return any(entry[question] == "yes" for entry in entries)
+
+    columns = list(filter(is_yes_for_some, QUESTIONS))
+    here = [entry for entry in entries if "yes" in map(entry.__getitem__, columns)]
     rows = []
     for entry in here:
         lacks = [name for name in columns if entry[name] != "yes"]

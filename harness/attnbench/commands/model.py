@@ -10,10 +10,10 @@ from attnbench.commands.frame import present
 from attnbench.commands.options import require_extra
 from attnbench.commands.terminal import say
 from attnbench.models.records import OWN, Judged, ModelSpec
-from attnbench.processes import asides
-from attnbench.processes.asides import ModelOutcome
-from attnbench.reports import endings
-from attnbench.units import percent, plain, show
+from attnbench.processes import one_off_tasks
+from attnbench.processes.one_off_tasks import ModelOutcome
+from attnbench.reports import exit_status
+from attnbench.units import percent, sanitize_line, show
 
 USUAL = ("sdpa", "eager")
 TIMEOUT_S = 600.0  # of one step
@@ -53,9 +53,11 @@ def model(
     plugins.check_specs([each for each in attentions if each not in OWN])
     sizes = {"num_layers": num_layers, "batch_size": batch_size, "seq_len": seq_len}
     spec = ModelSpec(config=config, dtype=dtype, seed=0, has_gradients=gradients, **sizes)
-    outcome = asides.check_in_model(spec, attentions, budget_s=budget_s, timeout_s=TIMEOUT_S, note=running.note)
+    outcome = one_off_tasks.check_in_model(
+        spec, attentions, budget_s=budget_s, timeout_s=TIMEOUT_S, note=running.print_note
+    )
     present(lambda: outcome, lambda: _print(outcome))
-    return endings.of_model(outcome.judged, outcome.trouble)
+    return exit_status.of_model(outcome.judged, outcome.trouble)
 
 
 def _print(outcome: ModelOutcome) -> None:
@@ -85,14 +87,14 @@ def _times(outcome: ModelOutcome) -> list[str]:
 
 def _verdict(judged: Judged) -> str:
     if judged.reason:
-        return plain(f"{judged.attention}: {'not judged' if judged.is_refused else 'failed'}: {judged.reason}")
+        return sanitize_line(f"{judged.attention}: {'not judged' if judged.is_refused else 'failed'}: {judged.reason}")
     if judged.differences:
         first = judged.differences[0]
         size = "not finite" if first.error is None else f"off by {first.error:.3g}"
         where = f"{first.place} ({first.batch} batch): {size}, allowed {first.allowed:.3g}"
-        return plain(f"{judged.attention}: WRONG, first at {where}; {len(judged.differences)} tensors differ")
+        return sanitize_line(f"{judged.attention}: WRONG, first at {where}; {len(judged.differences)} tensors differ")
     share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of the tolerance"
-    return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
+    return sanitize_line(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
 
 
 COMMAND = Command(model, order=35)

@@ -54,7 +54,7 @@ class SelectionOptions:
         Raises:
             ValueError: a file cannot be read, or has no implementation.
         """
-        return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in held(name)]
+        return [spec for name in [*(self.names or ()), *(self.implementations or ())] for spec in expand_spec(name)]
 
     @property
     def has_shapes(self) -> bool:
@@ -156,7 +156,7 @@ CONDITIONS = {
 """The words of --conditions, by the parameter of build_plan that they set."""
 
 
-def held(name: str) -> list[str]:
+def expand_spec(name: str) -> list[str]:
     """The specs of a name: one, or all implementations in FILE.py.
 
     Raises:
@@ -164,7 +164,7 @@ def held(name: str) -> list[str]:
     """
     if not name.endswith(".py") or "=" in name:
         return [name]
-    return [f"{name}:{each}" for each in plugins.held(Path(name))]
+    return [f"{name}:{each}" for each in plugins.discover_implementations(Path(name))]
 
 
 def require_extra(module: str, extra: str) -> None:

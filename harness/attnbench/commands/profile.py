@@ -4,13 +4,13 @@ from pathlib import Path
 
 import typer
 
-from attnbench.analysis.breakdown import where
+from attnbench.analysis.breakdown import operator_shares
 from attnbench.analysis.conclusion import Conclusion
 from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
 from attnbench.processes.execution import new_folder
-from attnbench.reports import endings
+from attnbench.reports import exit_status
 from attnbench.storage.records import Status
 from attnbench.tracing import folders
 from attnbench.units import grouped
@@ -31,7 +31,7 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
     for record in traced.records:
         cell = {"workload": record.workload.id, "implementation": record.implementation, "status": str(record.status)}
         file = folders.trace_file(folder, record.workload.id, record.implementation)
-        spends = None if record.operators is None else where(record.operators)
+        spends = None if record.operators is None else operator_shares(record.operators)
         trace = str(file) if record.status is Status.ok else None
         cells.append({**cell, "message": record.message, "trace": trace, "spends": spends})
 
@@ -47,7 +47,7 @@ def profile(*, options: SelectionOptions = OPTIONS, results: Path = Path("result
             typer.echo(f"\nView them: attnbench tensorboard {folder}")
 
     present(lambda: cells, show)
-    return endings.of_run(traced)
+    return exit_status.of_run(traced)
 
 
 COMMAND = Command(profile, order=220)

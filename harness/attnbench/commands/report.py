@@ -13,9 +13,9 @@ from attnbench.cluster.shares import merged
 from attnbench.commands import Command, ExitCode, running
 from attnbench.commands.frame import present
 from attnbench.plugins import name_of, plugs, require_known
-from attnbench.reports import stock, story
+from attnbench.reports import stock, summary
 from attnbench.storage.events import SCHEMA, Plan, RunFinished, RunStarted
-from attnbench.storage.files import put, writing_to
+from attnbench.storage.files import write_atomically, writing_to
 from attnbench.storage.journal import JOURNAL, Salvaged, events, find_run, journal_of, salvage, write
 from attnbench.storage.records import FALSE_SHARE
 
@@ -72,9 +72,9 @@ def report(
     if target.resolve() != stored.folder.resolve():
         journal = journal_of(stored.folder)
         with writing_to(target):
-            put(target / journal.name, journal.read_bytes())
+            write_atomically(target / journal.name, journal.read_bytes())
     failed = running.write_reports(stored, target)
-    page = target / story.PAGE
+    page = target / summary.PAGE
     present(
         lambda: {"folders": [str(target)], "failed": failed},
         lambda: typer.echo(f"Report, complete in one file: {page}"),

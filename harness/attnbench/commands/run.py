@@ -10,7 +10,7 @@ from attnbench.commands import Command, running, terminal
 from attnbench.commands.frame import finish
 from attnbench.commands.options import TimingOptions
 from attnbench.processes.execution import new_folder
-from attnbench.reports import endings
+from attnbench.reports import exit_status
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import HOSTS
 from attnbench.units import duration
@@ -58,11 +58,11 @@ def run(
         folder = new_folder(results, planned.sweep)
     within = f"within {duration(planned.budget_s)}, " * (planned.budget_s > 0)
     counts = f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}"
-    running.note(f"{counts}, {within}into {folder}")
+    running.print_note(f"{counts}, {within}into {folder}")
     if not cluster and (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     measured = running.measure(planned, folder, cluster=cluster)
-    end = endings.of_run(measured)
+    end = exit_status.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))
     finish(end, is_silent=True)
 

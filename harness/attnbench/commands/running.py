@@ -27,7 +27,7 @@ from attnbench.processes.worker_client import Template
 from attnbench.reports import verdict
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line
@@ -66,7 +66,7 @@ def execute(
     try:
         with interruptible(hint, lambda: show_partial(read(folder))):
             if cluster:
-                shares.sweep(plan, folder, cluster, note)
+                shares.sweep(plan, folder, cluster, print_note)
             else:
                 with watching() as watch:
                     execution.execute(
@@ -102,7 +102,7 @@ def interruptible(hint: str, show: Callable[[], object] = lambda: None) -> Itera
         with suppress(ValueError, OSError):  # there may be no results yet
             show()
         if hint:
-            typer.echo(plain(hint), err=True)
+            typer.echo(sanitize_line(hint), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
 
 
@@ -125,7 +125,7 @@ def note_untried(names: Iterable[str]) -> None:
             typer.echo(f"{name}: untried. {words}.", err=True)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a note on standard error that is neither an answer nor a warning."""
     if not OUTPUT.is_quiet:
         typer.echo(text, err=True)
@@ -154,7 +154,7 @@ def watching() -> Iterator[Watch]:
             if line is None:
                 say(described(progress), console=console)
             else:
-                line.update(Text(plain(described(progress), console.width - 1)), refresh=True)
+                line.update(Text(sanitize_line(described(progress), console.width - 1)), refresh=True)
 
     drawn = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
     with drawn if is_rewritten else nullcontext() as line:

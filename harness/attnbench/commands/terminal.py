@@ -13,11 +13,11 @@ from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, judgements
 from attnbench.analysis.results import Results
 from attnbench.commands import OUTPUT
-from attnbench.reports import cells, screen, story
+from attnbench.reports import cells, screen, summary
 from attnbench.storage.records import Record, Status
-from attnbench.units import grouped, multiple, plain, text_lines
+from attnbench.units import grouped, multiple, sanitize_line, text_lines
 
-NOT_ON_TERMINAL = {*story.ON_PAGE_ALONE, "error", "notes"}
+NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
 """Columns that only files have, as a terminal is narrow."""
 
 
@@ -27,7 +27,7 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
     On a terminal it wraps between words, with its own indentation.
     """
     console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
-    text, indent = plain(text), lead.replace("\n", "")
+    text, indent = sanitize_line(text), lead.replace("\n", "")
     if console.is_terminal:
         fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
         text = fill(indent + text, console.width).removeprefix(indent)
@@ -38,8 +38,8 @@ def print_results(results: Results) -> None:
     """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
     if OUTPUT.is_quiet:
         print_troubles(results)
-        say(story.verdict(results))
-        for answer in () if results.plan.sides else story.answer(results) or ["Nothing was compared."]:
+        say(summary.verdict(results))
+        for answer in () if results.plan.sides else summary.answer(results) or ["Nothing was compared."]:
             say(answer, "bold")
         return
     if OUTPUT.is_verbose:
@@ -59,17 +59,17 @@ def print_cells(results: Results) -> None:
     columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        rows = [[column.text(cell) for column in columns] for cell in members]
+        rows = [cells.texts(cell, columns) for cell in members]
         print_table([column.heading for column in columns], rows)
         say("")
-    say(f"{story.decided(results)}; {story.interference(results)}")
+    say(f"{summary.decided(results)}; {summary.interference(results)}")
     print_findings(results)
     say("")
 
 
 def print_troubles(results: Results) -> None:
     """Print warnings that precede all verdicts, in colour, or in reverse if they make all verdicts doubtful."""
-    for line in story.troubles(results):
+    for line in summary.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
 
@@ -103,7 +103,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     notes = [f"{each.implementation}, {rule}: {text}" for each in judged for rule, text in each.notes.items()]
     _print_list("Noted (no reason to reject):", notes)
     _print_not_tried(record for record in results.records if record.status is not Status.approximate)
-    for line in story.kept_memory(results):
+    for line in summary.kept_memory(results):
         say(line)
     say("")
     if number := results.num_left_out:
@@ -133,9 +133,9 @@ def _mistake(record: Record) -> tuple[str, ...]:
 
 def print_findings(results: Results) -> None:
     """Print the findings of a run, and the number of untried cells, with the reasons."""
-    for line in story.findings(results):
+    for line in summary.findings(results):
         say(line, "red")
-    for line in story.kept_memory(results):
+    for line in summary.kept_memory(results):
         say(line)
     _print_not_tried(results.records)
 
@@ -161,6 +161,6 @@ def _print_list(title: str, lines: Sequence[str]) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of texts as wide as the terminal, with bold headings."""
     console = Console()
-    texts = [[plain(text) for text in row] for row in rows]
+    texts = [list(map(sanitize_line, row)) for row in rows]
     for place, line in enumerate(text_lines(columns, texts, width=console.width)):
         console.print(line, style="bold" if not place else None, markup=False, highlight=False, soft_wrap=True)

@@ -39,8 +39,8 @@ def names_of(function: object) -> dict[str, str]:
         parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # refused below
     except (TypeError, ValueError):
         return {}
-    own = {name: next((each for each in aliases if each in parameters), "") for name, aliases in PAGED.items()}
-    return {name: each for name, each in own.items() if each} if own[TABLE] else {}
+    own = {name: next(filter(parameters.__contains__, aliases), "") for name, aliases in PAGED.items()}
+    return {name: alias for name, alias in own.items() if alias} if own[TABLE] else {}
 
 
 @dataclass(frozen=True, kw_only=True)

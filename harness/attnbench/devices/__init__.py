@@ -121,7 +121,7 @@ class Device(Protocol):
             RuntimeError: some queued work has failed.
         """
 
-    def settle(self) -> None:
+    def apply_first_use_changes(self) -> None:
         """Trigger the changes to this process that torch makes at the first use of the device."""
 
     def is_broken(self) -> bool:

@@ -140,7 +140,7 @@ class Cuda(Accelerator):
             return True
         return False
 
-    def settle(self) -> None:
+    def apply_first_use_changes(self) -> None:
         """Let SDPA choose a kernel: at its first choice on a Hopper GPU, torch puts cuDNN first for the process.
 
         Source: https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,

@@ -42,7 +42,7 @@ _COMPILED = re.compile(rf"{COMPILED}|^triton_|cpp_fused|^graph(_\d+)?_kernel$", 
 def makers(kernels: Iterable[str]) -> list[str]:
     """Makers of kernels: keys of KERNELS in its order, each once; empty if none is known."""
     names = list(kernels)
-    return [maker for maker, (_, pattern) in KERNELS.items() if any(re.search(pattern, name) for name in names)]
+    return [maker for maker, (_, pattern) in KERNELS.items() if any(map(re.compile(pattern).search, names))]
 
 
 def compiled(calls: Iterable[Operator]) -> bool:

@@ -45,12 +45,12 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
     """
     crowding = os.getloadavg()[0] / containers.processors()
     here = device(workload.device)
-    samples = take(here.loads(workload.dtype), here.clock, limit_s, on_turn)
+    samples = measure_loads(here.loads(workload.dtype), here.clock, limit_s, on_turn)
     name, dtype, num_threads = workload.place
     return Ceilings(device=name, dtype=dtype, num_threads=num_threads, samples=samples, crowding=crowding)
 
 
-def take(
+def measure_loads(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
     """Measure rounds of all loads that are quick enough, warmed up and in random order, for `limit_s` seconds.

@@ -30,7 +30,7 @@ def longest_wait_s(before: Waits, after: Waits) -> float:
     return max((waited_s - before.get(thread, 0.0) for thread, waited_s in after.items()), default=0.0)
 
 
-def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
+def wait_for_idle_threads(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
     """Wait until the threads of this process sleep: after work they spin for a while, on cores that others need."""
     for _ in range(int(limit_s / step_s)):
         before_s = time.process_time()

@@ -28,7 +28,7 @@ from attnbench.checking.reference import roundings
 from attnbench.checking.tolerance import Tolerance, by_row
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.processes.worker.attempts import describe
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 from attnbench.workloads import sweep
 from attnbench.workloads.workload import Workload
 
@@ -70,11 +70,11 @@ class Walkthrough:
     @property
     def labels(self) -> list[str]:
         """The words as headings: one short line each, without control characters."""
-        return [plain(word, limit=WORD_LEN) or "?" for word in self.words]
+        return [sanitize_line(word, limit=WORD_LEN) or "?" for word in self.words]
 
     def sentence(self, limit: int = 0) -> str:
         """The words on one line, cut at `limit` characters if given."""
-        return plain(" ".join(self.words), limit)
+        return sanitize_line(" ".join(self.words), limit)
 
     def shape(self, name: str) -> str:
         """The shape of a step's result, as `shape_of` formats it."""
@@ -179,7 +179,7 @@ class Comparison:
         for letter in (each for each in names if each in at):
             word = words[at[letter]]
             number = "" if words.count(word) == 1 else f" (word {at[letter] + 1})"
-            parts.append(f"{names[letter]} '{plain(word, limit=WORD_LEN)}'{number}")
+            parts.append(f"{names[letter]} '{sanitize_line(word, limit=WORD_LEN)}'{number}")
         parts += [f"column {at[letter]}" for letter in "KVD" if letter in at and shape[letter] > 1]
         return ", ".join(parts)
 
@@ -195,7 +195,7 @@ def compared(tolerance: Tolerance, result: object) -> Comparison:
     right, letters = tolerance.expected, LETTERS[tolerance.name]
     blank = Comparison(name=tolerance.name, oracle=right.numpy(), tolerance=tolerance.largest)
     if isinstance(result, _Trouble):
-        return replace(blank, trouble=plain(result))
+        return replace(blank, trouble=sanitize_line(result))
     expected = f"it should be {shape_of(letters, right.shape)}"
     if not isinstance(result, Tensor):
         return replace(blank, trouble=f"it gave a {type(result).__name__}, no tensor; {expected}")
@@ -236,7 +236,7 @@ class Inspection:
         return next((each for each in self.comparisons if not each.agrees), None)
 
 
-def look(name: str, sentence: str = DEFAULT, settings: Sequence[str] = ()) -> Inspection:
+def inspect_implementation(name: str, sentence: str = DEFAULT, settings: Sequence[str] = ()) -> Inspection:
     """Inspect the implementation `name` (or path/to/file.py:Name) on a sentence.
 
     Raises:
@@ -260,7 +260,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
     if reason := reason_against(implementation, workload):
         unmasked = sweep.make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
-        return Inspection(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
+        return Inspection(walk=walk, unseen=sanitize_line(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
     module = _try(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
     if isinstance(module, _Trouble):
@@ -283,7 +283,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
         comparisons += _weights_and_context(module, walk, limits, mask)
-    return Inspection(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
+    return Inspection(walk=walk, comparisons=(*comparisons, output), unseen=sanitize_line("; ".join(unseen)))
 
 
 Limits = Callable[..., Tolerance]  # of a step: from its name, the right answer and those of honest forms in float32

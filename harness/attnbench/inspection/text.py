@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 
 from attnbench.inspection.oracle_diff import LETTERS, Comparison, Inspection, Numbers, Walkthrough
-from attnbench.storage.files import put, writing_to
-from attnbench.units import MISSING, plain, text_lines
+from attnbench.storage.files import write_atomically, writing_to
+from attnbench.units import MISSING, sanitize_line, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
@@ -56,7 +56,7 @@ def formatted(values: Numbers) -> list[list[str]]:
         number = format(value, form)
         return "0" if value == 0.0 else number.removeprefix("-") if float(number) == 0.0 else number
 
-    return [[text(value) for value in row] for row in values.tolist()]
+    return [list(map(text, row)) for row in values.tolist()]
 
 
 def value_table(
@@ -147,7 +147,7 @@ def write(inspection: Inspection, console: Console) -> None:
 
     width, walk = console.width, inspection.walk
     tables = [comparison_table(inspection)] if inspection.comparisons else []
-    tables += difference_tables(inspection.first, walk.labels, plain(inspection.implementation))
+    tables += difference_tables(inspection.first, walk.labels, sanitize_line(inspection.implementation))
     lines = [walk.sentence(100), *(line for table in tables for line in ["", *table.lines(width)])]
     for line in [*lines, "", *textwrap.wrap(inspection.unseen, width), *[""] * bool(inspection.unseen)]:
         say(line)
@@ -169,4 +169,4 @@ def write_page(inspection: Inspection, folder: Path) -> Path:
     texts = {function.__name__: function for function in functions}
     page = templates.get_template("page.html.jinja").render(inspection=inspection, **texts)
     with writing_to(folder):
-        return put(folder / PAGE, page)
+        return write_atomically(folder / PAGE, page)

@@ -12,6 +12,8 @@ from attnbench.devices import device
 from attnbench.metrics import Metric
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attnbench.case import Case
     from attnbench.ranks.group import Report
     from attnbench.workloads.workload import Workload
@@ -42,13 +44,21 @@ def bytes_sent(case: Case) -> float:
 
 def slowest_rank(case: Case) -> float:
     """Seconds of the slowest rank, summed over passes."""
-    return sum(max(rank.call_s for rank in each) for each in passes(case))
+
+    def slowest_s(reports: Sequence[Report]) -> float:
+        return max(rank.call_s for rank in reports)
+
+    return sum(map(slowest_s, passes(case)))
 
 
 def straggling(case: Case) -> float:
     """Difference of the computing time of the busiest and the idlest rank in seconds, summed over passes."""
-    busy = [[rank.call_s - rank.waited_s for rank in each] for each in passes(case)]
-    return sum(max(each) - min(each) for each in busy)
+
+    def difference_s(reports: Sequence[Report]) -> float:
+        busy_s = [rank.call_s - rank.waited_s for rank in reports]
+        return max(busy_s) - min(busy_s)
+
+    return sum(map(difference_s, passes(case)))
 
 
 METRIC = {

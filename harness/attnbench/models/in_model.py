@@ -150,7 +150,7 @@ def call_of(
     )
 
 
-def honest(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
+def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
     """An attention function of the package that computes one of the oracle's forms, every mask written out."""
 
     def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
@@ -430,11 +430,12 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The innermost modules with an attention class."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
-    return [
-        (path, module)
-        for path, module in found
-        if not any(other != path and other.startswith(f"{path}.") for other, _ in found)
-    ]
+    paths = [path for path, _ in found]
+
+    def is_innermost(path: str) -> bool:
+        return not any(other.startswith(f"{path}.") for other in paths)
+
+    return [(path, module) for path, module in found if is_innermost(path)]
 
 
 def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
@@ -455,7 +456,7 @@ def register() -> None:
         return sdpa_mask(*given, **(more | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
 
     for name, form in zip((REFERENCE, f"{REFERENCE}_2"), oracle.YARDSTICKS, strict=True):
-        AttentionInterface.register(name, honest(form))
+        AttentionInterface.register(name, reference_attention(form))
         AttentionMaskInterface.register(name, written_out)
 
 

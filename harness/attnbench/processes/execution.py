@@ -29,10 +29,10 @@ from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
 from attnbench.processes import first_calls
 from attnbench.processes.messages import PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
-from attnbench.processes.runners import SHARED, ByThreads, Runners
-from attnbench.processes.sides import SIDES_FOLDER, current_commit, side_folders
+from attnbench.processes.revisions import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
-from attnbench.statistics.crossover import Point, following, point
+from attnbench.processes.worker_pool import SHARED, ByThreads, WorkerPool
+from attnbench.statistics.crossover import Point, next_value, point
 from attnbench.statistics.effects import numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import by_process
@@ -56,7 +56,17 @@ from attnbench.storage.records import (
 )
 from attnbench.timing import visits
 from attnbench.timing.blocks import known
-from attnbench.timing.schedule import SPENT, Choice, Live, Race, Step, Strategy, follow, load_libraries, visit_seed
+from attnbench.timing.schedule import (
+    SPENT,
+    Choice,
+    Live,
+    Race,
+    Step,
+    Strategy,
+    load_libraries,
+    run_strategy,
+    visit_seed,
+)
 from attnbench.tracing import folders
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
@@ -251,10 +261,10 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
     """
     plan, status = session.plan, session.state.status
-    shortest_last = sorted(plan.asked, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
-    workloads = shortest_last if stops_when_wrong else plan.asked
+    workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
     is_brief_allowed = LATENCY in plan.metrics and not stops_when_wrong
-    places = {cell: place for place, cell in enumerate((w.id, arm) for w in workloads for arm in plan.cells(w))}
+    every_cell = [(workload.id, arm) for workload in workloads for arm in plan.cells(workload)]
+    places = {cell: place for place, cell in enumerate(every_cell)}
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
@@ -271,8 +281,8 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
                 is_in_time = session.elapsed_s < limit_s or (is_brief_allowed and workload is workloads[0])
                 if found is None and is_due and is_in_time:
                     session.show_progress("check", f"{arm} on {workload.id}", len(concluded), len(places))
-                    is_brief = is_brief_allowed and (arm, _kind(workload)) in passed
-                    is_brief |= plan.sweep == CHECK and _has_many_rows(workload)
+                    is_known = is_brief_allowed and (arm, _kind(workload)) in passed
+                    is_brief = is_known or (plan.sweep == CHECK and _has_many_rows(workload))
                     reply = ask_cell(lane, workload, arm, is_brief=is_brief)
                     found = reply.status
                 if found is Status.disagrees:
@@ -288,20 +298,34 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
             told.update({reply.key[1]} if reply.status is Status.disagrees else ())
             record_check(session, reply)
 
-    due = 0
-    try:
-        with closing(in_lanes(session, checked, workloads)) as steps:
-            for _ in steps:
-                while due in held:
-                    record(held.pop(due))
-                    due += 1
-    finally:  # an interruption: what was found is kept
-        for place in sorted(held):
-            record(held[place])
+    _record_in_order(in_lanes(session, checked, workloads), held, record)
     if left := [cell for cell in places if cell not in status and not (stops_when_wrong and cell[1] in told)]:
         return f"{len(left)} of {len(places)} cells were not reached in {min(limit_s, plan.budget_s):g} s"
     session.show_progress("check", "", len(places), len(places))
     return ""
+
+
+def _shortest_last(workloads: Sequence[Workload]) -> list[Workload]:
+    """The workloads, those with few keys or queries last."""
+    return sorted(workloads, key=lambda each: min(each.kv_len, each.seq_len) < FEWEST_TOKENS)
+
+
+def _record_in_order(
+    steps: Generator[None],
+    held: dict[int, events.CellChecked | None],
+    record: Callable[[events.CellChecked | None], None],
+) -> None:
+    """Record results in the order of their places while steps add them; after an interruption, all that are there."""
+    due = 0
+    try:
+        with closing(steps):
+            for _ in steps:
+                while due in held:
+                    record(held.pop(due))
+                    due += 1
+    finally:
+        for place in sorted(held):
+            record(held[place])
 
 
 def in_lanes(
@@ -530,7 +554,7 @@ class Timing:
         def live() -> dict[str, list[Arm]]:
             return {workload: self.live(workload, self.session.specs) for workload in self.places}
 
-        return follow(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
+        return run_strategy(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """The arms that are live on a workload; for two sides those that are live on both."""
@@ -669,7 +693,7 @@ class Search:
             open_ones = [
                 each for each, known in seen.items() if not known.sign and known.num_processes < MOST_PROCESSES
             ]
-            chosen = open_ones[0] if open_ones else following(seen, allowed)
+            chosen = open_ones[0] if open_ones else next_value(seen, allowed)
             if chosen is None:
                 return ""
             workload = ladder.by_value[chosen]
@@ -801,9 +825,11 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
-        of = {number: [each for each in plan.workloads if each.num_threads == number] for number in sorted(numbers)}
-        parts = {number: msgspec.structs.replace(plan, workloads=tuple(alike)) for number, alike in of.items()}
-        return ByThreads({number: client_for(part, folder, template) for number, part in parts.items()})
+        clients_of = dict[int, WorkerClient]()
+        for number in sorted(numbers):
+            alike = tuple(each for each in plan.workloads if each.num_threads == number)
+            clients_of[number] = client_for(msgspec.structs.replace(plan, workloads=alike), folder, template)
+        return ByThreads(clients_of)
     settings = _usual(plan.timeout_s) | threads_settings(*numbers) | ALLOCATORS[plan.allocator]
     settings |= INTERPRETED if plan.is_interpreted else {}
     slow = {SLOW_IMPORTS.get(spec, "") for spec in plan.specs.values()} - {""}
@@ -812,14 +838,14 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
         shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
-        return Runners({SHARED: shared}, plan.runner) if plan.has_runners else shared
+        return WorkerPool({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     home = harness_folder(folder / SIDES_FOLDER / "modules")
     for name, side in ((BASE, plan.sides.base), (CANDIDATE, plan.sides.candidate)):
         file = log if name == CANDIDATE else folder / "worker_base.log"
         of_side = Template(file, settings, python=side.python, home=home, folders=side_folders(side))
         clients[name] = ProcessClient(of_side, plan.timeout_s)
-    return Runners(clients, plan.runner, seed=plan.seed)
+    return WorkerPool(clients, plan.runner, seed=plan.seed)
 
 
 def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:

@@ -87,7 +87,7 @@ class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
     longer_s: Annotated[float, Meta(ge=0)] | None
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a tensor's storage in a file, and the tensor's layout in the storage, as in torch.
 
     `memory` is the address of the storage at the sender: tensors at one address share their memory. `same_as` is the
@@ -115,7 +115,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     exchange: str
     random: tuple[bytes, ...]
     forget: tuple[int, ...]
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorHeader]
 
 
 class Call(Backward, frozen=True, kw_only=True, tag=True):
@@ -125,7 +125,7 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
     """
 
     module: int
-    weights: dict[str, Place] = {}
+    weights: dict[str, TensorHeader] = {}
     needs: tuple[str, ...]
     mask: str
     sizes: tuple[int, int, int]
@@ -143,12 +143,13 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
 
-    `faults` lists other changes by rule (checking/conduct.py). `random` is the state of each generator after the call.
+    `faults` lists other changes by rule (checking/side_effects.py). `random` is the state of each generator after the
+    call.
     """
 
-    tensors: dict[str, Place]
-    changed: dict[str, Place]
-    changed_outputs: dict[str, Place]
+    tensors: dict[str, TensorHeader]
+    changed: dict[str, TensorHeader]
+    changed_outputs: dict[str, TensorHeader]
     faults: dict[str, str]
     random: tuple[bytes, ...]
 
@@ -157,7 +158,7 @@ class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
     """Results that a worker hands in: tensors by call number and name; none if dropout makes them random."""
 
     exchange: str
-    tensors: dict[int, dict[str, Place]]
+    tensors: dict[int, dict[str, TensorHeader]]
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
@@ -169,7 +170,7 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
     launch: str = "eager"
     verifies: bool = True  # check the answers of all arms afterwards
     settles: bool = False  # answer only after all threads stopped spinning: another process follows
-    is_refereed: bool = False  # by the coordinator's clock (processes/runners.py, `Referee`)
+    is_refereed: bool = False  # by the coordinator's clock (processes/worker_pool.py, `Referee`)
 
     def finished(
         self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()

@@ -9,8 +9,8 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.processes.asides import declared
 from attnbench.processes.messages import Declared
+from attnbench.processes.one_off_tasks import declared
 from attnbench.statistics.choice import CHOOSING_PROCESSES
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
@@ -75,76 +75,109 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
         ValueError: a value is not possible; the message lists the allowed ones.
     """
     chosen = sweeps.load(sweep)
-    baseline = baseline or chosen.baseline
     parsed = sweeps.parse_settings(settings)
-    here = (name for name in names() if device(name).seems_present())  # the meaning of the device `all`
-    present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
+    present = _present_devices()
     stands_alone = bool(model or parsed.keys() - {"device"}) and is_exact
     source = huggingface.load(model) if model else None
     if source is not None:
         workloads = models.workloads(source, phase, {"device": [present[-1]]} | parsed)
     else:
         workloads = (sweeps.alone if stands_alone else sweeps.workloads)(chosen, parsed, present)
-    for named in dict.fromkeys(workload.device for workload in workloads):
-        target = device(named)  # raises if there is no such device
-        if fields.get("launch") == "graph" and not target.has_graphs:
-            raise ValueError(f"{named} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
+    _require_devices(workloads, needs_graphs=fields.get("launch") == "graph")
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
-    has_ranks = any(workload.world_size > 1 for workload in workloads)
-    has_pages = any(workload.page_size for workload in workloads)
-    without = {*chosen.leave_out, *(() if has_ranks else plugins.DISTRIBUTING)}
-    without |= {*(() if has_pages else plugins.READ_PAGES)}
-    usual = [name for name in plugins.implementation_names() if name not in without]
-    typed = list(dict.fromkeys(implementations or chosen.implementations or usual))
-    specs = plugins.labelled(typed)
-    baseline_spec = dict(zip(typed, specs, strict=True)).get(baseline, baseline)
-    if with_baseline and plugins.name_of(baseline_spec) not in map(plugins.name_of, specs):
-        specs.append(baseline)
-    plugins.check_specs(specs)
+    typed = list(dict.fromkeys(implementations or chosen.implementations or _usual_implementations(chosen, workloads)))
+    specs, baseline_name = _with_labels(typed, baseline or chosen.baseline, with_baseline=with_baseline)
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
     if not source:
-        declarations = declared(specs) if declarations is None else declarations
-        built_in = built_in_axes(declarations, parsed)
-        if not with_baseline:
+        built_in = built_in_axes(declared(specs) if declarations is None else declarations, parsed)
+        if with_baseline:
+            workloads = _with_shared_axes(workloads, built_in)
+        else:
             of_pages = () if stands_alone or not chosen.of_pages else _of_pages(chosen, parsed, present)
             workloads, left_out = _each_suited(workloads, specs, built_in, left_out, of_pages)
-        elif axes := {a: v for a, v in together(built_in).items() if MASKS_BETWEEN not in str(v)}:
-            workloads = suited(workloads, axes)
-    alone = tuple(plugins.name_of(spec) for spec in specs if isolation == "process" and plugins.is_foreign(spec))
     metrics = tuple(chosen.metrics if metrics is None else metrics)
     plugins.require_known("metric", metrics, plugins.plugs("attnbench.metrics", "METRIC"))
-    of_sweep: dict[str, Any] = {
-        "budget_s": chosen.budget_s if metrics or not chosen.metrics else 0.0,  # a check needs none for times
+    limits = _limits(chosen, is_timed=bool(metrics), stands_alone=stands_alone)
+    return Plan(
+        sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
+        workloads=workloads,
+        baseline=baseline_name,
+        metrics=metrics,
+        model="" if source is None else source.name,
+        left_out=left_out,
+        **_participants(specs, isolation),
+        **(limits | {name: value for name, value in fields.items() if value is not None}),
+    )
+
+
+def _participants(specs: Sequence[str], isolation: str) -> dict[str, Any]:
+    """The fields of a plan about its implementations."""
+    foreign = tuple(plugins.name_of(spec) for spec in specs if plugins.is_foreign(spec))
+    return {
+        "implementations": tuple(specs),
+        "digests": {spec: plugins.digest(spec) for spec in specs},
+        "alone": foreign if isolation == "process" else (),
+    }
+
+
+def _present_devices() -> tuple[str, ...]:
+    """The meaning of the device `all`: every device that seems present, the host first."""
+    here = (name for name in names() if device(name).seems_present())
+    return tuple(sorted(here, key=lambda name: not device(name).is_host))
+
+
+def _require_devices(workloads: Iterable[Workload], *, needs_graphs: bool) -> None:
+    for name in dict.fromkeys(workload.device for workload in workloads):
+        target = device(name)  # raises if there is no such device
+        if needs_graphs and not target.has_graphs:
+            raise ValueError(f"{name} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
+
+
+def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> list[str]:
+    """The implementations in the folder, without those that these workloads have no use for."""
+    without = {*chosen.leave_out}
+    if not any(workload.world_size > 1 for workload in workloads):
+        without |= {*plugins.DISTRIBUTING}
+    if not any(workload.page_size for workload in workloads):
+        without |= {*plugins.READ_PAGES}
+    return [name for name in plugins.implementation_names() if name not in without]
+
+
+def _with_labels(typed: Sequence[str], baseline: str, *, with_baseline: bool) -> tuple[list[str], str]:
+    """The specs of a run, labelled, with the baseline at their end if it is missing; and the baseline's name."""
+    specs = plugins.labelled(typed)
+    baseline_spec = dict(zip(typed, specs, strict=True)).get(baseline, baseline)
+    name = plugins.name_of(baseline_spec)
+    if with_baseline and name not in map(plugins.name_of, specs):
+        specs.append(baseline)
+    plugins.check_specs(specs)
+    return specs, name
+
+
+def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict[str, Any]:
+    """The fields of a plan that the sweep sets unless the user does."""
+    return {
+        "budget_s": chosen.budget_s if is_timed or not chosen.metrics else 0.0,  # a check needs none for times
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
         "timeout_s": TIMEOUT_S,
         "num_rounds": chosen.num_rounds,
         "smallest_effect": SMALLEST_EFFECT if stands_alone else chosen.smallest_effect,
         "allocator": chosen.allocator,
     }
-    return Plan(
-        sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
-        workloads=workloads,
-        implementations=tuple(specs),
-        baseline=plugins.name_of(baseline_spec),
-        metrics=metrics,
-        digests={spec: plugins.digest(spec) for spec in specs},
-        alone=alone,
-        model="" if source is None else source.name,
-        left_out=left_out,
-        **(of_sweep | {name: value for name, value in fields.items() if value is not None}),
-    )
 
 
 def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -> dict[str, Axes]:
     """The built-in axes of each implementation, by spec, without those that the user set."""
-    return {
-        spec: {axis: value for axis, value in found.built_in.items() if axis not in parsed}
-        for spec, found in declarations.items()
-    }
+    typed = {*parsed}
+
+    def not_typed(axes: Axes) -> Axes:
+        return {axis: value for axis, value in axes.items() if axis not in typed}
+
+    return {spec: not_typed(declared_by.built_in) for spec, declared_by in declarations.items()}
 
 
-def together(built_in: Mapping[str, Axes]) -> Axes:
+def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
     """Merge the built-in axes of all implementations, by spec, to compare them on the same work.
 
     Raises:
@@ -162,7 +195,14 @@ def together(built_in: Mapping[str, Axes]) -> Axes:
     return axes
 
 
-def suited(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
+def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Axes]) -> tuple[Workload, ...]:
+    """The workloads with the axes that all implementations have built in; of several masks each keeps its own."""
+    merged = merge_built_in_axes(built_in)
+    axes = {axis: value for axis, value in merged.items() if MASKS_BETWEEN not in str(value)}
+    return apply_axes(workloads, axes) if axes else workloads
+
+
+def apply_axes(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
 
     If there are several masks (`MASKS_BETWEEN`), a workload keeps its own among them, or gets the next one.
@@ -210,7 +250,7 @@ def _each_suited(
     An implementation with built-in axes needs the workloads with these values, and leaves out all others. One that
     reads pages needs those `of_pages`.
     """
-    by_spec = {spec: suited(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
+    by_spec = {spec: apply_axes(workloads, built_in[spec]) if spec in built_in else workloads for spec in specs}
     by_spec |= {spec: of_pages for spec in specs if of_pages and plugins.reads_pages(spec)}
     every = {workload.id: workload for each in by_spec.values() for workload in each}
     out: dict[str, tuple[str, ...]] = {}

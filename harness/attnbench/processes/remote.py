@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import increment_version
 
 from attnbench.case import GIVEN, Case, pull_back, pull_back_twice, set_dropout
-from attnbench.checking import conduct
+from attnbench.checking import side_effects
 from attnbench.checking.memory import MASK_FORMS
 from attnbench.checking.reference import FormError, canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
@@ -35,9 +35,9 @@ from attnbench.processes.messages import (
     Call,
     Failed,
     FailedError,
-    Place,
     Prepared,
     Target,
+    TensorHeader,
     Tensors,
 )
 from attnbench.workloads.batch import rule_of
@@ -65,7 +65,7 @@ class CandidateLostError(BaseException):
         self.failed = failed
 
 
-class Exchange:
+class TensorFile:
     """The file for tensors. A sender writes from its start; the receiver copies at once."""
 
     def __init__(self, path: str = "") -> None:
@@ -80,9 +80,9 @@ class Exchange:
         self._file = FileIO(file, "r+b")
         weakref.finalize(self, self._file.close)
 
-    def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, Place]]:
+    def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, TensorHeader]]:
         """Write the whole storage of each tensor; return the places, for each group."""
-        places, at = list[dict[str, Place]](), 0
+        places, at = list[dict[str, TensorHeader]](), 0
         for tensors in groups:
             places.append({})
             first = dict[int, str]()
@@ -90,7 +90,7 @@ class Exchange:
                 held = bytes_of(tensor).cpu().numpy()
                 self._file.seek(at)
                 held.tofile(self._file)
-                places[-1][name] = Place(
+                places[-1][name] = TensorHeader(
                     dtype=str(tensor.dtype).removeprefix("torch."),
                     shape=tuple(tensor.shape),
                     stride=tensor.stride(),
@@ -103,7 +103,7 @@ class Exchange:
                 at += held.size
         return places
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: TensorHeader) -> Tensor:
         """The bytes at a place.
 
         Raises:
@@ -115,10 +115,14 @@ class Exchange:
             raise ValueError("a tensor is said to be sent, and was not")
         return held
 
-    def receive(self, place: Place, device: torch.device | str = "cpu") -> Tensor:
+    def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
         """A copy of the tensor with the same layout."""
         tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -159,7 +163,7 @@ class Remote:
 
     def __init__(self, ask: Ask, cell: Target) -> None:
         self._ask, self._cell = ask, cell
-        self._exchange = Exchange()
+        self._exchange = TensorFile()
         self._generators = generators(cell.workload.device)
         self.num_modules = self.num_calls = 0
         self._outputs: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -211,7 +215,7 @@ class Remote:
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
         """Apply the candidate's in-place changes here."""
-        conduct.require_faultless(reply.faults)
+        side_effects.require_faultless(reply.faults)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
         for call, place in reply.changed_outputs.items():
@@ -308,18 +312,18 @@ class _Called:
 class Candidates:
     """The candidate's end: its modules, and the arguments of their calls."""
 
-    _exchange: Exchange  # of the request,
+    _exchange: TensorFile  # of the request,
     _generators: list[Generator]  # and of its device
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
-        self._inputs: OrderedDict[tuple[str, Place], Tensor] = OrderedDict()
+        self._inputs: OrderedDict[tuple[str, TensorHeader], Tensor] = OrderedDict()
         self._calls: OrderedDict[int, _Called] = OrderedDict()
         self._bound = cache(BoundMask)
 
     def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
         """Carry out a request of the judge; exceptions of the candidate pass through."""
-        self._exchange = Exchange(request.exchange)
+        self._exchange = TensorFile(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
         self._generators = generators(workload.device)
@@ -331,7 +335,7 @@ class Candidates:
         if request.weights:
             sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
-            with conduct.watched({}):  # undoes a seed that the constructor sets, as many do: no call set it
+            with side_effects.watch_call({}):  # undoes a seed that the constructor sets, as many do: no call set it
                 self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
@@ -359,7 +363,7 @@ class Candidates:
         if reason := implementation.unsupported(there):  # rules and diagnoses have sizes of their own
             raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
-        with conduct.watched({}, mask, inputs=tensors.values()) as seen, mode:
+        with side_effects.watch_call({}, mask, inputs=tensors.values()) as seen, mode:
             output = Case(workload=scoped, module=module, tensors=tensors, mask=mask).output()
         require_plain("output", output)
         if output.device != (place := next(iter(tensors.values())).device):
@@ -390,7 +394,7 @@ class Candidates:
             second = {name: each for name, each in zip(along, made, strict=True) if each is not None}
             return self._reply(request, {GRADIENT: grad_output}, second, {})
         inputs = [grad_output, *called.leaves.values()]
-        with conduct.watched({}, called.mask, name="backward pass", inputs=inputs) as seen:
+        with side_effects.watch_call({}, called.mask, name="backward pass", inputs=inputs) as seen:
             gradients = pull_back(called.output, list(called.leaves.values()), grad_output, retain_graph=True)
         named, of_parameters = dict[str, Tensor | None](), dict[str, Tensor | None]()
         for name, gradient in zip(called.leaves, gradients, strict=True):
@@ -451,6 +455,5 @@ class Candidates:
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()
         groups = {"tensors": made, "changed": changed, "changed_outputs": overwritten}
-        contiguous = [{name: each.contiguous() for name, each in group.items()} for group in groups.values()]
-        places = dict(zip(groups, self._exchange.send(*contiguous), strict=True))
+        places = dict(zip(groups, self._exchange.send(*map(_contiguous, groups.values())), strict=True))
         return Tensors(**places, faults=faults, random=states_of(self._generators))

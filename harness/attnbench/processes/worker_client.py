@@ -24,7 +24,7 @@ import psutil
 from attnbench.processes import messages
 from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
@@ -209,7 +209,7 @@ class Template:
         """The last line printed since the log had `start` bytes; "" if there is none."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(start, self.log_size() - LONGEST_LINE))
-            lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
+            lines = [sanitize_line(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
             return next((line for line in reversed(lines) if line), "")
         return ""
 

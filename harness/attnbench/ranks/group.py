@@ -57,7 +57,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     keeps_graph: bool
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a whole tensor in shared memory; its axis 2 is the tokens."""
 
     dtype: str
@@ -83,8 +83,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     call: int
     asked: Asked | None  # None: backward
-    given: tuple[Place, ...]
-    made: tuple[Place, ...]
+    given: tuple[SharedTensor, ...]
+    made: tuple[SharedTensor, ...]
     forget: tuple[int, ...]
     memory_bytes: int
 
@@ -176,9 +176,9 @@ class RankGroup:
         if not self._lines:
             self._start()
             self._first_call = call
-        places, needed, files = list[Place](), 0, list[int]()
+        places, needed, files = list[SharedTensor](), 0, list[int]()
         for dtype, shape in [*((each.dtype, tuple(each.shape)) for each in given), *made]:
-            places.append(Place(dtype=str(dtype).removeprefix("torch."), shape=shape, offset=needed))
+            places.append(SharedTensor(dtype=str(dtype).removeprefix("torch."), shape=shape, offset=needed))
             needed += -(-max(1, places[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
         if needed > len(self._memory):
             size = -(-needed // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.results import Results
-from attnbench.storage.files import put
+from attnbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ class Picture:
         suffix = Path(path).suffix
         if suffix not in {".png", ".svg", ".pdf"}:
             raise ValueError(f"{path} is no picture: end its name with .png, .svg or .pdf")
-        return put(Path(path), self.png if suffix == ".png" else self._drawn(suffix[1:]))
+        return write_atomically(Path(path), self.png if suffix == ".png" else self._drawn(suffix[1:]))
 
     def _drawn(self, form: str) -> bytes:
         file = io.BytesIO()
@@ -71,6 +71,6 @@ class Report:
     def write(self, results: Results, folder: Path) -> list[Path]:
         """Write the file into an existing folder; return its path, or nothing if there is nothing to draw."""
         if self.text is not None:
-            return [put(folder / self.file, self.text(results))]
+            return [write_atomically(folder / self.file, self.text(results))]
         picture = None if self.draw is None else self.draw(results)
         return [] if picture is None else [picture.save(folder / self.file)]

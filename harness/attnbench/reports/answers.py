@@ -17,7 +17,7 @@ from attnbench.analysis.table import GROUP_AXES
 from attnbench.reports import cells, titles
 from attnbench.reports.cells import Cell
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Status
-from attnbench.units import MISSING, factors, grouped, percent, plain, show
+from attnbench.units import MISSING, factors, grouped, percent, sanitize_line, show
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -38,6 +38,11 @@ class Answer:
     def cells(self) -> list[Cell]:
         """All cells, the baseline's first."""
         return [*([self.base] if self.base else []), *self.others]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether some cell has a time."""
+        return any(cell.seconds is not None for cell in self.cells)
 
     def having(self, mark: Mark) -> list[Cell]:
         """The cells with this mark, the fastest first."""
@@ -104,7 +109,7 @@ class Answer:
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Answer]:
     """All shapes of a run, grouped by label, then by length."""
-    has_sides, shown = results.plan.sides is not None, cells.shown(results)
+    has_sides, shown = results.plan.sides is not None, cells.present_cells(results)
     labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
     by_shape = grouped(shown, lambda cell: (cell.workload.id, cell.record.implementation * has_sides))
     unsorted = []
@@ -113,13 +118,14 @@ def shapes(results: Results) -> list[Answer]:
         unsorted.append(
             Answer(
                 workload=members[0].workload,
-                label=plain(f"{implementation} {labels[name]}"),
+                label=sanitize_line(f"{implementation} {labels[name]}"),
                 base=next((cell for cell in members if cell.is_baseline), None),
                 others=tuple(sorted(others, key=lambda cell: cell.ratio or cell.seconds or math.inf)),
                 has_sides=has_sides,
             )
         )
-    order = {label: place for place, label in enumerate(dict.fromkeys(shape.label for shape in unsorted))}
+    in_order = dict.fromkeys(shape.label for shape in unsorted)
+    order = {label: place for place, label in enumerate(in_order)}
     return sorted(unsorted, key=lambda shape: (order[shape.label], shape.workload.kv_len, shape.workload.seq_len))
 
 
@@ -129,7 +135,7 @@ def advice(results: Results) -> list[str]:
     Shapes without a time of the baseline follow those with one; implementations of the user's own come last.
     """
     base = titles.base(results.plan)
-    timed = [shape for shape in shapes(results) if any(cell.seconds is not None for cell in shape.cells)]
+    timed = [shape for shape in shapes(results) if shape.is_timed]
     groups = grouped(timed, lambda shape: (shape.base.name if shape.base else "", _problem(shape, base)))
     lines = _advice(groups.pop((base, ""), []), base)
     for (substitute, problem), members in groups.items():
@@ -138,10 +144,12 @@ def advice(results: Results) -> list[str]:
         lines += [f"{base} {problem} on {_named(members)}: {there}.", *_advice(members, substitute)]
     compared = grouped((cell for shape in timed for cell in shape.compared), lambda cell: cell.name)
     if len(compared) > 1:
-        own = [plain(arm.implementation) for arm, spec in results.plan.specs.items() if plugins.is_foreign(spec)]
+        own = [
+            sanitize_line(arm.implementation) for arm, spec in results.plan.specs.items() if plugins.is_foreign(spec)
+        ]
         lead = "" if groups else f"Next to {base}, "
         lines += [f"{lead}{_standing(compared[name])}." for name in own[:FEW] if name in compared]
-    return [plain(line) for line in lines]
+    return [sanitize_line(line) for line in lines]
 
 
 def _problem(shape: Answer, base: str) -> str:
@@ -157,9 +165,10 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
     timed = [shape for shape in members if shape.compared]
     if not timed:
         return []
-    if all(any(cell.mark is Mark.doubtful for cell in shape.others) for shape in timed):
+    if all(shape.having(Mark.doubtful) for shape in timed):
         return ["No recommendation: the times are doubtful. Run it again on a quiet machine."]
-    beaten, rest = ([shape for shape in timed if bool(shape.faster) is wins] for wins in (True, False))
+    beaten = [shape for shape in timed if shape.faster]
+    rest = [shape for shape in timed if not shape.faster]
     num_open = sum(shape.is_open for shape in rest)
     if beaten:
         undecided = f"On {num_open} shape{'s' * (num_open > 1)} something undecided may be faster."
@@ -229,7 +238,8 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
         words = dict.fromkeys(titles.word(axis, shape.workload.axes()) for shape in part)
         if len(part) > len(best[1]) and len(words) <= FEW:
             best = f"for {' and '.join(words)}", part
-    inside, outside = ([shape.workload.kv_len for shape in part] for part in (won, others))
+    inside = [shape.workload.kv_len for shape in won]
+    outside = [shape.workload.kv_len for shape in others]
     if len(best[1]) < len(won) and min(inside) > max(outside):
         return f"from T={min(inside)} on", won
     if len(best[1]) < len(won) and max(inside) < min(outside):
@@ -239,7 +249,9 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
 
 def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
     """The largest shape with a memory of two implementations, and their bytes by name; None if none was measured."""
-    peaks = {shape: {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes} for shape in members}
+    peaks: dict[Answer, dict[str, float]] = {}
+    for shape in members:
+        peaks[shape] = {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes}
     if not any(peaks.values()):
         return None
     largest = max(members, key=lambda shape: (min(len(peaks[shape]), 2), shape.workload.num_scores, len(peaks[shape])))
@@ -252,14 +264,18 @@ def memory_line(members: Sequence[Answer]) -> str:
         return ""
     largest, peaks = found
     ordered = sorted(peaks.items(), key=lambda item: item[1])
-    amounts = grouped(ordered, lambda item: show(item[1], "bytes", digits=2))
-    parts = [f"{', '.join(name for name, _ in alike)} {amount}" for amount, alike in amounts.items()]
-    return plain(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+    amounts = {name: show(peak, "bytes", digits=2) for name, peak in ordered}
+    parts = [f"{', '.join(alike)} {amount}" for amount, alike in grouped(amounts, amounts.__getitem__).items()]
+    return sanitize_line(f"Memory {'of' if largest.has_sides else 'at'} {largest.name}: {'; '.join(parts)}.")
+
+
+def _cache_rates(shape: Answer) -> list[float | None]:
+    return [cell.cache_rate for cell in shape.cells]
 
 
 def batch_line(results: Results) -> str:
     """The rates of the batch with the most keys and values, and who reads no pages; "" without a batch with a time."""
-    timed = [shape for shape in shapes(results) if any(cell.cache_rate for cell in shape.cells)]
+    timed = [shape for shape in shapes(results) if any(_cache_rates(shape))]
     if not timed:
         return ""
     shape = max(timed, key=lambda each: counts.cache_bytes(each.workload))
@@ -273,12 +289,14 @@ def batch_line(results: Results) -> str:
     dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]
     if dense:
         text += f" {', '.join(dense)}: keys are gathered before the call, which is not in its time."
-    return plain(text)
+    return sanitize_line(text)
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:
     """List the first calls on the shape with the most of them, and when they have paid; "" if none was measured."""
-    timed = {shape: [cell for cell in shape.cells if FIRST_CALL in cell.metrics] for shape in members}
+    timed: dict[Answer, list[Cell]] = {}
+    for each in members:
+        timed[each] = [cell for cell in each.cells if FIRST_CALL in cell.metrics]
     shape = max(timed, key=lambda each: (len(timed[each]), each.workload.num_scores), default=None)
     if shape is None or not timed[shape]:
         return ""
@@ -288,7 +306,7 @@ def first_calls_line(members: Sequence[Answer]) -> str:
         words = [f"{name} {show(seconds, 's', digits=2)}" for name, seconds in more.items() if seconds is not None]
         words += [f"paid after: {cell.break_even.words}"] if cell.break_even is not None else []
         parts.append(f"{cell.name} {show(cell.metrics[FIRST_CALL], 's', digits=2)} ({', '.join(words)})")
-    return plain(f"First calls at {shape.name}: {'; '.join(parts)}.")
+    return sanitize_line(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
 SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
@@ -299,7 +317,7 @@ def legend(members: Sequence[Answer]) -> str:
     """The meaning of the signs of these shapes: "* fastest, = equal to sdpa, - unsupported"."""
     every, bases = names(members), {shape.base.name for shape in members if shape.base}
     base = "the baseline" if len(bases) != 1 else bases.pop()
-    present = {text[-1] for text in (shape.text_of(name) for shape in members for name in every)}
+    present = {shape.text_of(name)[-1] for shape in members for name in every}
     words = SIGNS | {"+": f"faster than {base}", "=": f"equal to {base}", MISSING: "unsupported"}
     return ", ".join(f"{sign} {word}" for sign, word in words.items() if sign in present)
 
@@ -323,9 +341,9 @@ def table(members: Sequence[Answer]) -> list[dict[str, str]]:
     every, rows = names(members), list[dict[str, str]]()
     for shape in members:
         fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)
-        text = MISSING if fastest is None else plain(fastest.name, 24)
+        text = MISSING if fastest is None else sanitize_line(fastest.name, 24)
         if fastest is not None and fastest is not shape.base:
             text += f" ({fastest.speedup:.2f}x)"
-        times = {plain(name, 24): shape.text_of(name).strip() for name in every}
+        times = {sanitize_line(name, 24): shape.text_of(name).strip() for name in every}
         rows.append({"shape": shape.name, "fastest": text, **times})
     return rows

@@ -1,11 +1,11 @@
 """The cells of a run as typed rows, and their columns as texts: the source of screens, tables, charts and verdicts."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from attnbench.analysis.breakdown import ran
+from attnbench.analysis.breakdown import backend_used
 from attnbench.analysis.comparisons import LARGEST_DETECTABLE, Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
 from attnbench.analysis.first_calls import break_evens
@@ -19,7 +19,7 @@ from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.records import LATENCY, Key, Record, Status, Verdict
 from attnbench.storage.samples import Samples
-from attnbench.units import MISSING, SCALES, grouped, multiple, percent, plain, show, span
+from attnbench.units import MISSING, SCALES, grouped, multiple, percent, sanitize_line, show, span
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -46,7 +46,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The implementation or, if two states of the code are compared, the side."""
-        return self.record.side or plain(self.record.implementation) or MISSING
+        return self.record.side or sanitize_line(self.record.implementation) or MISSING
 
     @cached_property
     def mark(self) -> Mark | None:
@@ -135,7 +135,7 @@ class Cell:
 
 
 @lru_cache(maxsize=1)
-def every(results: Results) -> dict[Key, Cell]:
+def all_cells(results: Results) -> dict[Key, Cell]:
     """All cells of a run, in the order of its records; those of the last run are cached."""
     by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
     cells = {}
@@ -167,7 +167,7 @@ def _copy_rate(results: Results, record: Record) -> float | None:
     return None if copy is None else copy.rate
 
 
-def absent(results: Results) -> dict[str, str]:
+def absent_implementations(results: Results) -> dict[str, str]:
     """Implementations that are unsupported in all their cells, with the first reason.
 
     Empty if nothing else would be left to show. Also empty for two sides, where losses on one side must be visible.
@@ -180,10 +180,10 @@ def absent(results: Results) -> dict[str, str]:
     return {name: reasons[name] for name in names if name not in supported}
 
 
-def shown(results: Results) -> list[Cell]:
+def present_cells(results: Results) -> list[Cell]:
     """The cells without the implementations that are absent from this run."""
-    hidden = absent(results)
-    return [cell for cell in every(results).values() if cell.record.implementation not in hidden]
+    hidden = absent_implementations(results)
+    return [cell for cell in all_cells(results).values() if cell.record.implementation not in hidden]
 
 
 def groups(results: Results) -> dict[str, list[Cell]]:
@@ -192,7 +192,7 @@ def groups(results: Results) -> dict[str, list[Cell]]:
     def place(cell: Cell) -> tuple[float, ...]:
         return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf
 
-    by_title = grouped(shown(results), lambda cell: titles.title(cell.workload.axes()))
+    by_title = grouped(present_cells(results), lambda cell: titles.title(cell.workload.axes()))
     return {title: sorted(members, key=place) for title, members in by_title.items()}
 
 
@@ -204,6 +204,11 @@ class Column:
     text: Callable[[Cell], str]  # never blank
     explanation: str = ""  # follows "`heading`: "
     number: Callable[[Cell], float | None] | None = None  # sorts the column; None: it is sorted by its text
+
+
+def texts(cell: Cell, columns: Sequence[Column]) -> list[str]:
+    """The row of a cell in a table with these columns."""
+    return [column.text(cell) for column in columns]
 
 
 def columns(results: Results) -> list[Column]:
@@ -253,7 +258,7 @@ def _error(cell: Cell) -> str:
 def notes(cell: Cell) -> str:
     """The warnings about an ok cell, or why another one is not ok."""
     diagnosis = "" if cell.record.agreement is None else cell.record.agreement.diagnosis
-    reason = plain("; ".join(cell.warnings) or cell.record.message or diagnosis)
+    reason = sanitize_line("; ".join(cell.warnings) or cell.record.message or diagnosis)
     return reason or (MISSING if cell.record.status is Status.ok else "no reason was recorded")
 
 
@@ -288,7 +293,7 @@ FIRST = (
         text=lambda cell: titles.length(cell.workload.axes()),
         number=lambda cell: float(cell.workload.kv_len),
     ),
-    Column(heading="implementation", text=lambda cell: plain(str(cell.record.arm)) or MISSING),
+    Column(heading="implementation", text=lambda cell: sanitize_line(str(cell.record.arm)) or MISSING),
     Column(
         heading="time per call",
         text=lambda cell: MISSING if cell.seconds is None else span(cell.seconds, *cell.ends, "s"),
@@ -304,7 +309,9 @@ FIRST = (
     ),
     Column(
         heading="ran",
-        text=lambda cell: MISSING if cell.record.operators is None else plain(ran(cell.record.operators)),
+        text=lambda cell: (
+            MISSING if cell.record.operators is None else sanitize_line(backend_used(cell.record.operators))
+        ),
         explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
     ),
 )

@@ -27,16 +27,17 @@ def data(results: Results) -> str:
     derives menus and charts from them. `colours` are those of the pictures.
     """
     columns, panels = [WORKLOAD, *cells.columns(results)], titles.names(results)
-    shown = [cell.workload.axes() for cell in cells.shown(results)]
-    axes = [axis for axis in Workload.__struct_fields__ if len({each[axis] for each in shown}) > 1]
+    shown = [cell.workload for cell in cells.present_cells(results)]
+    axes = [axis for axis in Workload.__struct_fields__ if _varies(axis, shown)]
     rows = [
         _row(cell, columns, axes) | {"panel": panels[cell.workload.id]}
         for members in cells.groups(results).values()
         for cell in members
     ]
+    looks = style.looks({row["implementation"] for row in rows})
     content = {
         "axes": axes,
-        "colours": {name: line["color"] for name, line in style.looks({row["implementation"] for row in rows}).items()},
+        "colours": {name: line["color"] for name, line in looks.items()},
         "columns": [
             {"heading": each.heading, "explanation": each.explanation, "is_number": each.number is not None}
             for each in columns
@@ -44,6 +45,10 @@ def data(results: Results) -> str:
         "rows": rows,
     }
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _varies(axis: str, workloads: Sequence[Workload]) -> bool:
+    return len({workload.axes()[axis] for workload in workloads}) > 1
 
 
 def _row(cell: Cell, columns: Sequence[Column], axes: Sequence[str]) -> dict[str, Any]:

@@ -6,18 +6,18 @@ from attnbench.analysis.history import Series
 from attnbench.analysis.table import Row, arm_of
 from attnbench.reports import titles
 from attnbench.statistics.levels import FEWEST, Change
-from attnbench.units import grouped, plain, show
+from attnbench.units import grouped, sanitize_line, show
 
 
 def commit(point: Row) -> str:
     """The first digits of a commit, or "unknown"."""
-    return plain(point["commit"])[:10] or "unknown"
+    return sanitize_line(point["commit"])[:10] or "unknown"
 
 
 def change(series: Series, level: Change) -> str:
     """A change in words: "+6.1 % from 0123abc (2026-11-02) on, before: 89ab012"."""
     at, before = series.points[level.place], series.points[level.place - 1]
-    day = plain(at["time"].partition("T")[0], limit=24)
+    day = sanitize_line(at["time"].partition("T")[0], limit=24)
     return f"{level.effect:+.1%} from {commit(at)} ({day}) on, before: {commit(before)}".replace("%", " %")
 
 
@@ -25,7 +25,7 @@ def row(series: Series) -> dict[str, str]:
     """A row of the table, without blank cells."""
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
-        "implementation": plain(str(arm_of(series.cell)), limit=24),
+        "implementation": sanitize_line(str(arm_of(series.cell)), limit=24),
         "runs": str(len(series.points)),
         "first": show(series.cell["value"], series.cell["unit"]),
         "last": show(series.points[-1]["value"], series.cell["unit"]),
@@ -35,7 +35,7 @@ def row(series: Series) -> dict[str, str]:
 
 def machine_of(series: Series) -> str:
     """The machine of a series."""
-    return f"{plain(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
+    return f"{sanitize_line(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:

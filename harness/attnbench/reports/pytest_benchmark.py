@@ -11,7 +11,7 @@ from attnbench.analysis.comparisons import doubt_of
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
 from attnbench.storage.records import LATENCY, Environment, Record
-from attnbench.units import plain, readable_json
+from attnbench.units import readable_json, sanitize_line
 
 VERSION = "5.3.1"
 
@@ -48,7 +48,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
-    name, samples = plain(str(record.arm)), record.samples(LATENCY)
+    name, samples = sanitize_line(str(record.arm)), record.samples(LATENCY)
     judged = {"margin": results.plan.smallest_effect, "doubtful": doubt_of(results, record.key)}
     for sample in samples:
         stats.update(sample.value)

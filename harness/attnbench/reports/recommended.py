@@ -8,13 +8,13 @@ from attnbench.analysis.conclusion import factor
 from attnbench.analysis.recommendation import OVER, Change, Recommendation, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.statistics.break_even import Payoff
-from attnbench.statistics.crossover import Point, located
+from attnbench.statistics.crossover import Point, find_crossovers
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import Verdict
-from attnbench.units import MISSING, grouped, listed, percent, plain, show, significant, span
+from attnbench.units import MISSING, grouped, listed, percent, sanitize_line, show, significant, span
 
 
-def lines(results: Results) -> list[str]:
+def recommendation_lines(results: Results) -> list[str]:
     """A sentence for each recommendation, or for each searched pair of implementations."""
     return [crossing.answer for crossing in crossings(results)] or [*map(answer, recommend(results))]
 
@@ -97,12 +97,12 @@ def figures(choice: Recommendation) -> list[tuple[str, ...]]:
 def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str]:
     """The excluded implementations, a line for each kind of reason, or for each implementation with `is_verbose`."""
     if is_verbose:
-        return [plain(f"excluded: {name}: {reason}") for name, reason in choice.excluded.items()]
+        return [sanitize_line(f"excluded: {name}: {reason}") for name, reason in choice.excluded.items()]
     texts = []
     for kind, names in grouped(choice.excluded, lambda name: choice.excluded[name].kind).items():
         reason = choice.excluded[names[0]].detail
         head = kind if kind.startswith("not ") else f"excluded, {kind}"
-        texts.append(plain(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
+        texts.append(sanitize_line(f"{head}: {', '.join(names)}{f' ({reason})' if reason and len(names) == 1 else ''}"))
     return texts
 
 
@@ -123,7 +123,7 @@ def crossings(results: Results) -> Iterator[Crossing]:
         known = points(results, ladder, *pair)
         changes = tuple(
             Change(ladder.axis, place.at, place.low, place.high, *(pair if place.sign > 0 else pair[::-1]))
-            for place in located(known)
+            for place in find_crossovers(known)
         )
         yield Crossing(
             axis=ladder.axis,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.conclusion import TIMED, Mark
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, story, titles
+from attnbench.reports import cells, summary, titles
 from attnbench.reports.answers import (
     SIGNS,
     Answer,
@@ -24,7 +24,7 @@ from attnbench.reports.answers import (
     shapes,
 )
 from attnbench.storage.records import Record
-from attnbench.units import MISSING, grouped, plain, show, text_lines
+from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
@@ -44,20 +44,22 @@ class Line(NamedTuple):
 def screen(results: Results) -> list[Line]:
     """The closing screen of a run; if two states of the code are compared, the answer is in the command's last line."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
-    findings = [*story.findings(results), *story.kept_memory(results)]
+    findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
-    head = _lines([story.verdict(results)], "bold", most=2)
-    head += _lines(story.machine(results))
-    head += _lines(story.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
-    head += _lines([plain(text, WIDTH * (1 + (len(findings) == 1))) for text in findings], "red", MOST_FINDINGS, more)
+    head = _lines([summary.verdict(results)], "bold", most=2)
+    head += _lines(summary.machine(results))
+    head += _lines(summary.troubles(results), f"bold {urgent}yellow", MOST_DOUBTS, "More warnings: summary.md")
+    head += _lines(
+        [sanitize_line(text, WIDTH * (1 + (len(findings) == 1))) for text in findings], "red", MOST_FINDINGS, more
+    )
     is_narrow = is_wide(members)
     most = FEW_ADVICE if is_narrow else MOST_ADVICE
-    tail = [] if results.plan.sides is not None else _lines([" ".join(story.answer(results))], "bold", most)
+    tail = [] if results.plan.sides is not None else _lines([" ".join(summary.answer(results))], "bold", most)
     tail += _lines([memory_line(members)] * (not is_narrow), most=MOST_MEMORY, more="More memory: summary.md")
     tail += _lines([batch_line(results)], most=MOST_MEMORY + 1)
     tail += _lines([first_calls_line(members)], most=MOST_FIRST_CALLS, more="More first calls: summary.md")
     tail += _lines(left_over(results, most_named=0 if is_narrow else FEW_OPEN))
-    tail += [Line(f"Report: {results.folder / story.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
+    tail += [Line(f"Report: {results.folder / summary.PAGE}"), Line(f"Open: attnbench report {results.folder} --open")]
     if (results.folder / "summary.md").exists():
         drawn = ["picture.png"] * (results.folder / "picture.png").exists()  # if there was anything to draw
         tail.append(Line(f"Also there: {', '.join([*drawn, 'records.csv', 'summary.md'])}"))
@@ -83,7 +85,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
     A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, those on
     which nothing is faster are omitted first, short ones before long ones.
     """
-    timed = [shape for shape in members if any(cell.seconds is not None for cell in shape.cells)]
+    timed = [shape for shape in members if shape.is_timed]
     if not timed:
         return []
     above = _lines([f"{titles.shared([shape.workload for shape in timed])}:"], "dim")
@@ -112,7 +114,8 @@ def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}
     columns |= {"" if columns else HEADING: [shape.length for shape in members]}
-    columns |= {plain(name, 24): [_aligned(shape.text_of(name)) for shape in members] for name in every}
+    for name in every:
+        columns[sanitize_line(name, 24)] = [_aligned(shape.text_of(name)) for shape in members]
     right = {*range(len(columns) - len(every), len(columns))}
     if any(shape.has_sides for shape in members):
         columns["verdict"] = [_verdict(shape) for shape in members]
@@ -131,27 +134,37 @@ def _verdict(shape: Answer) -> str:
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
     """A row for each implementation, after the heading in several lines; those that do not fit follow in a sentence."""
     largest, peaks = memory(members) or (members[-1], {})
-    columns = [(shape.name, [_aligned(shape.text_of(name)) for name in every]) for shape in members]
+
+    def texts_of(shape: Answer) -> list[str]:
+        return [_aligned(shape.text_of(name)) for name in every]
+
+    columns = [(shape.name, texts_of(shape)) for shape in members]
     columns += [(f"memory {largest.name}", [f"{show(peaks.get(name), 'bytes', digits=2)}  " for name in every])]
     parts, width = [textwrap.wrap(name, CELL)[-MOST_HEADING:] for name, _ in columns], _name_width(every)
     tall = max(map(len, parts))
     heads = [[*[""] * (tall - len(part)), *part] for part in parts]
-    lines = [" " * width + "".join(f" {head[line].rjust(CELL)}" for head in heads) for line in range(tall)]
+
+    def heading(parts: Sequence[str]) -> str:
+        return " " * width + "".join(f" {part.rjust(CELL)}" for part in parts)
+
+    lines = list(map(heading, zip(*heads, strict=True)))
     lines[-1] = HEADING + lines[-1][len(HEADING) :]
     last = max(members, key=lambda shape: shape.workload.num_scores)
     for number in range(len(every), 0, -1):
-        texts = [f"{plain(name, NAME)} {last.text_of(name).strip()}" for name in every[number:]]
+        texts = [f"{sanitize_line(name, NAME)} {last.text_of(name).strip()}" for name in every[number:]]
         others = textwrap.wrap(f"At {last.name}: {', '.join(texts)}.", WIDTH) if texts else []
         if tall + number + len(others) <= room:
             break
     for place, name in enumerate(every[:number]):
-        lines.append(plain(name, NAME).ljust(width) + "".join(f" {texts[place].rjust(CELL)}" for _, texts in columns))
+        lines.append(
+            sanitize_line(name, NAME).ljust(width) + "".join(f" {texts[place].rjust(CELL)}" for _, texts in columns)
+        )
     shown = textwrap.wrap(" ".join(others), WIDTH, max_lines=max(1, room - tall - number), placeholder=" (summary.md)")
     return [line.rstrip() for line in [*lines, *shown]]
 
 
 def _name_width(every: Sequence[str]) -> int:
-    return max(len(HEADING), *(len(plain(name, NAME)) for name in every))
+    return max(len(HEADING), *(len(sanitize_line(name, NAME)) for name in every))
 
 
 def _aligned(text: str) -> str:
@@ -162,7 +175,7 @@ def _aligned(text: str) -> str:
 def _limit(records: Sequence[Record]) -> str:
     """The lengths of cells that were predicted to exceed a limit, and why: the reason of the first one."""
     lengths = ", ".join(dict.fromkeys(titles.length(record.workload.axes()) for record in records))
-    return plain(f"T={lengths}: {records[0].message.partition(';')[0]}", 2 * WIDTH)
+    return sanitize_line(f"T={lengths}: {records[0].message.partition(';')[0]}", 2 * WIDTH)
 
 
 def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
@@ -171,18 +184,21 @@ def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():
         unsure = [(cell, shape) for cell, shape in judged if cell.mark is kind]
-        texts = [shape.name if shape.has_sides else f"{plain(cell.name, 24)} at {shape.name}" for cell, shape in unsure]
+        texts = [
+            shape.name if shape.has_sides else f"{sanitize_line(cell.name, 24)} at {shape.name}"
+            for cell, shape in unsure
+        ]
         names = f" ({'; '.join(texts)})" if 0 < len(texts) <= most_named else ""
         if unsure or kind is Mark.undecided:
             parts.append(f"{kind.capitalize()}: {len(unsure)} of {len(judged)}{names}.")
     limits = grouped((record for record in results.records if record.is_predicted), lambda record: record.arm)
     if limits:
-        texts = [f"{plain(str(arm), 24)} ({_limit(alike)})" for arm, alike in limits.items()]
+        texts = [f"{sanitize_line(str(arm), 24)} ({_limit(alike)})" for arm, alike in limits.items()]
         named = max(1, most_named)
         more = [f"{len(texts) - named} more (report.html)"] * (len(texts) > named)
         parts.append(f"Not tried, over a limit: {'; '.join([*texts[:named], *more])}.")
-    if absent := cells.absent(results):
-        few = [plain(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
+    if absent := cells.absent_implementations(results):
+        few = [sanitize_line(f"{name}: {why}", 2 * WIDTH // len(absent)) for name, why in absent.items()]
         parts.append(
             f"Unsupported: {'; '.join(few) if len(few) <= most_named else f'{len(few)} (reasons: summary.md)'}."
         )

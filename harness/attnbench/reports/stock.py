@@ -11,8 +11,8 @@ from pathlib import Path
 
 from attnbench.analysis.judgements import Judgement, judgements
 from attnbench.analysis.results import Results
-from attnbench.reports.story import described
-from attnbench.units import escaped, markdown_list, markdown_table, multiple, plain
+from attnbench.reports.summary import describe_environment
+from attnbench.units import escaped, markdown_list, markdown_table, multiple, sanitize_line
 
 FACTS = ("cpu", "accelerator", "system", "python", "versions", "settings")
 SUFFIX = ".md"
@@ -21,15 +21,15 @@ TITLE = "# Attention checked on this machine"
 
 def write(file: Path, results: Results) -> None:
     """Write the verdicts of a check with the versions and devices behind them."""
-    known = [described(environment) for environment in results.environments.values()][:1]
+    known = [describe_environment(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
     verdicts, findings = dict[str, str](), dict[str, str]()
     for judged in judgements(results):
-        name = escaped(plain(judged.implementation))
+        name = escaped(sanitize_line(judged.implementation))
         verdicts |= {f"{name}, {place}": text for place, text in _by_place(judged)}
         for record in (*judged.wrong, *judged.failed):
-            findings[f"{name} on {record.workload.id}"] = plain(f"{record.status}: {record.message}")
+            findings[f"{name} on {record.workload.id}"] = sanitize_line(f"{record.status}: {record.message}")
     parts = [TITLE, markdown_list(facts), "## Verdicts", markdown_list(verdicts)]
     parts += ["## Findings", markdown_list(findings) or "No findings."]
     parts += [results.reason, f"Repeat with the same inputs: --seed {results.plan.seed}"]
@@ -47,7 +47,7 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
         worst = "" if of_place.worst is None else f", error {multiple(of_place.worst)} of the tolerance"
         text = f"{of_place.verdict} on {len(of_place.compared)} of {len(of_place.planned)}{worst}"
         if of_place.is_unsupported:
-            text = plain(of_place.records[0].message) if of_place.records else "nothing was tried"
+            text = sanitize_line(of_place.records[0].message) if of_place.records else "nothing was tried"
         yield " ".join(place), text
 
 
@@ -73,8 +73,11 @@ def side_by_side(files: Sequence[Path]) -> str:
     stems = [file.stem for file in files]
     columns = {file.stem if stems.count(file.stem) == 1 else str(file): load(file) for file in files}
     names = dict.fromkeys(name for texts in columns.values() for name in texts)
-    rows = [{"": name} | {stem: texts.get(name, "-") for stem, texts in columns.items()} for name in names]
-    differing = [row for row in rows if len({row[stem] for stem in columns}) > 1]
+    differing = []
+    for name in names:
+        row = {stem: texts.get(name, "-") for stem, texts in columns.items()}
+        if len({*row.values()}) > 1:
+            differing.append({"": name} | row)
     num_verdicts = sum(", " in name for name in names)
     num_same = num_verdicts - sum(", " in row[""] for row in differing)
     same = f"{num_same} of {num_verdicts} verdicts agree in all files, errors included."

@@ -23,7 +23,7 @@ from matplotlib.transforms import ScaledTranslation
 from attnbench import plugins
 from attnbench.reports import Picture
 from attnbench.storage.records import BASE, Arm
-from attnbench.units import plain, show, significant
+from attnbench.units import sanitize_line, show, significant
 
 T = TypeVar("T")
 A = TypeVar("A", Arm, str)
@@ -90,8 +90,12 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 
     Where `y` is not a number, there is nothing, and the line has a gap.
     """
-    name = plain(str(arm), limit=24) or "(no name)"
-    bars = [[abs(end - value) for end, value in zip(side, y, strict=True)] for side in ends]
+    name = sanitize_line(str(arm), limit=24) or "(no name)"
+
+    def lengths(side: Sequence[float]) -> list[float]:
+        return [abs(end - value) for end, value in zip(side, y, strict=True)]
+
+    bars = list(map(lengths, ends))
     if any(map(any, bars)):
         axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=line["color"], elinewidth=1.1, capsize=2.2)
     axes.plot(x, y, label=name, alpha=0.85, zorder=4 - line["linewidth"] / 5, **line, **_marker(line))

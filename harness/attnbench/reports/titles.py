@@ -15,7 +15,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES
 from attnbench.storage.events import Plan
 from attnbench.storage.records import BASE
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 from attnbench.workloads.batch import NO_BATCH
 from attnbench.workloads.workload import Workload, following
 
@@ -27,7 +27,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
     "dtype": str,
-    "mask": lambda mask: "no mask" if mask == "none" else plain(mask.replace("_", " "), limit=LONG_MASK),
+    "mask": lambda mask: "no mask" if mask == "none" else sanitize_line(mask.replace("_", " "), limit=LONG_MASK),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
     "device": lambda device: f"on {device}",
 }
@@ -57,10 +57,10 @@ def title(axes: Axes, leave_out: Collection[str] = ()) -> str:
     defaults = DEFAULTS | following(axes)
     leave_out = {*leave_out, *(OF_REQUESTS if axes.get("batch", NO_BATCH) != NO_BATCH else ())}
     names = [axis for axis in NAMED if axis not in leave_out and (axis in ALWAYS or axes[axis] != defaults[axis])]
-    return ", ".join(
-        (" " if are_sizes else ", ").join(word(axis, axes) for axis in group)
-        for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
-    )
+    parts = []
+    for are_sizes, group in groupby(names, lambda axis: axis in SIZES):
+        parts.append((" " if are_sizes else ", ").join(word(axis, axes) for axis in group))
+    return ", ".join(parts)
 
 
 def length(axes: Axes) -> str:
@@ -72,7 +72,9 @@ def length(axes: Axes) -> str:
 def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
     """The most common value of each axis, and the axes that vary; lengths excluded."""
     members = [workload.axes() for workload in workloads]
-    values = {axis: Counter(axes[axis] for axes in members) for axis in GROUP_AXES} if members else {}
+    values: dict[str, Counter[object]] = {}
+    for axis in GROUP_AXES if members else ():
+        values[axis] = Counter(axes[axis] for axes in members)
     usual: dict[str, object] = {axis: counts.most_common(1)[0][0] for axis, counts in values.items()}
     return usual, {axis for axis, counts in values.items() if len(counts) > 1}
 
@@ -111,4 +113,4 @@ def caveat(results: Results) -> str:
 
 def base(plan: Plan) -> str:
     """Name the baseline of a run."""
-    return plain(plan.baseline) if plan.sides is None else BASE
+    return sanitize_line(plan.baseline) if plan.sides is None else BASE

@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import doubts, num_processes, whole
+from attnbench.analysis.comparisons import doubts, num_processes, whole_session_judgement
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.certain import changed
 from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements, verdict_of
 from attnbench.analysis.recommendation import PEAK_MEMORY, Lead, Recommendation
 from attnbench.analysis.results import Results
 from attnbench.analysis.warned import Warn, Warned
-from attnbench.reports import answers, cells, recommended, story
+from attnbench.reports import answers, cells, recommended, summary
 from attnbench.statistics.break_even import BreakEven
 from attnbench.statistics.verdict import Judgement as Judged
 from attnbench.storage.records import BASE, Status, Verdict
-from attnbench.units import plain
+from attnbench.units import sanitize_line
 
 SCHEMA = 1
 """The version of the schema: it grows if a field goes or changes its meaning, and not if one is added."""
@@ -171,7 +171,7 @@ def report(  # noqa: PLR0913 - parts that only one command has
 ) -> Report:
     """The report of a command; `words` is its command line without the program."""
     environment = next(iter(results.environments.values()), None)
-    found_cells, together = tuple(_cells(results)), whole(results)
+    found_cells, together = tuple(_cells(results)), whole_session_judgement(results)
     recommendations = (Choice(**each.facts(), answer=recommended.answer(each)) for each in found or ())
     implementations = {each.implementation: _implementation(each, results, found_cells) for each in judgements(results)}
     return Report(
@@ -196,13 +196,13 @@ def report(  # noqa: PLR0913 - parts that only one command has
         policy=policy,
         together=None if together is None else _speed(together, BASE),
         changed=tuple(changed(results)) if results.plan.sides is not None else (),
-        warnings=_warnings(story.troubles(results)) if results.plan.metrics else (),
+        warnings=_warnings(summary.troubles(results)) if results.plan.metrics else (),
         next=tuple(_next(results, implementations, words)),
     )
 
 
 def _warnings(lines: Sequence[Warned]) -> tuple[Warning, ...]:
-    return tuple(Warning(name=line.name, text=plain(line)) for line in lines)
+    return tuple(Warning(name=line.name, text=sanitize_line(line)) for line in lines)
 
 
 def _speed(judged: Judged, baseline: str) -> Speed:
@@ -221,7 +221,7 @@ def _speed(judged: Judged, baseline: str) -> Speed:
 
 
 def _cells(results: Results) -> Iterator[CellVerdict]:
-    for cell in cells.every(results).values():
+    for cell in cells.all_cells(results).values():
         record, agreement = cell.record, cell.record.agreement
         yield CellVerdict(
             workload=record.workload.id,
@@ -255,7 +255,7 @@ def _implementation(judged: Judgement, results: Results, every: Sequence[CellVer
     return Implementation(
         is_right=is_fine and (judged.is_enough or bool(results.plan.metrics)),
         verdict=judged.verdict,
-        sentence=plain(judged.sentence),
+        sentence=sanitize_line(judged.sentence),
         num_compared=len(judged.compared),
         num_planned=len(judged.planned),
         is_enough=judged.is_enough,

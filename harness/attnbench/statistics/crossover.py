@@ -35,7 +35,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Crossover:
     """A crossover between `low` and `high`, the closest values with different decisions; `at` is its estimate.
 
     `sign` is the sign of the log ratio from there on: 1 if the first implementation is slower than the second.
@@ -69,7 +69,7 @@ def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
     return Point(sign=sign, log=seen.log, num_processes=seen.num_measured)
 
 
-def following(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
+def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
     """The next value of the ladder to visit; None if nothing more can be learned.
 
     `points` holds the visited values, decided or not. The ends come first, then the middle. A gap between two different
@@ -100,13 +100,13 @@ def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, in
     return [(low, high) for (low, one), (high, other) in pairwise(decided) if one != other]
 
 
-def located(points: Mapping[int, Point]) -> list[Place]:
+def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
     """All crossovers, in order of the values."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):
         inside = [value for value in values if low <= value <= high]
-        found.append(Place(low=low, high=high, at=_at(inside, points), sign=points[high].sign))
+        found.append(Crossover(low=low, high=high, at=_at(inside, points), sign=points[high].sign))
     return found
 
 

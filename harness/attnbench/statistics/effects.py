@@ -39,11 +39,15 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
         return known
     cells = [by_process(visits) for visits in logs.values()]
     if shared := set.intersection(*map(set, cells)):  # processes that visited all cells, which share their bias
-        known[WHOLE] = effect([sum(cell[epoch] for cell in cells) / len(cells) for epoch in sorted(shared)])
+
+        def mean(epoch: int) -> float:
+            return sum(cell[epoch] for cell in cells) / len(cells)
+
+        known[WHOLE] = effect(list(map(mean, sorted(shared))))
     return known
 
 
-def judged(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
+def judge_effects(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
     """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
     counted = cells if len(cells) == 1 else known  # a single cell is the whole

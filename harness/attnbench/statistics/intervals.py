@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from attnbench.statistics.verdict import FEWEST_PROCESSES, LAYOUT_LOG, Effect, effect, half_widths
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 from attnbench.storage.samples import Samples
-from attnbench.units import grouped
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
@@ -41,8 +40,10 @@ class Estimate:
 
 def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
     """The mean of each group's values; groups in the order of their first value."""
-    groups = grouped(values, lambda pair: pair[0])
-    return {group: float(np.mean([value for _, value in members])) for group, members in groups.items()}
+    values_of: dict[Group, list[float]] = {}
+    for group, value in values:
+        values_of.setdefault(group, []).append(value)
+    return {group: float(np.mean(members)) for group, members in values_of.items()}
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:

@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
     pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
     allocator: str = "system"  # the treatment of freed memory: a key of ALLOCATORS
-    is_refereed: bool = False  # times are the coordinator's (processes/runners.py, `Referee`)
+    is_refereed: bool = False  # times are the coordinator's (processes/worker_pool.py, `Referee`)
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own

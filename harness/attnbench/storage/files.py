@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def put(path: Path, content: str | bytes) -> Path:
+def write_atomically(path: Path, content: str | bytes) -> Path:
     """Replace a file after its new content has reached the disk; return its path.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from attnbench.storage import events
-from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, Key, Place, Role, Sample, Status
+from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, HardwareKey, Key, Role, Sample, Status
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
@@ -45,7 +45,7 @@ class State:
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
     probes: list[ProbeVisit] = field(default_factory=list)
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
-    ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # by host
+    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host
     spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
     num_restored: int = 0  # times that another process changed the journal while the run was active

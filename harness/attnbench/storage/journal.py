@@ -29,7 +29,7 @@ import msgspec
 
 from attnbench.plugins import name_of
 from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, LinesLost, Plan, RunStarted, now
-from attnbench.storage.files import put, writing_to
+from attnbench.storage.files import write_atomically, writing_to
 from attnbench.storage.fold import State
 from attnbench.storage.records import BASE, CANDIDATE, Role
 
@@ -110,7 +110,9 @@ class Journal:
         with self._file, suppress(OSError) if kind is not None else nullcontext():  # the first exception explains all
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
-                put(self.path, bytes(self._copy) + signed(JournalRestored(time=now()), self._num_lines + 1))
+                write_atomically(
+                    self.path, bytes(self._copy) + signed(JournalRestored(time=now()), self._num_lines + 1)
+                )
 
 
 def signed(event: Event, number: int) -> bytes:
@@ -128,7 +130,7 @@ Line = tuple[int, Event | None, str]
 it was changed, moved or removed."""
 
 
-def lines(path: Path, state: State) -> Iterator[Line]:
+def read_lines(path: Path, state: State) -> Iterator[Line]:
     """Yield each line of a journal file with its fault, but not one that a kill cut short; add its event to `state`.
 
     Raises:
@@ -249,7 +251,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
         DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
-    for number, event, wrong in lines(path, State() if state is None else state):
+    for number, event, wrong in read_lines(path, State() if state is None else state):
         if event is None or wrong:
             keep = f"attnbench report {path.parent} --salvage keeps what is intact"
             raise DamagedError(f"{path}, line {number}: {wrong}; {keep}")
@@ -269,7 +271,7 @@ def write(path: Path, history: Iterable[Event]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    put(path, b"".join(signed(event, number) for number, event in enumerate(history, start=1)))
+    write_atomically(path, b"".join(signed(event, number) for number, event in enumerate(history, start=1)))
 
 
 class Salvaged(NamedTuple):
@@ -298,7 +300,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
-    every = list(lines(journal, State()))
+    every = list(read_lines(journal, State()))
     kept = [event for _, event, _ in every if event is not None]
     if not kept or not isinstance(started := kept[0], RunStarted):
         why = every[0][2] if every else "it is empty"

@@ -378,7 +378,7 @@ def _digits_of(fields: dict[str, Any]) -> str:
 
 
 MATMUL, COPY = "matmul", "copy"
-Place = tuple[str, str, int]  # device, dtype and number of threads (0: one for each core), as in `Workload.place`
+HardwareKey = tuple[str, str, int]  # device, dtype and number of threads (0: one for each core), as in `Workload.place`
 
 
 class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -415,7 +415,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
     @property
-    def key(self) -> Place:
+    def key(self) -> HardwareKey:
         """Device, dtype and number of threads; the ceilings hold for workloads with the same ones."""
         return self.device, self.dtype, self.num_threads
 

@@ -20,7 +20,7 @@ from attnbench.devices import Clock
 from attnbench.devices.waiting import Waits, longest_wait_s, waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
-Place = tuple[int, int]  # block and slot
+BlockSlot = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_TICKS = 1000
 SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
@@ -65,8 +65,11 @@ class TimedCall:
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
     """The typical time of a call of each arm, the median of its latest samples; the probe is left out."""
-    latest = {arm: own[-MOST_READ:] for arm, own in samples.items() if own and arm != PROBE}
-    return tuple((arm, median(sample.value for sample in own)) for arm, own in latest.items())
+
+    def typical_s(latest: Sequence[Sample]) -> float:
+        return median(sample.value for sample in latest)
+
+    return tuple((arm, typical_s(own[-MOST_READ:])) for arm, own in samples.items() if own and arm != PROBE)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +257,7 @@ def heat(
 
 
 def _sample(  # noqa: PLR0913, PLR0917 - the parts of a sample
-    timed: TimedCall, number: int, clock: Clock, at: Visit, place: Place, conditions: Conditions, before: Waits
+    timed: TimedCall, number: int, clock: Clock, at: Visit, place: BlockSlot, conditions: Conditions, before: Waits
 ) -> Sample:
     load, start_s, faults = conditions.read_load(), clock.now(), conditions.count_faults()
     reading = clock.read(timed.call, number, conditions.flush)

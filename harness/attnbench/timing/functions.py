@@ -7,7 +7,7 @@ undecided.
 from collections.abc import Callable, Mapping
 
 from attnbench.devices import Clock, device
-from attnbench.statistics.effects import Taken, effects, judged, run_numbers
+from attnbench.statistics.effects import Taken, effects, judge_effects, run_numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.statistics.verdict import LOOKS, Judgement
@@ -15,7 +15,7 @@ from attnbench.storage.events import ArmSamples, Plan, VisitFinished
 from attnbench.storage.fold import State
 from attnbench.storage.records import LATENCY, PROBE, Arm
 from attnbench.timing import blocks
-from attnbench.timing.schedule import DECIDED, SPENT, Live, Step, follow, load_libraries, visit_seed
+from attnbench.timing.schedule import DECIDED, SPENT, Live, Step, load_libraries, run_strategy, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 HERE = "here"  # name of the only workload
@@ -84,7 +84,7 @@ class FunctionComparison:
         """Visit until no verdict can change, or `budget_s` is spent; without `stops`, spend all of it."""
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}
-        follow(self, self.state, lambda: live, lambda: self.spent_s, lambda _: self.visit())
+        run_strategy(self, self.state, lambda: live, lambda: self.spent_s, lambda _: self.visit())
         self.judge()
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
@@ -117,5 +117,5 @@ class FunctionComparison:
         """Judge every rival by the samples so far."""
         pairs = {HERE: dict.fromkeys(self.plan.specs, self.reference)}
         numbers = run_numbers(self.state.samples, pairs, self.gauge.follow(self.state.probes))
-        known = judged(self.plan, effects(self.plan, numbers))
+        known = judge_effects(self.plan, effects(self.plan, numbers))
         self.judgements = {arm.implementation: each for (_, arm), each in known.items()}

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from attnbench.devices.waiting import settle
+from attnbench.devices.waiting import wait_for_idle_threads
 from attnbench.statistics.choice import standing
-from attnbench.statistics.effects import WHOLE, effects, judged, run_numbers
+from attnbench.statistics.effects import WHOLE, effects, judge_effects, run_numbers
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.verdict import LOOKS, Judgement, half_widths
 from attnbench.storage.events import Plan
@@ -38,7 +38,7 @@ def load_libraries() -> None:
     """Import the libraries for judging before sampling: the import takes time, and starts threads that spin."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
-        settle(limit_s=0.3)
+        wait_for_idle_threads(limit_s=0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Strategy(Protocol):
         """The next visit, among the live arms of each workload; None at the end."""
 
 
-def follow(
+def run_strategy(
     strategy: Strategy,
     state: State,
     live: Callable[[], Live],
@@ -114,7 +114,7 @@ class Passes(ABC):
 class Race(Passes):
     """Passes over the open comparisons of a run, until all are decided."""
 
-    judged: dict[Key, Judgement] = field(default_factory=dict)
+    judge_effects: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
     _num_open: int = 0  # workloads in the pass that began then
     _shortest_s: float = 0.0  # shortest pass, divided by its workloads; 0: unknown
@@ -127,7 +127,7 @@ class Race(Passes):
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
-        self.judged = judged(self.plan, effects(self.plan, numbers))
+        self.judged = judge_effects(self.plan, effects(self.plan, numbers))
         is_all_open = WHOLE in self.judged and self.judged[WHOLE].needs_more
         opened = {}
         for workload, references in pairs.items():

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnbench.storage.files import put
-from attnbench.units import meant
+from attnbench.storage.files import write_atomically
+from attnbench.units import did_you_mean
 
 SUFFIX = ".pt.trace.json.gz"
 FOLDER = "traces"
@@ -28,7 +28,7 @@ def write(file: Path, trace: dict[str, Any]) -> None:
         OSError: it cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    put(file, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0))
+    write_atomically(file, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0))
 
 
 def trace_files(folder: Path) -> list[Path]:
@@ -47,6 +47,6 @@ def find(name: str | None, results: Path) -> Path:
         return known[max(known)]
     folder = results / FOLDER if name is None else known.get(name, Path(name))
     if name is None or not trace_files(folder):
-        hint = meant(name or "", known)
+        hint = did_you_mean(name or "", known)
         raise ValueError(f"{folder} holds no traces (*.pt.trace.json.gz){hint}: make some with attnbench profile")
     return folder

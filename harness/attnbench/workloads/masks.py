@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from attnbench.units import meant
+from attnbench.units import did_you_mean
 
 LARGEST = 2**31
 COUNTED_AT_ONCE = 2**24
@@ -607,7 +607,8 @@ class Combined(Mask):
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
-        firsts, lasts = ([end for end in ends if end is not None] for ends in zip(*known, strict=True))
+        firsts = [first for first, _ in known if first is not None]
+        lasts = [last for _, last in known if last is not None]
         return (
             functools.reduce(np.maximum, firsts) if firsts else None,
             functools.reduce(np.minimum, lasts) if lasts else None,
@@ -683,7 +684,7 @@ def parse_mask(text: str) -> Mask:
         if match is None or match[1] not in known:
             allowed = "; ".join([*(mask.usage for mask in known.values()), Combined.usage])
             culprit = "" if part == text else f" (its part {part.strip() or 'before or after a +, which is empty'})"
-            hint = meant(part.partition("(")[0].strip(), known)
+            hint = did_you_mean(part.partition("(")[0].strip(), known)
             raise ValueError(f"mask={text} is not allowed{culprit}{hint}: mask is one of {allowed}")
         numbers = (match[2] or "").replace(" ", "").split(",")
         parts.append(known[match[1]](*(int(number) for number in numbers if number)))

@@ -5,6 +5,7 @@ network and a model's weights are not needed.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -59,7 +60,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases in which some layer takes part; an encoder decodes only if its layers say so."""
-        named = [phase for phase in PHASES if any(phase in layer.phases for layer in self.layers)]
+        known = {phase for layer in self.layers for phase in layer.phases}
+        named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
         return tuple(phase for phase in named if phase != "decode" or self.kind == "decoder" or is_said)
 
@@ -77,11 +79,11 @@ def preset(name: str) -> Model:
     """
     require_known("model", [name], names(), "; or give the path of a config.json")
     given = msgspec.toml.decode((FOLDER / f"{name}.toml").read_bytes())
-    layers = [
-        {rule: value for rule, value in table.items() if rule in RULES}
-        | {"axes": {axis: value for axis, value in table.items() if axis not in RULES}}
-        for table in given.pop("layers")
-    ]
+    layers = []
+    for table in given.pop("layers"):
+        rules = {rule: value for rule, value in table.items() if rule in RULES}
+        axes = {axis: value for axis, value in table.items() if axis not in RULES}
+        layers.append(rules | {"axes": axes})
     return msgspec.convert({"name": name, **given, "layers": layers}, Model)
 
 
@@ -141,10 +143,9 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
 
 def summarised(model: Model) -> str:
     """The number of attention layers, and their shapes H/G/K."""
-    shapes = []
+    counted = Counter[str]()
     for layer in model.layers:
         plain = {axis: value for axis, value in layer.axes.items() if axis in AXES and not axis.endswith("_len")}
         shape = make({**plain, "mask": "none"})
-        shapes.append((layer.count, f"{shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim}"))
-    counted = {text: sum(count for count, other in shapes if other == text) for _, text in shapes}
+        counted[f"{shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim}"] += layer.count
     return ", ".join(f"{count} x {text}" for text, count in counted.items())

@@ -28,7 +28,7 @@ _NAME = re.compile(r"\w+(\+\w+)?")
 
 Floats = NDArray[np.float64]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Kind = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
+ShapeKey = tuple[str, str, str, Literal["one", "many"], Literal["none", "causal", "other"], bool, int]
 """The facts that two calls must share before a measurement of one applies to the other: the first seven of a `Row`."""
 Shape = tuple[int, int, int, int]
 """The sizes that define the distance between calls of one kind: the next four of a `Row`."""
@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
             raise ValueError(f"{self.winner!r} is not allowed: a policy names installed implementations")
 
     @property
-    def kind(self) -> Kind:
+    def shape_key(self) -> ShapeKey:
         """The kind of call."""
         return self.device, self.dtype, self.direction, self.queries, self.mask, self.is_grouped, self.num_threads
 
@@ -115,15 +115,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def choose(self, workload: Workload) -> str:
         """The implementation to call for query, key and value of that workload."""
-        rows, logs = self._kinds.get(kind_of(workload, self.num_threads), ((), np.empty((0, 4))))  # no shapes
+        rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # no shapes
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
 
     @cached_property
-    def _kinds(self) -> dict[Kind, tuple[Sequence[Row], Floats]]:
+    def _kinds(self) -> dict[ShapeKey, tuple[Sequence[Row], Floats]]:
         """The rows of each kind, and the logarithms of their sizes."""
-        kinds = grouped(self.rows, lambda row: row.kind)
-        return {kind: (rows, logs_of([row.shape for row in rows])) for kind, rows in kinds.items()}
+        kinds = grouped(self.rows, lambda row: row.shape_key)
+        with_logs: dict[ShapeKey, tuple[Sequence[Row], Floats]] = {}
+        for kind, rows in kinds.items():
+            with_logs[kind] = rows, logs_of([row.shape for row in rows])
+        return with_logs
 
     def save(self, path: Path | str) -> None:
         """Write the file, one line per row."""
@@ -174,7 +177,7 @@ def is_plain(workload: Workload) -> bool:
     )
 
 
-def kind_of(workload: Workload, num_threads: int) -> Kind:
+def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
     """The kind of a workload's call. If the workload sets no number of threads, `num_threads` is used."""
     return (
         workload.device.partition(":")[0],

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,7 +120,7 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
     made = _products([values for _, values in _grids(sweep, settings, devices)])
     for axis in (axis for axis in settings if axis in named):
         values = _values({axis: settings[axis]}, devices)[axis]
-        kept = [workload for workload in made if any(_has(workload, axis, value) for value in values)]
+        kept = [workload for workload in made if _has_one_of(workload, axis, values)]
         for value in values:
             if not any(_has(workload, axis, value) for workload in kept):
                 make({axis: value})  # raises if no workload at all could have it
@@ -129,6 +129,10 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
                 raise ValueError(f"the sweep has no {axis}={value} here, only {has}: {advice}")
         made = tuple(kept)
     return made
+
+
+def _has_one_of(workload: Workload, axis: str, values: Iterable[object]) -> bool:
+    return any(_has(workload, axis, value) for value in values)
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -157,17 +161,17 @@ def _grids(
 
     A grid that is covered by pairs has one axis here, whose values are its combinations.
     """
-    bare = [{axis: value for axis, value in grid.items() if axis not in {LEAVE_OUT, COVER}} for grid in sweep.grid]
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     more = {axis: values for axis, values in settings.items() if axis not in named}
     grids = []
-    for grid, axes in zip(sweep.grid, bare, strict=True):
+    for grid in sweep.grid:
+        axes = {axis: value for axis, value in grid.items() if axis not in {LEAVE_OUT, COVER}}
         if grid.get(COVER, PAIRS) != PAIRS:
             raise ValueError(f'{COVER} = {grid[COVER]} is not allowed: give "{PAIRS}", or leave it out')
         if COVER in grid:
             covered = {axis: value for axis, value in axes.items() if axis != "device"}
             device = {axis: value for axis, value in axes.items() if axis == "device"}
-            axes = device | {COVER: cover(_values(covered, devices), _is_kept)}  # noqa: PLW2901
+            axes = device | {COVER: cover(_values(covered, devices), _is_kept)}
         grids.append((grid, _values(axes | more, devices)))
     return grids
 
@@ -225,11 +229,18 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
     """Each axis of a grid with its distinct values."""
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
-    single = [axis for axis, each in values.items() if not each or not all(isinstance(value, dict) for value in each)]
-    require_known("axis", single, AXES)
+    require_known("axis", [axis for axis, each in values.items() if not _are_combinations(each)], AXES)
     if "device" in values:
         values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
-    return {axis: list({str(value): value for value in given}.values()) for axis, given in values.items()}
+    return {axis: _distinct(given) for axis, given in values.items()}
+
+
+def _are_combinations(values: Sequence[object]) -> bool:
+    return bool(values) and all(isinstance(value, dict) for value in values)
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list({str(value): value for value in values}.values())
 
 
 def make(axes: Mapping[str, Any]) -> Workload:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.units import meant
+from attnbench.units import did_you_mean
 from attnbench.workloads.batch import (
     CACHE_DTYPES,
     NO_BATCH,
@@ -117,6 +117,23 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
+        self._require_allowed_values()
+        self._fill_sizes()
+        self._fill_scale_bias_and_rotary()
+        self._fill_layout()
+        if self.num_heads % self.num_kv_heads:
+            message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
+            raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
+        if self.batch != NO_BATCH or self.page_size:
+            self._fill_batch()
+        elif self.shared_prefix:
+            raise ValueError(f"shared_prefix={self.shared_prefix} is not allowed without pages: give page_size=16, too")
+        mask = parse_mask(self.mask)
+        mask.check(self.batch_size, self.seq_len, self.kv_len)
+        msgspec.structs.force_setattr(self, "mask", str(mask))
+
+    def _require_allowed_values(self) -> None:
+        """Check the value of each axis by itself, and the precision against the dtype."""
         axes = msgspec.structs.asdict(self)
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
@@ -137,7 +154,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         for axis, holds, allowed in rules:
             if not holds:
-                hint = meant(str(axes[axis]), CHOICES.get(axis, ()))
+                hint = did_you_mean(str(axes[axis]), CHOICES.get(axis, ()))
                 raise ValueError(f"{axis}={axes[axis]} is not allowed{hint}: {axis} is {allowed}")
         given, highest = self.float32_matmul_precision, MATMUL_PRECISIONS[0]
         if given != highest and self.dtype != "float32":
@@ -145,6 +162,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
             )
             raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={highest}")
+
+    def _fill_sizes(self) -> None:
+        """Replace each size of 0 by the one that follows from others."""
         if self.embed_dim and not self.head_dim and self.embed_dim % self.num_heads:
             message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
             raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
@@ -155,6 +175,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if axis in FROM_0 and getattr(self, axis) > LARGEST:
                 parts = f"num_heads={self.num_heads} and head_dim={self.head_dim}"
                 raise ValueError(f"{axis}={getattr(self, axis)} follows from {parts} and is more than 2^31: give less")
+
+    def _fill_scale_bias_and_rotary(self) -> None:
+        """Write scale, bias and rotary in their shortest form, so that equal workloads have one id."""
+        fill = partial(msgspec.structs.force_setattr, self)
         if math.isclose(self.scale, 1 / math.sqrt(self.head_dim), rel_tol=1e-9):
             fill("scale", 0.0)
         fill("bias", "all" if self.scope == "attention" or self.bias == "qkv+out" else self.bias)
@@ -164,22 +188,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 given = f"rotary={self.rotary} with head_dim={self.head_dim}, seq_len={self.seq_len}"
                 needed = "it needs an even head_dim, and kv_len = seq_len"
                 raise ValueError(f"{given} and kv_len={self.kv_len} is not allowed: {needed}")
+
+    def _fill_layout(self) -> None:
+        """Check the layout; one that this workload cannot tell from contiguous memory becomes that."""
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # a single query head per key/value head shares nothing
-            fill("layout", "contiguous")
-        if self.num_heads % self.num_kv_heads:
-            message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
-            raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
-        if self.batch != NO_BATCH or self.page_size:
-            self._fill_batch()
-        elif self.shared_prefix:
-            raise ValueError(f"shared_prefix={self.shared_prefix} is not allowed without pages: give page_size=16, too")
-        mask = parse_mask(self.mask)
-        mask.check(self.batch_size, self.seq_len, self.kv_len)
-        fill("mask", str(mask))
+            msgspec.structs.force_setattr(self, "layout", "contiguous")
 
     def _fill_batch(self) -> None:
         """Check the axes of a batch of requests, and put its sizes into the others."""
@@ -355,4 +372,8 @@ def _id(workload: Workload) -> str:
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
     """The values of axes that were given as 0 and follow from others."""
-    return {axis: math.prod(axes[each] for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}
+
+    def product(rule: str) -> int:
+        return math.prod(axes[factor] for factor in rule.split(" * "))
+
+    return {axis: product(rule) for axis, rule in FOLLOWS.items()}

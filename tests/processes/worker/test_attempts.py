@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.processes.messages import FailedError
-from attnbench.processes.worker.attempts import FIRST_LEN, climb, staircase
+from attnbench.processes.worker.attempts import FIRST_LEN, predict_call_time, staircase
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
@@ -17,7 +17,7 @@ def climbed(workload, cost, *, call_s=1.0):
         return cost(step.seq_len)
 
     try:
-        climb(call_s, workload, attempt)
+        predict_call_time(call_s, workload, attempt)
     except FailedError as error:
         return tried, error
     return tried, None
@@ -35,7 +35,7 @@ def test_one_query_with_a_long_cache_climbs_by_the_length_of_the_cache():
     decode = Workload(seq_len=1, kv_len=8192)
     assert [(step.seq_len, step.kv_len) for step in staircase(decode)] == [(1, 4**n) for n in range(2, 7)]
     with pytest.raises(FailedError, match=r"predicted 8\.19 s for one call.* it takes 256 ms at kv_len 256"):
-        climb(1.0, decode, lambda step, **_: 1e-3 * step.kv_len)
+        predict_call_time(1.0, decode, lambda step, **_: 1e-3 * step.kv_len)
 
 
 def test_a_quadratic_cost_is_foreseen_within_a_few_percent():

@@ -12,7 +12,7 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.devices.kernels import observed
 from attnbench.processes.worker import operators
-from attnbench.processes.worker.answers import Bench
+from attnbench.processes.worker.answers import PreparedWorkload
 from attnbench.storage.records import PROBE, Operators
 from attnbench.workloads.workload import Workload
 
@@ -57,7 +57,7 @@ def test_two_backends_in_one_call_are_both_reported() -> None:
 
 def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     steps: list[int] = []
-    found = operators.observe(Bench(workload).cased(PROBE, made), made, on_step=lambda: steps.append(0))
+    found = operators.observe(PreparedWorkload(workload).cased(PROBE, made), made, on_step=lambda: steps.append(0))
     assert len(steps) >= 2  # a heartbeat before each call
     return found
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from attnbench.analysis.breakdown import ran
+from attnbench.analysis.breakdown import backend_used
 from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
 from attnbench.storage.events import CellChecked, CellProfiled, Plan
@@ -72,7 +72,7 @@ def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, words
 def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backend) -> None:
     (found,) = [each for each in results.records if each.implementation == name]
     assert found.status is Status.ok
-    assert ran(found.operators) == backend
+    assert backend_used(found.operators) == backend
     assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
 
 

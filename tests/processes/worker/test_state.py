@@ -98,7 +98,7 @@ FIRST_CHOICE = (
 
 
 def test_nobody_is_blamed_for_what_torch_itself_changes_at_the_first_use_of_a_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu.Cpu, "settle", lambda _: exec(FIRST_CHOICE, {"torch": torch}))  # noqa: S102 - our own
+    monkeypatch.setattr(cpu.Cpu, "apply_first_use_changes", lambda _: exec(FIRST_CHOICE, {"torch": torch}))  # noqa: S102 - our own
     (prepared, ends), (visited, _) = planted(tmp_path, in_call=FIRST_CHOICE)
     assert isinstance(prepared, Prepared), prepared
     assert not ends

@@ -6,7 +6,7 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.processes.messages import Failed, HandedIn, Heartbeat, SampleBlocks
-from attnbench.processes.remote import Exchange
+from attnbench.processes.remote import TensorFile
 from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked, VisitFinished
@@ -163,7 +163,7 @@ def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(monkeypatch)
 
 @pytest.mark.parametrize(("dropout", "is_wrong"), [(0.0, True), (0.5, False)])
 def test_a_process_that_hands_in_nothing_is_wrong_unless_its_answers_are_random(dropout, is_wrong):
-    handed = HandedIn(exchange=Exchange().path, tensors={})
+    handed = HandedIn(exchange=TensorFile().path, tensors={})
     cell = cell_of("x.py:f", Workload(seq_len=8, dropout=dropout))
     reply = Worker(Heartbeat()).answer("judge_output", cell=cell, handed=handed, seed=1, numbers=(0, 2), row_seed=2)
     assert isinstance(reply, Failed) is is_wrong

@@ -78,7 +78,7 @@ def test_a_call_that_synchronises_and_work_on_another_stream_fail_g1_and_g5(test
 
 
 @pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
-def test_clocks_that_drift_pass_g1_and_g5_and_would_not_where_one_way_is_timed_to_its_end_first(test, monkeypatch):
+def test_drifting_clocks_pass_g1_and_g5_only_if_both_ways_are_timed_in_turn(test, monkeypatch):
     def drift(now_s: float) -> float:
         return 1 + 0.05 * now_s
 

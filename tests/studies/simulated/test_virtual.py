@@ -11,8 +11,8 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.reports import story
-from attnbench.reports.story import facts, troubles
+from attnbench.reports import summary
+from attnbench.reports.summary import facts, troubles
 from attnbench.statistics.intervals import median
 from attnbench.statistics.verdict import LOOKS, Reason
 from attnbench.storage.events import SUSTAINED_S, VisitFinished
@@ -141,7 +141,7 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     assert found.spent_s < 300
 
 
-def test_a_comparison_of_functions_decides_nothing_below_the_spread_between_processes():
+def test_functions_are_not_told_apart_below_the_spread_between_processes():
     """A difference of 2 % is beyond the margin and known to a tenth of that; another process may not have it."""
     found = compared(VirtualClock(), {"a": 1.0, "b": 1.02}, 60.0)
     judged = found.judgements["b"]
@@ -198,8 +198,8 @@ def test_the_first_lines_say_what_throttled_the_device(slowed_by, why, tmp_path)
         assert not any("throttled" in line for line in troubles(found))
         return
     assert any(f"{first} is doubtful: the driver throttled the device" in line for line in troubles(found))
-    summary = story.summary(found)
-    assert summary.index("throttled") < summary.index("## Findings")
+    markdown = summary.markdown(found)
+    assert markdown.index("throttled") < markdown.index("## Findings")
 
 
 def test_page_faults_are_counted_call_by_call_and_reported(tmp_path):

@@ -22,7 +22,7 @@ from attnbench.analysis.sides import Match, by_side, matched
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import FIRST_CALL, LATENCY, Agreement, Record, Status
 from attnbench.storage.samples import Samples
-from attnbench.units import plain, show
+from attnbench.units import sanitize_line, show
 
 MOST_MISSING = 3
 Numbers = dict[str, tuple[float, str]]  # numbers with their units, by metric
@@ -58,7 +58,7 @@ def changed(results: Results) -> list[str]:
         known = [one for one in both if one.base != one.candidate and None not in {one.base, one.candidate}]
         parts = [f"{one.metric} {_shown(one.base, one.unit)}, now {_shown(one.candidate, one.unit)}" for one in known]
         if parts:
-            lines.append(plain(f"{match}: {'; '.join(parts)}"))
+            lines.append(sanitize_line(f"{match}: {'; '.join(parts)}"))
     return lines
 
 

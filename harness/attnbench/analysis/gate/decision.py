@@ -27,7 +27,7 @@ from attnbench.analysis.sides import by_side, matched
 from attnbench.plugins import name_of
 from attnbench.statistics import verdict
 from attnbench.statistics.effects import WHOLE
-from attnbench.statistics.verdict import Reason, between_runs
+from attnbench.statistics.verdict import Effect, Reason, between_runs
 from attnbench.storage.records import FIRST_CALL, LATENCY, Arm, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
@@ -145,15 +145,12 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
     old, new = _settings(base), _settings(candidate)
     differ = [f"{name} ({old[name]} and {new[name]})" for name in old if old[name] != new[name]]
     differ += [f"the state of the machine ({words})"] if (words := state_change(base, candidate)) else []
-    before, after = (
-        {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
-        for results in both.values()
-    )
+    before, after = map(_effects, both.values())
     keys = [
         match.key
         for match in matches
         if times.is_timed(match) and match.key in before.keys() & after.keys()
-        if len({reference(results, match.records[0].key) for results in both.values()}) == 1
+        if reference(base, match.records[0].key) == reference(candidate, match.records[0].key)
     ]
     effects = {key: between_runs(before[key], after[key], BETWEEN_RUNS) for key in keys}
     suspect = {key for run in both.values() for key in keys if is_doubtful(run, (key[0], Arm(implementation=key[1])))}
@@ -180,16 +177,24 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
     )
 
 
+def _effects(results: Results) -> dict[tuple[str, str], Effect]:
+    """The effects of a run by workload and implementation, whatever the side."""
+    return {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
+
+
 def _other_axes(base: Results, candidate: Results) -> str:
     """The axes in which two runs without a common workload differ, with their values; else ""."""
-    planned = [{each.id: each.axes() for each in results.plan.workloads} for results in (base, candidate)]
-    if not all(planned) or planned[0].keys() & planned[1].keys():
+    before, after = base.plan.workloads, candidate.plan.workloads
+    if not before or not after or {each.id for each in before} & {each.id for each in after}:
         return ""
-    is_square = all(axes["kv_len"] == axes["seq_len"] for plan in planned for axes in plan.values())
-    axes = [axis for axis in Workload.__struct_fields__ if axis not in {"seed", "kv_len" * is_square}]
-    values = {axis: [dict.fromkeys(str(each[axis]) for each in plan.values()) for plan in planned] for axis in axes}
-    differing = {axis: both for axis, both in values.items() if both[0].keys() != both[1].keys()}
-    return ", ".join(f"{axis} ({' and '.join(map(', '.join, both))})" for axis, both in differing.items())
+    is_square = all(workload.kv_len == workload.seq_len for workload in (*before, *after))
+    texts = []
+    for axis in Workload.__struct_fields__:
+        old = dict.fromkeys(str(workload.axes()[axis]) for workload in before)
+        new = dict.fromkeys(str(workload.axes()[axis]) for workload in after)
+        if axis not in {"seed", "kv_len" * is_square} and old.keys() != new.keys():
+            texts.append(f"{axis} ({', '.join(old)} and {', '.join(new)})")
+    return ", ".join(texts)
 
 
 def _settings(results: Results) -> dict[str, str]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from attnbench.analysis.conclusion import Conclusion, Ending
 from attnbench.analysis.gate.rulings import Decision, Outcome
-from attnbench.storage.files import put, writing_to
-from attnbench.units import escaped, plain, readable_json
+from attnbench.storage.files import write_atomically, writing_to
+from attnbench.units import escaped, readable_json, sanitize_line
 
 MOST_LINES = 100
 """Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
@@ -20,7 +20,7 @@ def write(decision: Decision, folder: Path) -> None:
     texts = {"gate.md": markdown(decision), "gate.json": readable_json(decision) + "\n"}
     with writing_to(folder):
         for name, text in texts.items():
-            put(folder / name, text)
+            write_atomically(folder / name, text)
 
 
 def conclusion(decision: Decision) -> Conclusion:
@@ -28,7 +28,7 @@ def conclusion(decision: Decision) -> Conclusion:
     return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 
-def lines(decision: Decision) -> list[str]:
+def screen_lines(decision: Decision) -> list[str]:
     """Everything that did not pass, most urgent first; then notes, the verdict on all cells together, and both runs."""
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     news = [one for one in rulings if one.outcome is not Outcome.passed]
@@ -37,11 +37,11 @@ def lines(decision: Decision) -> list[str]:
     both = (decision.base, decision.candidate)
     base, candidate = (f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in both)
     texts += [*decision.invalid, *decision.notes, *suite, f"base {base}, candidate {candidate}"]
-    return [plain(text) for text in texts]
+    return [sanitize_line(text) for text in texts]
 
 
 def markdown(decision: Decision) -> str:
     """A comment for a pull request: the outcome, then the same lines as on a terminal."""
-    items, end = [f"- {escaped(line)}" for line in lines(decision)], escaped(conclusion(decision).sentence)
+    items, end = [f"- {escaped(line)}" for line in screen_lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
     return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"

@@ -132,8 +132,13 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
         """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
-        rules = [[rule.allowed for rule in self.rule if rule.covers(cell, metric)] for cell in cells]
-        return min(allowed[-1] for allowed in rules) if rules and all(rules) else None
+        limits = []
+        for cell in cells:
+            covering = [rule for rule in self.rule if rule.covers(cell, metric)]
+            if not covering:
+                return None
+            limits.append(covering[-1].allowed)
+        return min(limits, default=None)
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
         """A note on each rule that covers nothing."""

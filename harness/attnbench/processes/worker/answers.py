@@ -47,7 +47,7 @@ from attnbench.models import in_model, steps
 from attnbench.models.records import Judged, ModelBuilt, ModelSpec, StepTime
 from attnbench.processes import messages
 from attnbench.processes.messages import Declared, Failed, FailedError, Target
-from attnbench.processes.remote import CandidateLostError, Candidates, Exchange, Remote, stand_in
+from attnbench.processes.remote import CandidateLostError, Candidates, Remote, TensorFile, stand_in
 from attnbench.processes.worker import attempts, first_calls, operators, state
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import (
@@ -112,7 +112,7 @@ def _tensors(result: Any) -> list[Tensor]:  # noqa: ANN401 - a case's results: a
     return [each for each in (result if isinstance(result, tuple | list) else [result]) if each is not None]
 
 
-class Bench:
+class PreparedWorkload:
     """One workload, prepared for measurements."""
 
     def __init__(self, workload: Workload) -> None:
@@ -191,13 +191,13 @@ def takes_infinity(candidate: Implementation) -> bool:
     return bool(output.isfinite().all())
 
 
-def _settle(name: str) -> Callable[[], None]:
+def _prepare_device(name: str) -> Callable[[], None]:
     """Prepare a device at its first use; return a function that makes it the current device."""
     place = device(name)
     if place.missing() is not None:  # the request fails, and says why
         return lambda: None
     place.select()
-    place.settle()
+    place.apply_first_use_changes()
     return place.select
 
 
@@ -237,11 +237,11 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
         """Start empty. `consult` asks the process with a candidate: a judge needs it."""
         self.heartbeat, self.consult = heartbeat, consult
-        self.exchange, self.candidates = Exchange(), Candidates()
+        self.exchange, self.candidates = TensorFile(), Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
-        self.settle = cache(_settle)  # by device: once in this process
+        self.prepare_device = cache(_prepare_device)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
-        self.kept: Bench | None = None  # the latest
+        self.kept: PreparedWorkload | None = None  # the latest
         self.references: tuple[tuple[object, ...], References] | None = None  # with their question
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probe = cache(_probe)  # by device and number of threads
@@ -274,7 +274,7 @@ class Worker:
         usual = torch.get_float32_matmul_precision()
         if (precision := workload.float32_matmul_precision) != usual:
             torch.set_float32_matmul_precision(precision)
-        self.settle(workload.device)()
+        self.prepare_device(workload.device)()
         try:
             is_few = workload.num_scores <= FEW_SCORES
             with threads((1 if is_few else workload.num_threads) if function in messages.CONSULTED else 0):
@@ -283,7 +283,7 @@ class Worker:
             if precision != usual:
                 torch.set_float32_matmul_precision(usual)
             if function == "judge_output" or (visit is not None and visit.settles):
-                waiting.settle()
+                waiting.wait_for_idle_threads()
         if isinstance(reply, Failed) and visit is not None:
             self.kept = None
         if isinstance(reply, CellChecked):
@@ -523,7 +523,7 @@ class Worker:
     ) -> Failed | None:
         """Judge outputs that another process has handed in; `row_seed` draws the rows."""
         workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
-        inputs, exchange = draw_normal(workload, 0), Exchange(handed.exchange)
+        inputs, exchange = draw_normal(workload, 0), TensorFile(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
             self.heartbeat.beat()
             wrong = agreement.judge(
@@ -541,12 +541,12 @@ class Worker:
                 return Failed(arm=cell.arm, status=Status.disagrees, message=wrong)
         return None
 
-    def bench(self, workload: Workload) -> Bench:
+    def bench(self, workload: Workload) -> PreparedWorkload:
         """The workload's bench, kept until that of another one is needed: a process times each workload once."""
         self.references = None
         if self.kept is None or self.kept.workload != workload:
             self.kept = None  # free its memory
-            self.kept = Bench(workload)
+            self.kept = PreparedWorkload(workload)
         return self.kept
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:

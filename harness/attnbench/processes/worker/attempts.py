@@ -140,7 +140,7 @@ def require_within_limit(
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
         return call_s
 
-    climb(limit_s, workload, attempt, compiles=candidate.compiles)
+    predict_call_time(limit_s, workload, attempt, compiles=candidate.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -154,11 +154,13 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
         length *= step
 
 
-def climb(limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False) -> None:
-    """Climb the staircase; return if a single call should be within the limit.
+def predict_call_time(
+    limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False
+) -> float | None:
+    """Predict the seconds of one call from shorter lengths; None if none of them is supported.
 
     `attempt` calls a workload once and returns its seconds; `is_first`: at this length. If it returns None, the length
-    is unsupported and skipped. The climb ends once even quadratic growth would stay far below the limit.
+    is unsupported and skipped. It ends once even quadratic growth would stay far below the limit.
 
     Raises:
         FailedError: the prediction is above the limit; the message gives it and its basis.
@@ -172,7 +174,7 @@ def climb(limit_s: float, workload: Workload, attempt: Callable[..., float | Non
         if (call_s := attempt(step, is_first=True)) is not None:
             times_s[step.longest] = call_s
     if not times_s:
-        return
+        return None
     last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
     for _ in range(MOST_RETRIES):  # one slow call must not exclude a cell
         if _at(workload.longest, times_s) > limit_s:
@@ -182,6 +184,7 @@ def climb(limit_s: float, workload: Workload, attempt: Callable[..., float | Non
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')} at {axis} {last}"
         message = f"predicted {show(call_s, 's')} for one call, {why}; --call-limit {math.ceil(call_s)} includes it"
         raise out_of_reach(Status.timeout, message)
+    return call_s
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:

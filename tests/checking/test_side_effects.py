@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnbench.case import bind
-from attnbench.checking import conduct
+from attnbench.checking import side_effects
 from attnbench.checking.agreement import References, check
 from attnbench.contract import Implementation
 from attnbench.workloads.workload import Workload
@@ -103,12 +103,12 @@ def _own_seed():
 @pytest.mark.parametrize(
     ("module", "rule", "said"),
     [
-        (ChangesGradient, conduct.INPUTS, "backward pass changed its input gradient"),
+        (ChangesGradient, side_effects.INPUTS, "backward pass changed its input gradient"),
         (ReadsLastForward, "backward passes apart", "reads what belongs to the other call"),
-        (ChangesMask, conduct.MASK, "changed the mask that it was given (hidden)"),
-        (ChangesMaskUnseen, conduct.MASK, "bias in torch.float32"),
-        (SetsSeed, conduct.SEED, "the call set the seed of torch's generator"),
-        (SetsSeedBackward, conduct.SEED, "the backward pass set the seed"),
+        (ChangesMask, side_effects.MASK, "changed the mask that it was given (hidden)"),
+        (ChangesMaskUnseen, side_effects.MASK, "bias in torch.float32"),
+        (SetsSeed, side_effects.SEED, "the call set the seed of torch's generator"),
+        (SetsSeedBackward, side_effects.SEED, "the backward pass set the seed"),
     ],
 )
 def test_a_fault_is_found_and_those_who_come_after_it_are_right(module, rule, said):
@@ -122,7 +122,7 @@ def test_a_fault_is_found_and_those_who_come_after_it_are_right(module, rule, sa
 
 
 def test_the_class_of_an_output_is_exactly_the_tensor():
-    with pytest.raises(ValueError, match=r"test_conduct\.Subclass; it must be exactly a torch\.Tensor"):
+    with pytest.raises(ValueError, match=r"test_side_effects\.Subclass; it must be exactly a torch\.Tensor"):
         check(References(POINT, 0), Implementation(build=ReturnsSubclass, source="a test"))
 
 
@@ -136,11 +136,11 @@ def test_a_mask_that_was_changed_is_made_anew_for_those_who_share_it():
     assert torch.equal(shared.added(torch.float32), right.added(torch.float32))
     assert shared.restore() == []
     shared.visible.logical_not_()
-    with conduct.watched({}, shared) as seen:
+    with side_effects.watch_call({}, shared) as seen:
         pass
     assert not seen  # it was changed before
     torch.manual_seed(1)
-    with contextlib.suppress(RuntimeError), conduct.watched({}, shared):
+    with contextlib.suppress(RuntimeError), side_effects.watch_call({}, shared):
         shared.visible.logical_not_()
         torch.manual_seed(2)
         raise RuntimeError

@@ -14,7 +14,7 @@ from attnbench.analysis.judgements import CheckVerdict
 from attnbench.commands import frame, model
 from attnbench.models.records import Difference, Judged
 from attnbench.plugins import plugs
-from attnbench.reports import answers, endings
+from attnbench.reports import answers, exit_status
 from attnbench.storage.records import Status, Verdict
 from tests import journals
 from tests.analysis.gate.test_sides import measured, planned
@@ -96,7 +96,7 @@ MODEL = {
 def test_lines_sentence_and_exit_code_of_a_model_agree(pair, trouble):
     names = dict(zip(("mine", "theirs"), pair, strict=True))
     judged = {name: Judged(attention=name, **MODEL[kind]) for name, kind in names.items()}
-    found = endings.of_model(judged, trouble)
+    found = exit_status.of_model(judged, trouble)
     kinds = {*pair, *([Mark.failed] if trouble else [])}
     assert all(str(kind) in found.words for kind in kinds)
     assert frame.exit_code(found) == (1 if kinds & {Mark.wrong, Mark.failed} else 3 * (kinds == {Mark.not_judged}))
@@ -122,7 +122,7 @@ def test_a_run_ends_as_the_marks_of_its_shapes_say(names, tmp_path):
     expected = Ending.finding if Mark.wrong in marks else Ending.passed
     if names == ("sdpa", "torch_mha"):
         expected = Ending.inconclusive  # no pair was compared
-    assert endings.of_run(found).ending is expected
+    assert exit_status.of_run(found).ending is expected
 
 
 def test_a_comparison_without_any_result_says_why(tmp_path):
@@ -131,6 +131,6 @@ def test_a_comparison_without_any_result_says_why(tmp_path):
         msgspec.structs.replace(record, status=Status.unsupported, message="it has mask=causal built in")
         for record in results.records
     ]
-    end = endings.of_sides(dataclasses.replace(results, records=tuple(unsupported)))
+    end = exit_status.of_sides(dataclasses.replace(results, records=tuple(unsupported)))
     assert end.ending is Ending.inconclusive
     assert end.words == f"nothing could be judged: x: it has mask=causal built in ({len(unsupported)} cells)"

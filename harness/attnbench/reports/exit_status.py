@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole
+from attnbench.analysis.comparisons import comparisons, is_doubtful, session_doubts, whole_session_judgement
 from attnbench.analysis.conclusion import (
     MOST_NAMED,
     Conclusion,
@@ -24,7 +24,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.sides import by_side, failed, matched, untried
 from attnbench.reports import recommended, titles
 from attnbench.storage.records import LATENCY, Verdict
-from attnbench.units import percent, plain
+from attnbench.units import percent, sanitize_line
 
 if TYPE_CHECKING:
     from attnbench.models.records import Judged
@@ -53,9 +53,9 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
         kind = mark(each.verdict, has_failed=bool(each.failed) and not each.compared)
         is_partial = kind in {Mark.right, Mark.imprecise} and not each.is_enough
         if not each.is_unsupported:
-            by_name[plain(each.implementation)] = Mark.in_part if is_partial else kind
+            by_name[sanitize_line(each.implementation)] = Mark.in_part if is_partial else kind
             if each.keeps and kind is not Mark.wrong:
-                by_name[plain(each.implementation)] = Mark.leaking
+                by_name[sanitize_line(each.implementation)] = Mark.leaking
     return conclude(by_name | dict.fromkeys(not_judged, Mark.not_judged), Question.rightness)
 
 
@@ -66,23 +66,23 @@ def of_sides(results: Results) -> Conclusion:
     """
     names, compared, details = titles.names(results), comparisons(results), dict[str, str]()
     assert results.plan.sides is not None
-    by_name = dict.fromkeys(map(plain, results.plan.sides.lost), Mark.failed)
+    by_name = dict.fromkeys(map(sanitize_line, results.plan.sides.lost), Mark.failed)
     for record, _ in failed(results):
-        by_name[plain(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
+        by_name[sanitize_line(f"{record.implementation} {names[record.workload.id]}")] = mark_of(record) or Mark.failed
     for match in matched(*by_side(results)):
         if match.base is not None and match.base.is_finding and (fixed := match.candidate) and fixed.agreement:
-            name = plain(f"{fixed.implementation} {names[fixed.workload.id]}")
+            name = sanitize_line(f"{fixed.implementation} {names[fixed.workload.id]}")
             by_name.setdefault(name, mark_of(fixed) or Mark.not_judged)
             details[name] = f"where the base is {mark_of(match.base)}"
     for each in compared:
-        name = plain(f"{each.implementation} {names[each.workload.id]}")
+        name = sanitize_line(f"{each.implementation} {names[each.workload.id]}")
         by_name[name] = kind = mark(CheckVerdict.right, each.verdict, is_doubtful=each.is_doubtful)
         details[name] = _by(kind, each.ratio, *((each.low, each.high) if len(compared) == 1 else ()))
     by_name |= {line.partition(": ")[2].partition(":")[0]: Mark.not_judged for line in untried(results)}
     if not by_name:
         return Conclusion(ending=Ending.inconclusive, words=f"nothing could be judged: {_reasons(results)}")
     more = [f"differences below {percent(results.plan.smallest_effect)} count as equal"]
-    together, lead, counted = whole(results), "", dict(by_name)
+    together, lead, counted = whole_session_judgement(results), "", dict(by_name)
     if together is not None:
         kind = mark(CheckVerdict.right, together.verdict, is_doubtful=together.is_doubtful)
         if together.detectable is not None and kind is not Mark.doubtful:
@@ -99,7 +99,7 @@ def of_sides(results: Results) -> Conclusion:
 def _reasons(results: Results) -> str:
     """Why cells have no result, the most frequent reason first."""
     reasons = Counter(f"{each.implementation}: {each.message or each.status}" for each in results.records)
-    texts = [f"{plain(reason)} ({number} cell{'s' * (number > 1)})" for reason, number in reasons.most_common()]
+    texts = [f"{sanitize_line(reason)} ({number} cell{'s' * (number > 1)})" for reason, number in reasons.most_common()]
     more = [f"{len(texts) - MOST_NAMED} more reasons"] * (len(texts) > MOST_NAMED)
     return "; ".join([*texts[:MOST_NAMED], *more]) or "nothing was tried"
 
@@ -113,7 +113,7 @@ def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion
     """Conclude recommendations: a choice is decided if nothing else may be faster and the session is quiet."""
     planned = {workload.id for workload in results.plan.asked}
     bad = {
-        plain(record.implementation): kind
+        sanitize_line(record.implementation): kind
         for record in results.records
         if (kind := mark_of(record)) in {Mark.wrong, Mark.failed} and (record.is_wrong or record.workload.id in planned)
     }

@@ -50,6 +50,11 @@ class Part:
     arms: tuple[tuple[Arm, str], ...]  # with the source of each implementation
     owner: Arm | None = None  # the arm of an untrusted runner: it is responsible for any failure there
 
+    @property
+    def num_arms(self) -> int:
+        """The number of arms without the probe."""
+        return sum(arm != PROBE for arm, _ in self.arms)
+
     def ask(self, function: str, result: type[T], /, **arguments: object) -> T:
         """Call a function of the runner; return its result.
 
@@ -92,11 +97,13 @@ def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
-    samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
+    samples: dict[Arm, list[Sample]] = {}
+    for arm in (*(arm for arm, _ in request.arms), *arms):
+        samples.setdefault(arm, [])
     called_s, states = 0.0, list[DeviceState]()
     seconds = dict(request.known)
     is_known = all(arm in seconds for arm in samples if arm != PROBE)
-    sample_s = TURN_S / max(sum(arm != PROBE for arm, _ in part.arms) for part in parts)
+    sample_s = TURN_S / max(part.num_arms for part in parts)
     usual = {"verifies": False, "settles": True, "sample_s": max(request.sample_s, sample_s)}
     ready = msgspec.structs.replace(request, num_blocks=0 if is_known else 1, **usual)
     cool = msgspec.structs.replace(ready, num_blocks=0, sustained_s=0.0)  # the device stays hot after the first step
@@ -219,7 +226,7 @@ def _num_calls(workload: Workload, call_s: float) -> int:
     return max(2, min(math.ceil(REFEREED_S / call_s), REFEREED_BYTES // held_bytes))
 
 
-class Runners(WorkerClient):
+class WorkerPool(WorkerClient):
     """Several workers behind the interface of one: of the sides of a comparison, or of trusted and untrusted arms.
 
     `clients` start with each epoch, by the name that `runner` gives to their arms. If the shared one is among them,

@@ -15,7 +15,7 @@ from attnbench.reports import Picture, Report, cells, style, titles
 from attnbench.reports.cells import Cell
 from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.records import Arm
-from attnbench.units import grouped, plain, show
+from attnbench.units import grouped, sanitize_line, show
 
 ENOUGH_LENGTHS = 5  # fewest lengths for the plot of time to be the picture of a run
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
@@ -133,7 +133,7 @@ def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> It
     parts = []
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
         lengths = ", ".join(dict.fromkeys(titles.length(cell.workload.axes()) for cell in members))
-        parts.append(f"{plain(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
+        parts.append(f"{sanitize_line(str(arm), limit=24)} at {lengths} ({'no value' if status == 'ok' else status})")
     if parts:
         yield f"Not shown: {'; '.join(parts)}."
     values = [(quantity.value(cell), quantity.ends(cell)) for panel in chosen for cell in panel.cells]
@@ -157,8 +157,8 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm
         x = [shift * cell.workload.axes()[panel.axis] for cell in members]
         values = [quantity.value(cell) or 1.0 for cell in members]
         y = [math.nan if _is_beyond(value, quantity.unit) else value for value in values]
-        ends = zip(*map(quantity.ends, members), strict=True)
-        sides = [[_inside(end or value, quantity.unit) for end, value in zip(side, y, strict=True)] for side in ends]
+        lows, highs = zip(*map(quantity.ends, members), strict=True)
+        sides = [_bar_ends(lows, y, quantity.unit), _bar_ends(highs, y, quantity.unit)]
         style.draw_line(axes, arm, looks[arm], x, y, sides)
         for cell, value in zip(members, values, strict=True):
             if _is_beyond(value, quantity.unit):
@@ -171,6 +171,11 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm
     axes.tick_params(axis="y", labelleft=True)
     axes.set_xlim(lengths[0] / EDGE / 2 ** (spread / 2), lengths[-1] * EDGE * 2 ** (spread / 2))
     axes.set_xlabel(X_LABELS[panel.axis])
+
+
+def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) -> list[float]:
+    """One end of the bar at each point, within the plot; the point itself if it has none."""
+    return [_inside(end or value, unit) for end, value in zip(ends, values, strict=True)]
 
 
 def _inside(value: float, unit: str) -> float:

@@ -1,6 +1,6 @@
 """Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
-`watched` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
+`watch_call` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
 words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it poisons
 free memory, so that an answer read from uninitialized memory is wrong.
 """
@@ -22,7 +22,7 @@ POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
 """Blocks of each size; glibc caches up to 7 free ones of each small size for each thread."""
 
 
-class ConductError(ValueError):
+class SideEffectError(ValueError):
     """A call changed shared state; `rule` is the broken rule, and the message describes the change."""
 
     def __init__(self, rule: str, found: str) -> None:
@@ -31,9 +31,9 @@ class ConductError(ValueError):
 
 
 def require_faultless(faults: Mapping[str, str]) -> None:
-    """Raise the first of the forbidden changes that a call made, by rule, in words, as ConductError."""
+    """Raise the first of the forbidden changes that a call made, by rule, in words, as SideEffectError."""
     for rule, found in faults.items():
-        raise ConductError(rule, found)
+        raise SideEffectError(rule, found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
@@ -54,7 +54,7 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 
 
 @contextmanager
-def watched(
+def watch_call(
     given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
 ) -> Iterator[dict[str, str]]:
     """Watch one call: `given` are the tensors that it must not change, `mask` the mask, `name` the call's name.

@@ -7,6 +7,7 @@ import base64
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,19 @@ from attnbench.analysis.conclusion import Mark, Question, conclude, marks
 from attnbench.analysis.results import LOST, Results
 from attnbench.analysis.sides import by_side, losses, untried
 from attnbench.analysis.warned import Warn, Warned
-from attnbench.reports import Report, answers, cells, endings, recommended, titles
-from attnbench.storage.records import KEPT_MEMORY, Environment, Status, Verdict
-from attnbench.units import MISSING, duration, escaped, grouped, markdown_list, markdown_table, percent, plain, show
+from attnbench.reports import Report, answers, cells, exit_status, recommended, titles
+from attnbench.storage.records import KEPT_MEMORY, Environment, Record, Status, Verdict
+from attnbench.units import (
+    MISSING,
+    duration,
+    escaped,
+    grouped,
+    markdown_list,
+    markdown_table,
+    percent,
+    sanitize_line,
+    show,
+)
 
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
@@ -29,7 +40,7 @@ MOST_LINES = 200  # most lines of summary.md; other tables are in report.html an
 ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows; each measured metric has one
 
 
-def rendered(template: str, results: Results, **more: object) -> str:
+def render_template(template: str, results: Results, **more: object) -> str:
     """Render a template of this folder with the values that summary and page share; in HTML all text is escaped."""
     import jinja2  # here: a check does not need it, and it takes half a second
 
@@ -47,36 +58,39 @@ def rendered(template: str, results: Results, **more: object) -> str:
         table=answers.table(shapes),
         signs=answers.legend(shapes),
         memory=answers.memory_line(shapes),
-        environments=[described(environment) for environment in results.environments.values()],
+        environments=[describe_environment(environment) for environment in results.environments.values()],
         **more,
     )
 
 
-def summary(results: Results) -> str:
+def markdown(results: Results) -> str:
     """The run as Markdown, with all tables of cells that fit."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
-    tables = {
-        title: [{column.heading: column.text(cell) for column in columns} for cell in members]
-        for title, members in cells.groups(results).items()
-    }
+    headings = [column.heading for column in columns]
+    tables = {}
+    for title, members in cells.groups(results).items():
+        tables[title] = [dict(zip(headings, cells.texts(cell, columns), strict=True)) for cell in members]
     number = len(tables)
     while True:
         more = {"legend": cells.legend(columns), "tables": tables, "num_left_out": number - len(tables)}
-        text = rendered("summary.md.jinja", results, **more)
+        text = render_template("summary.md.jinja", results, **more)
         if not tables or text.count("\n") <= MOST_LINES:
             return text.rstrip("\n") + "\n"
         tables.popitem()
 
 
-def page(results: Results) -> str:
+def html_page(results: Results) -> str:
     """The run as one self-contained page: the answer, one picture, the explorer, and then all details.
 
     Text from outside is escaped by the template, or is data of the script, which inserts it as text.
     """
-    from attnbench.reports import explorer, lines  # here: a check needs no pictures, and these take a second to import
+    from attnbench.reports import (  # here: a check needs no pictures, and these take a second to import
+        explorer,
+        plotted_metrics,
+    )
 
-    picture = lines.usual(results)
-    return rendered(
+    picture = plotted_metrics.usual(results)
+    return render_template(
         "page.html.jinja",
         results,
         caption="" if picture is None else picture.caption,
@@ -91,11 +105,11 @@ def page(results: Results) -> str:
 def verdict(results: Results) -> str:
     """The sweep, the number of implementations and of shapes, and whether all answers are right."""
     plan = results.plan
-    names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
+    names = len({arm.implementation for arm in plan.specs} - set(cells.absent_implementations(results)))
     num_shapes = len(plan.workloads)
     what = f"{names} implementation{'s' * (names != 1)} on {num_shapes} shape{'s' * (num_shapes != 1)}"
     what = what if plan.sides is None else f"Two states of the code: {what}"
-    head = plain(what if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}")
+    head = sanitize_line(what if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}")
     checks = sum(record.agreement is not None for record in results.records)
     if not checks:
         return f"{head}, nothing was checked"
@@ -121,13 +135,13 @@ def machine(results: Results) -> list[str]:
         parts = [name, f"{cores} core{'s' * (cores > 1)}", f"torch {torch}"]
     parts += [f"{results.elapsed_s:.0f} s"] if results.elapsed_s is not None else ["not finished"]
     if not any(results.num_visits.values()):
-        return [*around, plain(", ".join([*parts, "nothing was timed"]))]
+        return [*around, sanitize_line(", ".join([*parts, "nothing was timed"]))]
     number = verdicts.num_processes(results)
     parts += [f"{number} process{'es' * (number != 1)}", f"{results.plan.allocator} allocator"]
     parts += [results.plan.conditions] if results.plan.conditions != "warm" else []
     parts.append("DOUBTFUL" if session_doubts(results) else "noisy" if too_noisy(results) else "quiet")
     margin = f"Differences below {percent(results.plan.smallest_effect)} count as equal."
-    return [*around, plain(", ".join(parts)), margin]
+    return [*around, sanitize_line(", ".join(parts)), margin]
 
 
 def sides(results: Results) -> str:
@@ -138,15 +152,21 @@ def sides(results: Results) -> str:
     named = [each.given + f" ({each.commit[:12]})" * bool(each.commit) for each in (both.base, both.candidate)]
     how = "each in processes of its own" if both.is_apart else "both in the same processes"
     new = f"; only in the candidate: {', '.join(both.new)}" if both.new else ""
-    return plain(f"Base {named[0]}, candidate {named[1]}, {how}{new}.")
+    return sanitize_line(f"Base {named[0]}, candidate {named[1]}, {how}{new}.")
+
+
+def _first_environment(records: Iterable[Record]) -> Environment | None:
+    return next((record.environment for record in records if record.environment), None)
 
 
 def unlike(results: Results) -> list[Warned]:
     """The differences between the environments of two states of the code, as a sentence."""
-    known = [[described(each.environment) for each in records if each.environment][:1] for records in by_side(results)]
-    both = [facts for members in known for facts in members if all(known)]
-    pairs = {name: [facts[name] for facts in both] for name in ("python", "versions", "threads", "settings", "flags")}
-    parts = [f"{name} {' and '.join(values)}" for name, values in pairs.items() if len({*values}) > 1]
+    base, candidate = map(_first_environment, by_side(results))
+    if base is None or candidate is None:
+        return []
+    old, new = describe_environment(base), describe_environment(candidate)
+    names = ("python", "versions", "threads", "settings", "flags")
+    parts = [f"{name} {old[name]} and {new[name]}" for name in names if old[name] != new[name]]
     text = f"The environments of base and candidate differ: {'; '.join(parts)}."
     return [Warn.environments_differ.says(text)] if parts else []
 
@@ -156,16 +176,16 @@ def facts(results: Results) -> dict[str, str]:
     plan, records = results.plan, results.records
     counts = Counter(str(record.status) for record in records)
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
-    absent = cells.absent(results)
+    absent = cells.absent_implementations(results)
     reasons = grouped(absent, lambda name: absent[name])
     return {
-        "run": plain(results.run),
-        "started": plain(results.started.time),
-        "commit": plain(results.started.commit) or MISSING,
+        "run": sanitize_line(results.run),
+        "started": sanitize_line(results.started.time),
+        "commit": sanitize_line(results.started.commit) or MISSING,
         "budget": show(plan.budget_s, "s"),
         "cells": f"{len(records)} of {plan.num_cells}: "
         + ", ".join(f"{count} {status}" for status, count in counts.items()),
-        "not available here": plain("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
+        "not available here": sanitize_line("; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
         or "none",
         "samples": f"{results.num_blocks} blocks in {visits} visits, {processes} process{'es' * (processes != 1)}, "
         f"caches {plan.conditions}",
@@ -174,7 +194,7 @@ def facts(results: Results) -> dict[str, str]:
     }
 
 
-def described(environment: Environment) -> dict[str, str]:
+def describe_environment(environment: Environment) -> dict[str, str]:
     """An environment in words, by name of fact."""
     facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
     facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
@@ -188,7 +208,7 @@ def _in_words(value: object) -> str:
     if isinstance(value, tuple):
         value = ", ".join(value)
     text = re.sub(r"\b(\d+) bytes", lambda size: show(int(size[1]), "bytes"), str(value or "none"))
-    return plain("unknown" if value is None else text)
+    return sanitize_line("unknown" if value is None else text)
 
 
 def troubles(results: Results) -> list[Warned]:
@@ -220,7 +240,7 @@ def troubles(results: Results) -> list[Warned]:
     if busy is not None and busy not in doubtful:
         lines.append(busy)
     if plan.sides is not None:
-        lines += [*unlike(results), *(Warn.untried.says(plain(line)) for line in untried(results))]
+        lines += [*unlike(results), *(Warn.untried.says(sanitize_line(line)) for line in untried(results))]
     return lines
 
 
@@ -230,7 +250,7 @@ def findings(results: Results) -> list[str]:
     If two states of the code are compared, they are the candidate's losses.
     """
     if results.plan.sides is not None:
-        return [plain(line) for line in losses(results)]
+        return [sanitize_line(line) for line in losses(results)]
     alike = grouped(
         (record for record in results.records if record.is_finding),
         lambda record: (record.arm, record.status, titles.title(record.workload.axes()), record.message),
@@ -239,7 +259,7 @@ def findings(results: Results) -> list[str]:
     for (arm, status, title, reason), records in alike.items():
         lengths = ", ".join(titles.length(record.workload.axes()) for record in records)
         word = Mark.wrong if status is Status.disagrees else status
-        lines.append(plain(f"{arm}: {word} at T={lengths}: {reason or 'no reason was recorded'} ({title})"))
+        lines.append(sanitize_line(f"{arm}: {word} at T={lengths}: {reason or 'no reason was recorded'} ({title})"))
     return lines
 
 
@@ -247,7 +267,7 @@ def kept_memory(results: Results) -> list[str]:
     """A line for each cell whose memory grows with each call."""
     measured = ((record, record.measurement(KEPT_MEMORY)) for record in results.records)
     return [
-        plain(f"{record.arm} {next(iter(kept.warnings))} ({record.workload.direction})")
+        sanitize_line(f"{record.arm} {next(iter(kept.warnings))} ({record.workload.direction})")
         for record, kept in measured
         if kept is not None and kept.warnings and kept.samples and kept.samples[0].value
     ]
@@ -256,10 +276,10 @@ def kept_memory(results: Results) -> list[str]:
 def answer(results: Results) -> list[str]:
     """Recommend an implementation in a few sentences."""
     if results.plan.sides is not None:
-        return [endings.of_sides(results).sentence]
+        return [exit_status.of_sides(results).sentence]
     if results.plan.command != "run":
         doubtful = "doubtful: " if session_doubts(results) else ""
-        return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
+        return [sanitize_line(f"{doubtful}{line}") for line in recommended.recommendation_lines(results)]
     return answers.advice(results)
 
 
@@ -267,9 +287,10 @@ def hosts(results: Results) -> str:
     """The hosts of a run over several machines, with their numbers of workloads; else ""."""
     if not results.hosts:
         return ""
-    counts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
+    measured = dict.fromkeys((each.workload.id, each.host) for each in results.records)
+    counts = Counter(host for _, host in measured)
     members = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
-    return plain(f"Each shape was measured by one host, and no comparison spans two: {members}.")
+    return sanitize_line(f"Each shape was measured by one host, and no comparison spans two: {members}.")
 
 
 def decided(results: Results) -> str:
@@ -291,8 +312,10 @@ def interference(results: Results) -> str:
 
 
 REPORT = {
-    "html": Report(summary="one self-contained page with pictures and tables", file=PAGE, text=page, is_usual=True),
+    "html": Report(
+        summary="one self-contained page with pictures and tables", file=PAGE, text=html_page, is_usual=True
+    ),
     "markdown": Report(
-        summary="the whole run as a readable text with tables", file="summary.md", text=summary, is_usual=True
+        summary="the whole run as a readable text with tables", file="summary.md", text=markdown, is_usual=True
     ),
 }

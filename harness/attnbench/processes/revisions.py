@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.processes.asides import declared
-from attnbench.processes.planning import build_plan, built_in_axes, suited, together
+from attnbench.processes.one_off_tasks import declared
+from attnbench.processes.planning import apply_axes, build_plan, built_in_axes, merge_built_in_axes
 from attnbench.processes.worker_client import PACKAGE
 from attnbench.storage.events import Plan, Side, Sides
 from attnbench.workloads.sweep import parse_settings
@@ -83,9 +83,9 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
     )
     shared = build_plan(**{**fields, "implementations": ()}, with_baseline=False)
     readable = [] if base.python or candidate.python else specs  # their packages may be missing here
-    axes = together(built_in_axes(declared(readable), parse_settings(fields.get("settings", ()))))
+    axes = merge_built_in_axes(built_in_axes(declared(readable), parse_settings(fields.get("settings", ()))))
     digests = {spec: plugins.digest(spec) for spec in specs}
-    changed = {"implementations": (), "baseline": "", "alone": (), "workloads": suited(shared.workloads, axes)}
+    changed = {"implementations": (), "baseline": "", "alone": (), "workloads": apply_axes(shared.workloads, axes)}
     return msgspec.structs.replace(shared, **changed, digests=digests, sides=compared)
 
 
@@ -232,12 +232,12 @@ def side_folders(side: Side) -> list[Path]:
     top = Path(side.root).resolve()
     inside = {folder for file in files for folder in file.resolve().parents if folder.is_relative_to(top)}
     places = [place for folder in {top} | inside for place in (folder, folder / "src") if place.is_dir()]
-    return [
-        place
-        for place in sorted(places, key=lambda place: (len(place.parts), place))
-        if (place in {top, top / "src"} or not (place / "__init__.py").exists())
-        and not any((place / f"{name}.py").exists() for name in LATE)
-    ]
+
+    def is_searched(place: Path) -> bool:
+        is_package = (place / "__init__.py").exists() and place not in {top, top / "src"}
+        return not is_package and not any((place / f"{name}.py").exists() for name in LATE)
+
+    return [place for place in sorted(places, key=lambda place: (len(place.parts), place)) if is_searched(place)]
 
 
 def repository_root() -> Path:

@@ -12,9 +12,9 @@ import pytest
 
 from attnbench.devices.waiting import longest_wait_s, waits
 from attnbench.plugins import is_foreign
-from attnbench.processes import messages, runners
+from attnbench.processes import messages, worker_pool
 from attnbench.processes.messages import Failed, FailedError
-from attnbench.processes.runners import ByThreads, Runners
+from attnbench.processes.worker_pool import ByThreads, WorkerPool
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, DeviceState, Sample, Status
 from attnbench.timing.blocks import PROBE_SAMPLE_S
@@ -98,13 +98,13 @@ class Scripted(AbstractContextManager):
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr(runners, "IDLE_S", 1e-6)
+    monkeypatch.setattr(worker_pool, "IDLE_S", 1e-6)
 
     def made(wrong="", **theirs):
         clock = Clock()
         shared = Scripted(clock, wrong=wrong)
         shared.siblings = [Scripted(clock, **theirs)]
-        made = Runners({"": shared}, lambda arm: "theirs" if arm == THEIRS else "", clock=clock)
+        made = WorkerPool({"": shared}, lambda arm: "theirs" if arm == THEIRS else "", clock=clock)
         made.theirs = shared.siblings[0]
         made.start(3)
         return made
@@ -127,7 +127,7 @@ def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(cli
     for each in (both.clients[""], both.theirs):
         visits = each.of("sample_blocks")
         assert [visit.sustained_s for visit in visits] == [3.0] + [0.0] * (len(visits) - 1)
-        assert {visit.sample_s for visit in visits} == {runners.TURN_S}
+        assert {visit.sample_s for visit in visits} == {worker_pool.TURN_S}
 
 
 def test_a_visit_has_only_as_many_blocks_as_its_limit_allows(client):
@@ -135,7 +135,7 @@ def test_a_visit_has_only_as_many_blocks_as_its_limit_allows(client):
     assert {len(taken.samples) for taken in visited(client(), 1, longest_s=0.05).arms} == {2}
 
 
-def test_each_runner_takes_its_part_of_a_block_in_a_request_that_begins_with_untimed_calls(client):
+def test_each_runner_takes_its_part_of_a_block_after_untimed_calls(client):
     both = client()
     reply = visited(both, 1)
     theirs, ours = {THEIRS}, {OURS}
@@ -168,7 +168,7 @@ def test_all_runners_of_a_visit_choose_from_the_same_times_of_all_arms(client):
 def test_code_that_computes_between_its_requests_is_found_from_outside():
     busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
     with pytest.raises(FailedError) as raised:
-        runners._require_idle(busy, THEIRS)
+        worker_pool._require_idle(busy, THEIRS)
     assert "between its calls it goes on using 1" in raised.value.failed.message
 
 
@@ -268,7 +268,7 @@ def test_code_from_a_file_or_another_package_is_foreign():
 
 
 def paired(base, candidate):
-    return Runners({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side)
+    return WorkerPool({BASE: base, CANDIDATE: candidate}, lambda arm: arm.side)
 
 
 X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
@@ -300,7 +300,7 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
     assert reply.called_s == 12.0
 
 
-def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
+def test_a_failure_of_either_worker_is_blamed_on_the_arm_in_question():
     def blamed(base=None, candidate=None):
         both = paired(Scripted(Clock(), failing=base), Scripted(Clock(), failing=candidate))
         return both.ask("sample_blocks", VisitFinished, visit=COMPARED).arm
@@ -323,7 +323,7 @@ def test_a_baseline_may_be_foreign_too():
     clock = Clock()
     shared = Scripted(clock)
     shared.siblings = [Scripted(clock), Scripted(clock)]
-    client = Runners({"": shared}, lambda arm: arm.implementation, clock=clock)
+    client = WorkerPool({"": shared}, lambda arm: arm.implementation, clock=clock)
     client.start(3)
     reply = visited(client)
     assert isinstance(reply, VisitFinished)
@@ -345,7 +345,7 @@ def test_a_referee_reads_its_own_clock_around_the_calls_alone(client):
     assert {taken.arm for taken in reply.arms} == {THEIRS, OURS}
     for taken in reply.arms:
         assert [sample.value for sample in taken.samples] == pytest.approx([1e-3] * VISIT.num_blocks)
-        assert all(sample.value * sample.num_calls >= runners.REFEREED_S for sample in taken.samples)
+        assert all(sample.value * sample.num_calls >= worker_pool.REFEREED_S for sample in taken.samples)
     assert not both.theirs.of("sample_blocks")
 
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from attnbench import plugins
-from attnbench.processes import sides, worker_client
+from attnbench.processes import revisions, worker_client
 from attnbench.processes.execution import client_for
-from attnbench.processes.sides import is_self_contained
+from attnbench.processes.revisions import is_self_contained
 from attnbench.storage.events import Side, Sides
 from attnbench.storage.records import BASE, CANDIDATE
 from studies.simulated import virtual
@@ -49,7 +49,7 @@ def repo(tmp_path, monkeypatch):
 def planned(base: str, candidate: str, *implementations: str, folder: str = "out/run", allocator=None, **more):
     fields = {"sweep": "sides", "settings": TINY, "is_exact": True, "implementations": implementations}
     fields |= {} if allocator is None else {"allocator": allocator}
-    return sides.plan(base, candidate, fields, Path(folder), **more)
+    return revisions.plan(base, candidate, fields, Path(folder), **more)
 
 
 def specs(found) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ def tree(folder: Path) -> dict[str, str]:
 def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(repo, tmp_path):
     (repo / "mine.py").write_text("half done\n")
     before, status = tree(repo), git(repo, "status", "--porcelain")
-    sides.export(sides.resolve("one"), tmp_path / "out" / "one")
-    sides.export(sides.resolve("three~1"), tmp_path / "out" / "two")
+    revisions.export(revisions.resolve("one"), tmp_path / "out" / "one")
+    revisions.export(revisions.resolve("three~1"), tmp_path / "out" / "two")
     assert (tmp_path / "out" / "one" / "mine.py").read_text() == PLAIN
     assert set(tree(tmp_path / "out" / "one")) == {"mine.py", "helped.py", "sub/other.py"}
     assert (tmp_path / "out" / "two" / "mine.py").read_text() == SLOW
@@ -84,7 +84,7 @@ def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(re
 
 
 def test_a_checkout_begins_anew_after_a_kill(repo, tmp_path):
-    commit, git_here, target = sides.resolve("one"), sides._git, tmp_path / "out" / "one"
+    commit, git_here, target = revisions.resolve("one"), revisions._git, tmp_path / "out" / "one"
 
     def killed(*words, **more):
         if words[0] == "read-tree":
@@ -94,11 +94,11 @@ def test_a_checkout_begins_anew_after_a_kill(repo, tmp_path):
 
     child = os.fork()
     if not child:
-        sides._git = killed
-        sides.export(commit, target)
+        revisions._git = killed
+        revisions.export(commit, target)
     os.waitpid(child, 0)
     assert list(target.parent.iterdir())
-    sides.export(commit, target)
+    revisions.export(commit, target)
     assert (target / "mine.py").read_text() == PLAIN
     assert [path.name for path in target.parent.iterdir()] == ["one"]
 
@@ -146,7 +146,7 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
     said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
     with pytest.raises(ValueError, match=said):
-        sides.repository_root()
+        revisions.repository_root()
 
 
 def test_a_plan_has_each_implementation_from_both_sides(repo):
@@ -154,7 +154,7 @@ def test_a_plan_has_each_implementation_from_both_sides(repo):
     assert names(found) == ["mine (base)", "mine"]
     base, candidate = (plugins.split(spec)[0].read_text() for spec in specs(found))
     assert (base, candidate) == (PLAIN, SLOW)
-    assert found.sides.base.commit == sides.resolve("one")
+    assert found.sides.base.commit == revisions.resolve("one")
     assert not found.sides.is_apart
     assert len(found.workloads) == 1
 
@@ -229,9 +229,9 @@ def test_both_sides_have_the_allocator_of_the_system_unless_another_is_chosen(re
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
     found = planned("rev:one", "rev:two", "mine.py:mine")
     run = Path("out/run")
-    sides.remove_checkouts(run)  # as when a run is resumed
+    revisions.remove_checkouts(run)  # as when a run is resumed
     assert not run.exists()
-    with sides.checked_out(found, run):
+    with revisions.checked_out(found, run):
         assert (run / "sides" / "base" / "mine.py").read_text() == PLAIN
         assert all(plugins.digest(spec) == digest for spec, digest in found.digests.items())
     assert not (run / "sides").exists()
@@ -241,9 +241,9 @@ def test_the_folder_of_an_environment_is_a_side(tmp_path):
     python = tmp_path / "next" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    assert sides._side(f"env:{tmp_path / 'next'}", tmp_path).python == str(python)
+    assert revisions._side(f"env:{tmp_path / 'next'}", tmp_path).python == str(python)
     with pytest.raises(ValueError, match=r"env:none is not a side .* env:FOLDER"):
-        sides._side("env:none", tmp_path)
+        revisions._side("env:none", tmp_path)
 
 
 def modules(tmp_path, side, implementation, files, names):
