@@ -21,11 +21,13 @@ def attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, 0),
 ) -> Tensor:
     """Query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
 
     Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
-    in block_table[n]; k_scale and v_scale (G,) belong to caches of 8 bits.
+    in block_table[n]; k_scale and v_scale (G,) belong to caches of 8 bits. A query sees at most window_size[0] keys
+    before its own, or all if that is -1.
     """
     attended = []
     bounds, lengths = cu_seqlens_q.tolist(), seqused_k.tolist()
@@ -35,9 +37,11 @@ def attention(
             continue
         keys = gather(key_cache, block_table[request], length, k_scale, query.dtype)  # (G,s,K)
         values = gather(value_cache, block_table[request], length, v_scale, query.dtype)  # (G,s,V)
-        mask = None
-        if len(tokens) > 1:  # the new tokens are the last of the keys: token i sees keys up to s - t + i
-            mask = torch.ones(len(tokens), length, dtype=torch.bool, device=query.device).tril(length - len(tokens))
+        mask, before, (left, _) = None, length - len(tokens), window_size
+        if len(tokens) > 1 or left >= 0:  # the new tokens are the last of the keys: token i sees keys up to s - t + i
+            mask = torch.ones(len(tokens), length, dtype=torch.bool, device=query.device).tril(before)
+        if mask is not None and left >= 0:  # and from s - t + i - left on
+            mask = mask.triu(before - left)
         heads = F.scaled_dot_product_attention(
             tokens.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, scale=softmax_scale, enable_gqa=True
         )  # (1,H,t,V)

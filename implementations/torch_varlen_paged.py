@@ -28,6 +28,7 @@ def attention(
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (UNLIMITED, 0),
 ) -> Tensor:
     """Query (T, H, K), key_cache and value_cache (P, page_size, G, K) -> (T, H, K).
 
@@ -45,7 +46,7 @@ def attention(
         max_seqlen_q,
         max_seqlen_k,
         scale=softmax_scale,
-        window_size=(UNLIMITED, 0),
+        window_size=window_size,
         enable_gqa=query.shape[1] != key_cache.shape[2],
         seqused_k=seqused_k,
         block_table=block_table,

@@ -37,8 +37,12 @@ class Pages:
 
     def seen(self, mask: RowMask, last: Tensor) -> Tensor:
         """Whether the mask's queries see each key (R, S), if `last` (T,) is the last place that a query sees."""
-        rows = mask.rows
-        return (self.of_query[rows, None] == self.of_key) & (self.key <= last[rows, None])
+        return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
+
+    def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
+        """Whether each key (R, S) of a query's request lies from `first` (T,) to `last` (T,)."""
+        own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
+        return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
     def read(self, table: Tensor, *, is_swapped: bool = False) -> Tensor:
         """For each key (S,) the key whose slot is read through another block table; -1 for a slot that holds none."""
@@ -124,6 +128,31 @@ def alignments(pages: Pages) -> Iterator[Mistake]:
         yield wrong("shared_page_of_one", masked_scores=unshared)
 
 
+def windows(pages: Pages) -> Iterator[Mistake]:
+    """A window begins at another key."""
+    window, page = pages.cache.window, pages.cache.page_size
+    if not window:
+        return
+    right = pages.query - window + 1
+    for detail, first in (
+        ("at the first key", 0 * right),
+        ("one key early", right - 1),
+        ("one key late", right + 1),
+        ("at the beginning of its first page", right // page * page),
+        ("at its first whole page", -(-right // page) * page),
+    ):
+
+        def scored(scores: Tensor, mask: RowMask, first: Tensor = first) -> Tensor:
+            return hide(mask.changed(scores), pages.between(mask, first, pages.query))
+
+        yield wrong(
+            "window_begins_elsewhere",
+            detail,
+            masked_scores=scored,
+            weights=lambda scores, _: scores.softmax(dim=-1).nan_to_num(0.0),
+        )
+
+
 def scales(pages: Pages) -> Iterator[Mistake]:
     """The scales of 8-bit keys and values are mixed up, left out or applied again."""
     cache = pages.cache
@@ -203,7 +232,7 @@ def merges(pages: Pages) -> Iterator[Mistake]:
         yield wrong("merged_without_logsumexp", detail, weights=partial(merged, number_of))
 
 
-KINDS = (lengths, tables, alignments, scales, merges)
+KINDS = (lengths, tables, alignments, windows, scales, merges)
 
 
 def page_mistakes(workload: Workload) -> Iterator[Mistake]:

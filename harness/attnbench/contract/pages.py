@@ -20,14 +20,13 @@ from attnbench.contract.declared import Declared, kind
 from attnbench.contract.outside import Bound, Prepared
 from attnbench.plugins import PAGED
 from attnbench.workloads.batch import LARGEST_FLOAT8, SAME, Cache
-from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask
+from attnbench.workloads.masks import UNLIMITED, parse_mask
 from attnbench.workloads.workload import Workload, dense_mask
 
 NAN, ZEROS, MOVED, STRIDED = "", "zeros", "moved", "strided"
 """Forms of a cache: see batch.Cache."""
 TABLE = "block_table"
 EMPTY = inspect.Parameter.empty
-MASKS: dict[str, type[Mask]] = {"none": Mask, "causal": Causal, "causal_bottom_right": CausalBottomRight}
 
 
 def names_of(function: object) -> dict[str, str]:
@@ -90,6 +89,8 @@ class PageSignature:
             return f"it cannot know how many keys are in use: name a parameter {'/'.join(PAGED['seqused_k'])}"
         if "cu_seqlens_q" not in self.names and any(each.new != 1 for each in workload.requests):
             return f"requests have other than one new token: name a parameter {'/'.join(PAGED['cu_seqlens_q'])}"
+        if workload.window and "window_size" not in self.names:
+            return f"mask={workload.mask} has a window: name a parameter {'/'.join(PAGED['window_size'])}"
         if workload.sinks != "none":
             return "functions of pages are passed no sinks"
         if workload.scale and "softmax_scale" not in self.names:
@@ -118,7 +119,7 @@ class PageSignature:
             "v_scale": scales[1] if cache.dtype != SAME else None,
             "softmax_scale": mask.scale_for(query.shape[-1]),
             "causal": True,
-            "window_size": (UNLIMITED, UNLIMITED if "causal" in self.names else 0),
+            "window_size": (cache.window - 1, UNLIMITED if "causal" in self.names else 0),  # -1 has no limit
             "enable_gqa": query.shape[1] != key.shape[1],
         }
         return {name: values[known] for known, name in self.names.items()}
@@ -261,7 +262,8 @@ class Groups:
 
     @staticmethod
     def _bound(mask: BoundMask, request: Any, count: int) -> BoundMask:  # noqa: ANN401 - a Request
-        sizes, rule = (count, request.new, request.total), MASKS[dense_mask(request)]()
+        sizes, cache = (count, request.new, request.total), mask.cache
+        rule = parse_mask(dense_mask(request, 0 if cache is None else cache.window))
         return BoundMask(rule, sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
 
     def split(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -349,7 +349,7 @@ class Candidates:
             parameter.requires_grad_(has_weights)
         named = {"num_heads": request.num_heads, "scale": request.scale, "world_size": request.world_size}
         cache = request.cache
-        rule = parse_mask(request.mask) if cache is None else rule_of(cache.batch)
+        rule = parse_mask(request.mask) if cache is None else rule_of(cache.batch, cache.window)
         mask = self._bound(rule, request.sizes, here, cache=cache, **named)
         mask.form, mask.change = request.mask_form, MASK_FORMS.get(request.mask_form, lambda form, _: form)
         mask.is_training, mask.chunks = request.is_training, request.chunks

@@ -90,16 +90,19 @@ def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ..
 
 
 class Requests(Mask):
-    """Each query sees the keys of its own request, up to its own position counted from the end."""
+    """Each query sees the keys of its own request, up to its own position counted from the end, or the last `window`.
+
+    A window of 0 has no limit.
+    """
 
     name = ""  # made from `batch` alone
 
-    def __init__(self, requests: tuple[Request, ...]) -> None:
+    def __init__(self, requests: tuple[Request, ...], window: int = 0) -> None:
         super().__init__()
-        self.requests = requests
+        self.requests, self.window = requests, window
 
     def __str__(self) -> str:
-        return f"of the requests {written(self.requests)}"
+        return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as of any mask
         """For each query (T,), the first key of its request, and the key of its own token."""
@@ -109,21 +112,24 @@ class Requests(Mask):
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as of any mask
         """The keys of the query's request, up to its own."""
-        return table[0][query], table[1][query]
+        first, last = table[0][query], table[1][query]
+        before = (last - self.window + 1 - first) * bool(self.window)
+        return first + before * (before > 0), last
 
 
 @functools.lru_cache(maxsize=256)
-def rule_of(batch: str) -> Requests:
-    """The mask of a batch, one object for each text: bound masks are kept by it."""
-    return Requests(parse_batch(batch))
+def rule_of(batch: str, window: int = 0) -> Requests:
+    """The mask of a batch, one object for each text and window: bound masks are kept by it."""
+    return Requests(parse_batch(batch), window)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """How the keys and values of a batch lie in memory: in pages of a pool, in an order drawn from the seed.
 
-    `page_size` 0: they do not lie in pages. `num_heads` are those of keys and values. `form` changes what no answer
-    depends on: with `zeros`, unused slots and pages hold 0 and not NaN; with `moved`, pages lie in another order; with
-    `strided`, keys and values are views of one buffer, page by page.
+    `page_size` 0: they do not lie in pages. `num_heads` are those of keys and values. A query sees the last `window`
+    keys up to its own; 0 is no limit. `form` changes what no answer depends on: with `zeros`, unused slots and pages
+    hold 0 and not NaN; with `moved`, pages lie in another order; with `strided`, keys and values are views of one
+    buffer, page by page.
     """
 
     batch: str
@@ -133,6 +139,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = SAME
     seed: int = 0
     form: str = ""
+    window: int = 0
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -184,9 +191,12 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_keys(self) -> int:
-        """The number of different keys: those of a shared prefix count once."""
-        totals = [each.total for each in self.requests]
-        return sum(totals) - self.shared_prefix * max(0, sum(map(bool, totals)) - 1)
+        """The number of different keys that queries see: those of a shared prefix count once."""
+        news, totals = (np.array(each) for each in zip(*self.requests, strict=True))
+        ends = np.cumsum(totals)
+        seen = np.minimum(totals, news + self.window - 1) if self.window else totals
+        of_queries = [np.arange(end - count, end) for end, count in zip(ends, np.where(news, seen, 0), strict=True)]
+        return len(np.unique(self.sources()[np.concatenate(of_queries)]))
 
 
 class Layout(NamedTuple):

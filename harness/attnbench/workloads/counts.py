@@ -77,15 +77,10 @@ def least_bytes(workload: Workload) -> int:
 
 
 def cache_bytes(workload: Workload) -> int:
-    """Bytes of keys and values that a call on a batch must read: those of a shared prefix once, in their own dtype.
-
-    Keys of requests without new tokens are not read.
-    """
+    """Bytes of keys and values that a call on a batch must read: those that a query sees, once, in their own dtype."""
     assert workload.cache is not None
-    idle = sum(max(0, each.total - workload.shared_prefix) for each in workload.requests if not each.new)
-    keys = workload.cache.num_keys - idle
     each_bytes = DTYPE_BYTES[workload.dtype] if workload.cache_dtype == SAME else 1
-    return keys * workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
+    return workload.cache.num_keys * workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
 
 
 def _spared_bytes(workload: Workload) -> int:

@@ -23,7 +23,7 @@ from attnbench.workloads.batch import (
     rule_of,
     written,
 )
-from attnbench.workloads.masks import LARGEST, Mask, parse_mask
+from attnbench.workloads.masks import LARGEST, Mask, SlidingWindow, parse_mask
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -205,10 +205,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sizes = f"seq_len={self.seq_len} and kv_len={self.kv_len}"
             raise ValueError(f"page_size={self.page_size} with {sizes} is not allowed: give kv_len of at least seq_len")
         requests = parse_batch(self.batch) or (Request(self.seq_len, self.kv_len),) * self.batch_size
-        needed = {"scope": "attention", "mask": "none", "rotary": "none", "world_size": 1}
+        needed = {"scope": "attention", "rotary": "none", "world_size": 1} | ({} if self.window else {"mask": "none"})
         for axis, value in needed.items():
             if getattr(self, axis) != value:
-                why = "a query sees the keys of its request up to its own, and nothing else is built"
+                why = "a query sees the keys of its request up to its own, or those of a sliding_window(n)"
                 raise ValueError(
                     f"{axis}={getattr(self, axis)} with a batch of requests is not allowed: {why}; leave it out"
                 )
@@ -281,7 +281,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             shared_prefix=self.shared_prefix,
             dtype=self.cache_dtype,
             seed=self.seed,
+            window=self.window,
         )
+
+    @property
+    def window(self) -> int:
+        """The number of keys up to its own that a query sees, if the mask is one window; else 0."""
+        mask = parse_mask(self.mask)
+        return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
     def groups(self) -> "dict[Request, Workload]":
         """For each kind of request with new tokens, the dense workload of all that are alike."""
@@ -294,7 +301,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 batch_size=count,
                 seq_len=request.new,
                 kv_len=request.total,
-                mask=dense_mask(request),
+                mask=dense_mask(request, self.window),
             )
             for request, count in counts.items()
         }
@@ -309,7 +316,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def mask_rule(self) -> Mask:
         """The parsed mask; of a batch, the one that its requests make."""
-        return rule_of(self.batch) if self.requests else parse_mask(self.mask)
+        return rule_of(self.batch, self.window) if self.requests else parse_mask(self.mask)
 
     @property
     def longest(self) -> int:
@@ -347,11 +354,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.asdict(self)
 
 
-def dense_mask(request: Request) -> str:
-    """The mask of a request's own call: a single query sees every key."""
-    if request.new == 1:
-        return "none"
-    return "causal" if request.new == request.total else "causal_bottom_right"
+def dense_mask(request: Request, window: int = 0) -> str:
+    """The mask of a request's own call; without a window a single query sees every key."""
+    at_end = "" if request.new == request.total else "_bottom_right"
+    if window:
+        return f"sliding_window{at_end}({window})"
+    return "none" if request.new == 1 else f"causal{at_end}"
 
 
 @lru_cache(maxsize=4096)
