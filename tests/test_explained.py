@@ -15,7 +15,7 @@ from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.rulings import Outcome as GateOutcome
 from attnbench.analysis.judgements import CheckVerdict
 from attnbench.analysis.warned import Warn
-from attnbench.checking import diagnosis, dropout, rules, side_effects
+from attnbench.checking import diagnosis, dropout, page_rules, rules, side_effects
 from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.probes import PROBES
@@ -39,9 +39,11 @@ MORE = (
     Workload(batch_size=3, seq_len=20, num_heads=6, num_kv_heads=2, head_dim=8, mask="causal+alibi+softcap(3)"),
     Workload(batch_size=3, seq_len=20, kv_len=40, num_heads=3, head_dim=8, mask="causal+padding"),
     Workload(batch="2q4kv40", page_size=16, shared_prefix=32, num_heads=2, head_dim=8, cache_dtype="float8_e5m2"),
+    Workload(batch="2q4kv40", page_size=16, mask="sliding_window(9)", num_heads=2, head_dim=8),
 )
 """Workloads with features that the sweep `check` has nowhere, or with few others."""
 CONDUCT = (side_effects.INPUTS, side_effects.MASK, side_effects.SEED)
+OF_PAGES = (page_rules.ANOTHER_BATCH, page_rules.POOLS)
 NAMED_BY_DIAGNOSIS = {"features_scaled", "gradient_of_query_unwritten", "output_factor", "output_zero"}
 NAMED_BY_DIAGNOSIS |= {"race", "key_gradient_factor", "out_gradient_zero", "scores_scaled", "mask_of_its_own"}
 NAMED_BY_DIAGNOSIS |= {*diagnosis.RANDOM, *diagnosis.RULE_MISTAKES.values(), diagnosis.FLOAT32_INSIDE}
@@ -64,7 +66,7 @@ def shown() -> dict[str, set[str]]:
         "status": set(Status),
         "warning": set(Warn),
         "convention": set(CONVENTIONS),
-        "rule": {*rules.RULES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward", rules.NO_RULE},
+        "rule": {*rules.RULES, *OF_PAGES, *dropout.RULES, EMPTY_ROWS, HIDDEN_NAN, *CONDUCT, "backward", rules.NO_RULE},
         "probe": set(PROBES),
         "mistake": mistakes | NAMED_BY_DIAGNOSIS,
         "gate": {*Kind, *GateOutcome},
