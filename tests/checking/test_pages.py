@@ -294,6 +294,20 @@ def test_a_signature_that_nobody_can_call_is_refused() -> None:
         from_function(with_more, "with_more")
 
 
+def test_what_only_very_many_keys_show_is_found_with_few_calls() -> None:
+    """Slots counted in 16 bits."""
+    calls = []
+
+    def narrow(address: Tensor, *_: Tensor) -> Tensor:
+        calls.append(len(address))
+        return address.short().long() % 1000 if address.max() > 32767 else address
+
+    long = next(cell for cell in cells() if cell.kv_len > 2**15)
+    found = judged(paged(address=narrow), long)
+    assert found.grade is Grade.wrong
+    assert len(calls) < 300
+
+
 def test_without_query_bounds_a_function_decodes_alone() -> None:
     def attention(q, k_cache, v_cache, block_tables, context_lens):
         starts = torch.arange(len(q) + 1)

@@ -20,6 +20,7 @@ from attnbench.case import build
 from attnbench.checking import oracle, steps
 from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
+from attnbench.checking.page_mistakes import page_mistakes
 from attnbench.checking.reference import (
     Reference,
     References,
@@ -45,6 +46,8 @@ MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
 """Workloads with more scores than this are diagnosed at a short length, if they fail there too."""
+MOST_KEYS = 2**13
+"""With more keys, if a short workload is right, weights are not described, and mistakes about pages alone are tried."""
 LEAST_ROWS = 8
 SHORTLIST = 24
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
@@ -449,7 +452,8 @@ def _known(evidence: list[Evidence]) -> Finding | None:
     """The mistakes that explain everything, or only the wrong rows if the others are right; all are equally likely."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
-    mistakes, where = [*catalogue(evidence[0].reference.workload)], ""
+    workload, where = evidence[0].reference.workload, ""
+    mistakes = [*(catalogue if workload.kv_len <= MOST_KEYS else page_mistakes)(workload)]
     matches = match(evidence, mistakes)
     rows = torch.stack([each.beyond["output"].any(dim=-1) for each in evidence]).any(dim=0)  # (B,H,R) or (B,R)
     if not matches and rows.any() and not rows.all() and evidence[0].observed["output"].isfinite().all():
@@ -525,7 +529,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
         names = sorted({name for each in evidence for name in each.names if each.is_wrong(name)})
         words = f"{UNKNOWN} The output is right, the backward pass is not ({', '.join(names)})."
         result = Finding(words, (), "backward pass")
-    elif failing.workload.scope == "attention" and len(failing.rows) == failing.workload.seq_len:
+    elif _shows_weights(failing):
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
             result = describe_weights(implementation, failing, is_random=bool(random))
     if random and not result.names:
@@ -583,6 +587,13 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
         words = "Equal calls scatter around the right answer: a race, such as stores or additions that are not atomic."
         return Finding(words, ("race",), "output")
     return None
+
+
+def _shows_weights(reference: Reference) -> bool:
+    """Whether calls with unit values, one for every few keys, can show all weights in reasonable time."""
+    workload = reference.workload
+    has_all_rows = len(reference.rows) == workload.seq_len
+    return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows
 
 
 def describe_weights(implementation: Implementation, reference: Reference, *, is_random: bool = False) -> Finding:
