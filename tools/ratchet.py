@@ -9,6 +9,7 @@ Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
 """
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -71,15 +72,22 @@ def bare_strings(tree: ast.AST) -> list[ast.Constant]:
     ]
 
 
+@functools.cache
 def code_lines(source: str) -> int:
     """Count the lines with code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in FREE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for string in bare_strings(ast.parse(source)):
+    for string in bare_strings(parsed(source)):
         lines.difference_update(range(string.lineno, (string.end_lineno or string.lineno) + 1))
     return len(lines)
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a file, parsed once for all counts."""
+    return ast.parse(source)
 
 
 def python_files(folder: Path) -> Iterator[Path]:
@@ -95,7 +103,7 @@ def texts(path: Path) -> Iterator[tuple[str, bool]]:
     if path.suffix != ".py":
         yield FENCE.sub("", source), False
         return
-    tree = ast.parse(source)
+    tree = parsed(source)
     documented = {id(each): each for each in bare_strings(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -108,7 +116,7 @@ def nested_comprehensions(path: Path) -> int:
     """Count the comprehensions and generator expressions that stand inside another one."""
     inner = {
         id(inside)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, COMPREHENSIONS)
         for inside in ast.walk(node)
         if isinstance(inside, COMPREHENSIONS) and inside is not node
@@ -118,7 +126,7 @@ def nested_comprehensions(path: Path) -> int:
 
 def long_functions(path: Path) -> int:
     """Count the functions with more than MOST_FUNCTION_LINES lines."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(parsed(path.read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return sum((node.end_lineno or node.lineno) - node.lineno >= MOST_FUNCTION_LINES for node in functions)
 
