@@ -1,10 +1,11 @@
 """Check code by authors who had not seen the probes: `python -m studies.detection.blind --to DIR`.
 
-`blind.tar.xz` next to this file holds 402 wrong functions and 268 right ones. Their authors knew the definition of
+`blind.tar.xz` next to this file holds 432 wrong functions and 278 right ones. Their authors knew the definition of
 attention, the signature that a function may have, and public bug reports; each file names its source. They proved each
 wrong function against a float64 loop, by ten times the error of an honest form at least, those from m301 to m499 by
-four times. m565 was given as right, until its gradients were NaN where scaled_dot_product_attention's are finite. The
-archive keeps them out of imports and lint. Rerun the command to resume.
+four times. From m601 on they read pages, and their author knew docs/serving.md, too. m565 was given as right, until its
+gradients were NaN where scaled_dot_product_attention's are finite. The archive keeps them out of imports and lint.
+Rerun the command to resume.
 """
 
 import csv
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbench.units import markdown_table
+from attnbench.units import grouped, markdown_table
 from studies import frame
 from studies.acceptance.outcome import upper_limit
 from studies.frame import Piece, Row
@@ -30,24 +31,31 @@ ARCHIVE = Path(__file__).with_name("blind.tar.xz")
 KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
-"""Verdicts on the latest set by the code before the rules that it led to, by function."""
+"""Verdicts on the sets from 501 and 601 on by the code before the rules that they led to, by function."""
 BATCH = 20
 """Files of one command: they share its oracle."""
 
 
 def blind(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the page goes.")],
-    since: Annotated[int, typer.Option(help="The number of the first file: 501 for the latest set.")] = 0,
+    since: Annotated[int, typer.Option(help="The number of the first file; earlier verdicts stay.")] = 0,
 ) -> None:
-    """Check every file, and write a page with the verdicts."""
+    """Check every file, and write a page with the verdicts.
+
+    `since` 601 checks the latest set alone.
+    """
+    stored = json.loads((to / "blind.json").read_bytes()) if since else {}
     verdicts, settings = dict[str, dict[str, str]](), dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="attnbench-blind-") as name:
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(name, filter="data")
         for each in KINDS:
             files = [file for file in sorted(Path(name, each).glob("[mh][0-9]*.py")) if int(file.stem[1:4]) >= since]
-            frame.complete([Piece(name=each, make=partial(checked, files), size=-(-len(files) // BATCH))], to)
-            verdicts[each] = {row["name"]: row["verdict"] for row in frame.rows(to, each)}
+            frame.complete(
+                [Piece(name=f"{each}{since or ''}", make=partial(checked, files), size=-(-len(files) // BATCH))], to
+            )
+            found = {row["name"]: row["verdict"] for row in frame.rows(to, f"{each}{since or ''}")}
+            verdicts[each] = stored.get(each, {}) | found
             with Path(name, each, "index.tsv").open(encoding="utf-8", newline="") as lines:
                 settings |= {row["name"]: row.get("setting", "") for row in csv.DictReader(lines, delimiter="\t")}
     frame.save(to / "blind.json", json.dumps(verdicts, indent=1) + "\n")
@@ -85,10 +93,10 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
         parts.append(markdown_table([{"verdict": text, "functions": str(num)} for text, num in counts.most_common()]))
         parts.append(f"In all {share(kind, found)}")
         if kind == "mutants":
-            latest = {name: text for name, text in found.items() if name in before}
-            parts.append(
-                f"Of the latest set {share(kind, latest)} Before the rules that it led to {share(kind, before)}"
-            )
+            for first, earlier in grouped(before.items(), lambda item: item[0][1]).items():
+                now = {name: found[name] for name, _ in earlier}
+                texts = share(kind, now), share(kind, dict(earlier))
+                parts.append("Of those from m{}01 on {} Before the rules that they led to {}".format(first, *texts))
             missed = [(name, text) for name, text in found.items() if not text.startswith("WRONG")]
             rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed]
             parts += ["Not called wrong:", markdown_table(rows)]
