@@ -74,7 +74,7 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
     loaded = dataclasses.replace(results, system_load=load)
     facts = summary.facts(loaded)
     shares = percent(others), percent(stolen)
-    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
+    assert "used {} of the processors' time, and the hypervisor {}".format(*shares) in facts["interference"]
 
 
 def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:

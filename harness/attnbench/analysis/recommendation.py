@@ -91,7 +91,7 @@ class Recommendation:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """The calls after which the choice has paid off against the baseline; None if that is the choice, or unknown."""
+        """The calls after which the choice has paid off against the baseline; None if it is the baseline or unknown."""
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
             return None
