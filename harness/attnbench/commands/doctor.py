@@ -25,7 +25,7 @@ NOISY_SHARE = 0.02
 AGAIN, AGAIN_S = "the same again", 10.0
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
-NOISE_ERROR = 0.05  # two-sided error of the interval of the noise
+NOISE_ERROR = 0.05  # two-sided error probability of the noise's interval
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
 """Settings, with prefixes of their values, that keep idle threads spinning forever."""
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """All findings, in order. Takes about fifteen seconds."""
+    """Examine this machine for about fifteen seconds; return all findings, in the order of the table."""
     import psutil
 
     from attnbench.devices import environment  # needs torch
@@ -83,7 +83,7 @@ def examine() -> list[Finding]:
 
 
 def limits() -> str:
-    """Limits of the container, which are those of its cgroups, and of the affinity mask."""
+    """Describe the limits that the container's cgroups and the affinity mask set; "no limits" without any."""
     import psutil
 
     quota, (free, whole) = containers.quota(), containers.memory()
@@ -109,7 +109,7 @@ def noise_floor() -> Finding:
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """Findings from a comparison of the baseline with itself."""
+    """The finding that follows from a comparison of identical code."""
     ratios = numbers(compared.samples, Arm(implementation=AGAIN), compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
@@ -140,8 +140,8 @@ def doctor(*, address: str = "") -> ExitCode:
     """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds.
 
     Options:
-        address (--cluster ADDRESS): Look at every host of a Ray cluster, and whether they are comparable: auto or
-            HOST:PORT.
+        address (--cluster ADDRESS): Examine every host of a Ray cluster, and whether they are comparable. ADDRESS is
+            auto or HOST:PORT.
     """
     if address:
         from attnbench.cluster import driver
