@@ -121,7 +121,7 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
         (["run", "--resume", "nothing"], "there is no run nothing"),
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
-        (["run", "--budget", "inf"], "inf is no duration: write it as 90, 90s, 2min or 1h"),
+        (["run", "--budget", "inf"], "inf is not a duration: write it as 90, 90s, 2min or 1h"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--conditions", "hot"], "there is no condition hot"),
         (["check", "mine.py"], "cannot read mine.py"),
