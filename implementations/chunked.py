@@ -3,7 +3,7 @@
 A row of scores is never stored whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
 output; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
 
-Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t and s of one tile.
+Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t queries and s keys of one tile.
 """
 
 import torch

@@ -19,7 +19,7 @@ HELPERS = ("frame", "options", "repro", "running", "terminal")
 
 @dataclass(frozen=True)
 class Command:
-    """A function whose signature and docstring define a command (frame.py); a hundred of `order` is a group in --help."""
+    """A function whose signature and docstring define a command (frame.py); hundreds of `order` are groups in help."""
 
     function: Callable[..., Any]
     order: int
