@@ -57,7 +57,7 @@ def unsupported(workload: Workload) -> str | None:
     if workload.value_dim != workload.head_dim or workload.head_dim not in HEAD_DIMS:
         return f"flashinfer needs value_dim == head_dim, one of {', '.join(map(str, HEAD_DIMS))}"
     if workload.mask_rule.changes_scores:
-        return f"this function of flashinfer cannot change scores as the mask {workload.mask_rule.name} does"
+        return f"mask={workload.mask_rule.name} changes scores, and this implementation passes no change to flashinfer"
     if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
         return "flashinfer does not define the output of queries that see no key"
     return None

@@ -82,7 +82,7 @@ def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
 def unsupported(workload: Workload) -> str | None:
     """Return why flex_attention cannot run a workload, or None; a missing compiler is a reason."""
     if workload.mask_rule.is_learned:
-        return "flex_attention is called without learned biases here"
+        return "this implementation passes no learned bias to flex_attention"
     if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"

@@ -51,7 +51,7 @@ def unsupported(workload: Workload) -> str | None:
     if workload.kv_len == 1:
         return "the cuDNN kernel needs kv_len > 1"
     if workload.mask_rule.changes_scores or workload.sinks != "none":
-        return "the cuDNN kernel is called without additive masks here"
+        return "this implementation passes no additive mask to the cuDNN kernel"
     if workload.mask == "causal" and workload.kv_len != workload.seq_len:
         return "the cuDNN kernel needs kv_len == seq_len under a causal mask"
     return None

@@ -161,7 +161,7 @@ def check_specs(specs: Iterable[str]) -> None:
     """Check that each implementation exists and that no two share a name, without importing any.
 
     Raises:
-        ValueError: the message names the value, the allowed ones and, for a near miss, the likely one.
+        ValueError: an implementation or option is unknown, or a name is taken; the message has the allowed ones.
     """
     owners: dict[str, str] = {}
     known = implementation_names()
@@ -351,7 +351,7 @@ def require_known(kind: str, given: Iterable[str], known: Collection[str], more:
     """Check that all names are known.
 
     Raises:
-        ValueError: one is not; see `unknown`.
+        ValueError: a name is unknown; the message has all known ones.
     """
     for name in given:
         if name not in known:

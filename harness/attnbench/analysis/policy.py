@@ -49,8 +49,8 @@ def learn(run: Results) -> Policy:
     """Learn a policy from a run; candidates are implementations that are known by name, not those in files.
 
     Raises:
-        ValueError: the run is of several machines, compared with something other than `sdpa`, timed replayed graphs, or
-            has no workload that timed both `sdpa` and another implementation.
+        ValueError: the run used several machines, timed replayed graphs, has another baseline than `sdpa`, or has no
+            workload on which both `sdpa` and another implementation were timed.
     """
     if run.plan.launch == "graph":
         timed = f"{run.run} timed replayed graphs"

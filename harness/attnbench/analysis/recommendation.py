@@ -86,7 +86,7 @@ class Recommendation:
     seconds: dict[str, float]  # per call, by implementation, fastest first; the same as in the table of cells
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
-    first_s: dict[str, float] = field(default_factory=dict)  # of the first call, by implementation, if measured
+    first_s: dict[str, float] = field(default_factory=dict)  # seconds of the first call, by implementation
     compiles: bool = False  # whether the choice compiles code for each size
 
     @property

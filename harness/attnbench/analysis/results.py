@@ -97,8 +97,8 @@ def read(path: Path) -> Results:
     """Read the run at `path`: its folder or its journal.
 
     Raises:
-        ValueError: see `storage.journal.events`.
-        DamagedError: see `storage.journal.events`; or the journal is empty.
+        ValueError: there is no journal.
+        DamagedError: the journal is damaged, empty, or of a newer schema.
     """
     return judge(path if path.is_dir() else path.parent, fold(journal_of(path)))
 

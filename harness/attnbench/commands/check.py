@@ -1,4 +1,4 @@
-"""`attnbench check`: is it right?"""
+"""`attnbench check`: compare implementations with a float64 oracle."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

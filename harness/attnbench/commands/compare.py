@@ -1,4 +1,4 @@
-"""`attnbench compare`: two states of the code, side by side in one session."""
+"""`attnbench compare`: measure two states of the code side by side in one session."""
 
 from pathlib import Path
 

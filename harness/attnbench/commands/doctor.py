@@ -1,4 +1,4 @@
-"""`attnbench doctor`: is this machine, or a cluster, fit to measure?"""
+"""`attnbench doctor`: examine whether this machine, or a cluster, is fit to measure."""
 
 import math
 import os
@@ -71,7 +71,7 @@ def examine() -> list[Finding]:
     if here.num_threads > cores:
         advice["threads"] = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
     if spins:
-        why = "idle threads keep their cores from the next timed call"
+        why = "idle threads go on spinning and slow down the next timed call"
         advice["thread and malloc settings"] = f"{why}: unset {', '.join(spins)}"
     if hasattr(psutil.cpu_times(), "steal"):
         stolen = psutil.cpu_times_percent(interval=1.0).steal
@@ -96,7 +96,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """The apparent difference of two arms with identical code, measured as in a run, threads included."""
+    """Compare two arms with identical code, measured as in a run, threads included; their difference is noise."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison
@@ -115,7 +115,7 @@ def judge_noise(compared: "FunctionComparison") -> Finding:
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
     discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
-    value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
+    value = f"times of identical code differ by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
     advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
     if discarded > MANY * blocks:
         advice = "other work disturbs this machine: do not rely on times that are measured now"
@@ -137,7 +137,7 @@ def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
 
 
 def doctor(*, address: str = "") -> ExitCode:
-    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds.
+    """Check for fifteen seconds whether this machine is fit to measure: load, threads, timer, clocks and noise floor.
 
     Options:
         address (--cluster ADDRESS): Examine every host of a Ray cluster, and whether they are comparable. ADDRESS is

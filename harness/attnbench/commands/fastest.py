@@ -118,7 +118,7 @@ def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
 
 
 def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
-    """Measure the first calls of each choice that is not the baseline, and before it the baseline's at that shape."""
+    """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
     results = judge(session.journal.path.parent, session.state)
     cells = []
     for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
@@ -181,7 +181,7 @@ def _policy_sentence(policy: verdict.Policy) -> str:
     text = f"Policy: {chosen} of {policy.workloads} shape{'s' * (policy.workloads > 1)}"
     if regret := policy.regret:
         text += f"; on average, calls chosen by the nearest other shape are {percent(regret['mean'])} slower than the "
-        text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always taken)"
+        text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always chosen)"
     return f"{text}. The table is in {policy.file}."
 
 

@@ -1,4 +1,4 @@
-"""`attnbench gate`: a comparison that passes or fails, and the baseline that it compares with."""
+"""`attnbench gate`: compare two runs, or a run with its stored baseline, and pass or fail."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`attnbench growth`: how memory grows with length, and where a limit is reached."""
+"""`attnbench growth`: fit how memory grows with length, and predict where a limit is reached."""
 
 from dataclasses import replace
 from pathlib import Path

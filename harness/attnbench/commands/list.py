@@ -1,4 +1,4 @@
-"""`attnbench list`: implementations, sweeps, axes, masks and plugs."""
+"""`attnbench list`: list implementations, sweeps, axes, masks, models, metrics or reports."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal

@@ -84,7 +84,7 @@ class SelectionOptions:
         """The plan of these options.
 
         Raises:
-            ValueError: see `fields` and build_plan.
+            ValueError: an option has a value that is not allowed, or two options exclude one another.
         """
         return build_plan(**self.fields(**more))
 

@@ -186,7 +186,7 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
 
 
 def _standing(compared: Sequence[Cell]) -> str:
-    """One implementation relative to the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
+    """Compare an implementation with the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
     parts = []
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = str(mark)

@@ -29,9 +29,9 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
 """Heading of the times; largest width in characters of a time with its sign, and of a name."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of each section
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # line limits of sections
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4
-FEW_OPEN = 3  # most undecided comparisons that are named
+FEW_OPEN = 3  # up to this number, undecided comparisons are named
 
 
 class Line(NamedTuple):

@@ -36,7 +36,7 @@ from attnbench.units import (
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-MOST_LINES = 200  # most lines of summary.md; other tables are in report.html and records.csv
+MOST_LINES = 200  # largest length of summary.md; report.html and records.csv have the tables that do not fit
 ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows
 
 

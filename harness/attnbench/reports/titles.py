@@ -22,7 +22,7 @@ from attnbench.workloads.workload import Workload, following
 Axes = Mapping[str, Any]  # the value of every axis, as in `Workload.axes()`
 SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
 SCOPES = {"attention": "attention only", "module": "whole module"}
-LONG_MASK = 60  # most characters of a mask: some have long lists of numbers
+LONG_MASK = 60  # characters of a mask that a title shows, since some masks list many numbers
 WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),

@@ -141,7 +141,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(limits, default=None)
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that covers nothing."""
+        """A note on each rule that covers no metric of any cell."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(cell, metric) for cell in cells for metric in known):

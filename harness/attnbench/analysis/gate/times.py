@@ -27,7 +27,7 @@ a change, up to 1.17 was observed, for copies in main memory shared with others.
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two states of the code, ready to be judged."""
+    """Two states of the code with their matched cells and judgements, from which the rulings follow."""
 
     base: Side
     candidate: Side
@@ -107,7 +107,7 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
     if high <= 1 + allowed:
         return Kind.same, None, f"no slower: {change}; allowed is {percent(allowed)}"
     if is_asked:
-        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
+        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer or raise the limit"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
     smallest = percent(detectable) if detectable < FARTHEST else f"{FARTHEST + 1:g} times the time"
