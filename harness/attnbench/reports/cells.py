@@ -304,7 +304,7 @@ FIRST = (
     Column(
         heading="verdict",
         text=verdict,
-        explanation="the time next to the baseline's in the same blocks; in brackets the interval of the factor",
+        explanation="the time relative to the baseline's in the same blocks; in brackets the interval of the factor",
         number=lambda cell: cell.ratio,
     ),
     Column(

@@ -138,7 +138,7 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
 
 
 def of_search(results: Results) -> Conclusion:
-    """Conclude a search for the sizes at which two implementations change places."""
+    """Conclude a search for the sizes at which the faster one of two implementations changes."""
     by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
     for crossing in recommended.crossings(results):
         signs = {point.sign for point in crossing.points.values()}

@@ -222,7 +222,7 @@ def troubles(results: Results) -> list[Warned]:
     if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
-        text = f"{counted}: no more fit into the budget of {budget}. Give --budget more."
+        text = f"{counted}: they did not fit into the budget of {budget}. Raise --budget."
         lines.append(Warn.left_out.says(text))
     fewest = min(results.num_visits.values(), default=plan.num_rounds)
     if "budget" in results.reason and fewest < plan.num_rounds:

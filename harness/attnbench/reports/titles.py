@@ -105,7 +105,7 @@ def names(results: Results) -> dict[str, str]:
 
 
 def caveat(results: Results) -> str:
-    """Words before the title of a picture that must not be read without them: "UNFINISHED, DOUBTFUL: "; or ""."""
+    """A prefix for the titles of an unfinished or doubtful run's pictures: "UNFINISHED, DOUBTFUL: "; or ""."""
     words = ["UNFINISHED"] * (results.elapsed_s is None)
     words += [f"DOUBTFUL{' IN PART' * (not is_doubtful(results))}"] * bool(doubts(results))
     return f"{', '.join(words)}: " if words else ""

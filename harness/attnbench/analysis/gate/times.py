@@ -110,7 +110,7 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
         why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer or raise the limit"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
-    smallest = percent(detectable) if detectable < FARTHEST else f"{FARTHEST + 1:g} times the time"
+    smallest = percent(detectable) if detectable < FARTHEST else f"a factor of {FARTHEST + 1:g}"
     words = f"{change}; differences above {smallest} can be detected"
     if see is not None and low <= 1 and detectable <= see:
         return Kind.same, None, f"no slower: {words}"
