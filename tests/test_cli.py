@@ -202,7 +202,7 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
 
 
 def test_an_error_of_our_own_is_no_finding_and_says_where_to_report_it(called, monkeypatch):
-    monkeypatch.setattr("attnbench.commands.history.follow", lambda *_, **__: {}["nothing"])
+    monkeypatch.setattr("attnbench.commands.history.metric_series", lambda *_, **__: {}["nothing"])
     found = called("history")
     assert found.returncode == ExitCode.internal == 70
     assert "Traceback" in found.stderr
