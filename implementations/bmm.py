@@ -26,7 +26,7 @@ def attention(
     value = value.flatten(0, 1)  # (B,H,S,V) -> (B*H,S,V)
     scores = torch.bmm(query, key.transpose(1, 2)) * scale  # (B*H,T,K) @ (B*H,K,S) -> (B*H,T,S)
     if mask is not None:
-        scores = scores.view(batch_size, num_heads, query_len, -1)  # (B*H,T,S) -> (B,H,T,S), as masks are
+        scores = scores.view(batch_size, num_heads, query_len, -1)  # (B*H,T,S) -> (B,H,T,S), to fit masks
         scores = scores.where(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         scores = scores.flatten(0, 1)  # (B,H,T,S) -> (B*H,T,S)
     weights = scores.softmax(dim=-1)  # over the keys

@@ -3,7 +3,7 @@
 A row of scores is never stored whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
 output; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
 
-Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t and s of one tile.
+Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t queries and s keys of one tile.
 """
 
 import torch
@@ -41,7 +41,10 @@ def attention(
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Query (B, H, t, K), already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V), in float32 at least."""
+    """Query (B, H, t, K), already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V).
+
+    Scores and sums are in float32 at least.
+    """
     dtype = torch.promote_types(query.dtype, torch.float32)
     maximum = torch.full_like(query[..., :1], torch.finfo(dtype).min, dtype=dtype)  # finite: -inf - -inf is NaN
     total, output = torch.zeros_like(maximum), torch.zeros_like(maximum)

@@ -1,7 +1,7 @@
 """PyTorch's own context parallelism: SDPA inside `context_parallel`, which splits the tokens itself.
 
-It is experimental and made for CUDA; its errors on other devices are passed on. Each rank gets all tokens,
-`context_parallel` keeps the rank's share, and the other ranks' tokens are gathered at the end.
+The function is experimental and made for CUDA; its errors on other devices are passed on. Each rank gets all tokens,
+`context_parallel` keeps the rank's part of them, and the outputs of all ranks are gathered at the end.
 
 Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes as in contract/__init__.py.
 """

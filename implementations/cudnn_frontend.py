@@ -53,5 +53,5 @@ def unsupported(workload: Workload) -> str | None:
     if max(widths) > largest or any(width % 8 for width in widths):
         return f"cudnn_frontend needs head_dim and value_dim that are multiples of 8, up to {largest} on this GPU"
     if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
-        return "cudnn_frontend promises nothing for queries that see no key"
+        return "cudnn_frontend does not define the output of queries that see no key"
     return None

@@ -1,4 +1,4 @@
-"""FlashAttention 2, from the package flash-attn: since 2.1 its mask is aligned at the end (bottom-right).
+"""FlashAttention 2, from the package flash-attn: since 2.1 its causal mask is aligned at the end (bottom-right).
 
 A query that sees no key gets 0. Grouped heads are not copied.
 
@@ -28,11 +28,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None, as of 2.8."""
+    """Return why the kernel cannot run a workload, or None. Limits are those of version 2.8."""
     if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
-        return f"this form of flash_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+        return f"this function of flash_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
     return None

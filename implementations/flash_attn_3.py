@@ -32,5 +32,5 @@ def unsupported(workload: Workload) -> str | None:
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn_3 needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
-        return f"this form of flash_attn_3 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+        return f"this function of flash_attn_3 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
     return "flash_attn_3 needs a head_dim that is a multiple of 8" if workload.head_dim % 8 else None

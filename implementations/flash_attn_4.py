@@ -13,7 +13,7 @@ from attnbench.contract import Workload, device, missing_package, only_on
 
 HOPPER = 9
 LARGEST_HEAD_DIM = {HOPPER: 256, 10: 128, 11: 128}
-"""By major compute capability. Versions 10 and 11 also have a kernel for (256, 256)."""
+"""Largest width by major compute capability. On 10 and 11 there is also a kernel for head_dim = value_dim = 256."""
 OWN_KERNEL = 256
 
 
@@ -29,7 +29,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, window_size: tuple[int,
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the kernel cannot run a workload, or None, as of 4.0.0.beta27: `_validate_head_dims`."""
+    """Return why the kernel cannot run a workload, or None. Source: `_validate_head_dims` of 4.0.0.beta27."""
     if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
@@ -38,5 +38,5 @@ def unsupported(workload: Workload) -> str | None:
     largest = LARGEST_HEAD_DIM.get(major, OWN_KERNEL)
     if workload.value_dim != workload.head_dim or (workload.head_dim > largest and workload.head_dim != OWN_KERNEL):
         own = f", or {OWN_KERNEL}" if largest < OWN_KERNEL else ""
-        return f"this form of flash_attn_4 needs value_dim == head_dim <= {largest}{own} on this GPU"
+        return f"this function of flash_attn_4 needs value_dim == head_dim <= {largest}{own} on this GPU"
     return "flash_attn_4 needs a head_dim that is a multiple of 8" if workload.head_dim % 8 else None

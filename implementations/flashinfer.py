@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def packed(mask: BoundMask) -> Tensor:
-    """Pack the visible pairs, eight to a byte; the first pair is the lowest bit."""
+    """Pack the visible pairs (T, S) as bits, eight to a byte (T * S / 8,); the first pair is the lowest bit."""
     from flashinfer.quantization import packbits
 
     assert mask.visible is not None
@@ -51,13 +51,13 @@ def unsupported(workload: Workload) -> str | None:
     if workload.direction != "inference":
         return "flashinfer has no gradients"
     if workload.batch_size != 1:
-        return "this entry of flashinfer takes one request: it needs batch_size=1"
+        return "this function of flashinfer takes one request: it needs batch_size=1"
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flashinfer needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim not in HEAD_DIMS:
         return f"flashinfer needs value_dim == head_dim, one of {', '.join(map(str, HEAD_DIMS))}"
     if workload.mask_rule.changes_scores:
-        return f"this form of flashinfer takes no mask {workload.mask_rule.name}"
+        return f"mask={workload.mask_rule.name} changes scores, and this implementation passes no change to flashinfer"
     if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
-        return "flashinfer promises nothing for queries that see no key"
+        return "flashinfer does not define the output of queries that see no key"
     return None

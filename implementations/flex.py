@@ -45,13 +45,13 @@ def attention(
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """The compiled function, one for the process; it keeps its compiled kernels."""
+    """The compiled function, which keeps its compiled kernels; all calls of the process share it."""
     return compile_whole(flex_attention)
 
 
 @lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
-    """The tiles that the mask hides, shows or cuts, with the rule for the cut ones."""
+    """PyTorch's block mask: the tiles that are hidden, visible or visible in part, and the rule for the last kind."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)
@@ -65,7 +65,7 @@ def block_mask(mask: BoundMask) -> BlockMask:
 
 @lru_cache(maxsize=4)
 def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
-    """The mask's change of a score, part by part; None if the mask only hides."""
+    """The function that changes a score by each part of the mask in turn; None if the mask only hides."""
     offset, parts = mask.sizes[2] - mask.sizes[1], [*zip(mask.rule.changes, mask.per_head, strict=True)]
 
     def change(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
 def unsupported(workload: Workload) -> str | None:
     """Return why flex_attention cannot run a workload, or None; a missing compiler is a reason."""
     if workload.mask_rule.is_learned:
-        return "this form of flex_attention takes no learned bias"
+        return "this implementation passes no learned bias to flex_attention"
     if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"

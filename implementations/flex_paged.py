@@ -1,8 +1,8 @@
-"""FlexAttention over a paged cache: the pool is one long row of keys, and a converted block mask says who sees what.
+"""FlexAttention over a paged cache: all pages form one long row of keys, and a block mask has those a token sees.
 
 A block of the mask is a page. Each query block lists the pages of its requests by the block table, so that no other
-page is touched; the predicate turns a slot of the pool into the key's place in the request. Compiled; the block mask is
-part of the call, because a service has another one at each step.
+page is read; the mask's predicate turns a slot of the pool into the key's position in the request. The function is
+compiled. Each call computes the block mask, because a service needs another one at each step.
 
 Source: https://github.com/meta-pytorch/attention-gym/blob/main/attn_gym/paged_attention (the idea of the conversion)
 
@@ -54,14 +54,14 @@ def attention(
 
 
 class Plan:
-    """The block mask of a batch over the pool, and the slots that a request uses (P, c)."""
+    """The block mask of a batch over the pool of pages, and whether a request uses a slot (P, c)."""
 
     mask: BlockMask
     used: Tensor
 
 
 def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, page_size: int, num_tokens: int) -> Plan:
-    """The plan of block table (N, most pages), lengths (N,) and query starts (N + 1,)."""
+    """Convert a block table (N, most pages), key lengths (N,) and query starts (N + 1,) to a plan."""
     number = torch.arange(table.shape[1], device=table.device)
     is_used = number < ((lengths + page_size - 1) // page_size)[:, None]  # (N,most pages)
     request, place = is_used.nonzero(as_tuple=True)
@@ -97,14 +97,14 @@ def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, pa
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """The compiled function, one for the process; it keeps its compiled kernels."""
+    """The compiled function, which keeps its compiled kernels; all calls of the process share it."""
     return compile_whole(flex_attention)
 
 
 def unsupported(workload: Workload) -> str | None:
     """Return why flex_attention cannot run a batch, or None; a missing compiler is a reason."""
     if workload.page_size < SMALLEST_PAGE:
-        return f"a page is a block of its mask: it needs page_size >= {SMALLEST_PAGE}"
+        return f"each page is a block of the mask, so it needs page_size >= {SMALLEST_PAGE}"
     if is_on("cpu", workload) and torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
         return "flex_attention on the CPU needs AVX2"
     if is_on("cpu", workload) and workload.dtype == "float64":

@@ -1,4 +1,4 @@
-"""The textbook form: one projection for queries, keys and values, heads by view and transpose, batched products.
+"""Textbook attention: one projection for queries, keys and values, heads by view and transpose, batched products.
 
 The layout follows https://github.com/karpathy/nanoGPT/blob/master/model.py
 

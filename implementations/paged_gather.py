@@ -1,4 +1,4 @@
-"""Attention over a paged cache as one would write it first: gather the pages of each request, then call SDPA.
+"""Attention over a paged cache in its simplest form: gather the pages of each request, then call SDPA.
 
 The gather is part of the call: it writes all keys and values once and reads them again.
 
@@ -52,7 +52,7 @@ def attention(
 def gather(cache: Tensor, pages: Tensor, length: int, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K), in the dtype of the call."""
     page_size = cache.shape[1]
-    used = pages[: -(-length // page_size)]  # the last page may be full in part
+    used = pages[: -(-length // page_size)]  # the last page may be partly used
     slots = cache[used].flatten(0, 1)[:length]  # (pages,page_size,G,K) -> (s,G,K)
     if scale is not None:
         slots = (slots.float() * scale[:, None]).to(dtype)

@@ -25,7 +25,7 @@ def attention(
     """Query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
 
     Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
-    in block_table[n]; k_scale and v_scale (G,) belong to caches of 8 bits.
+    in block_table[n]; k_scale and v_scale (G,) are the factors of an 8-bit cache.
     """
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     page_size, num_groups = key_cache.shape[1:3]
@@ -37,7 +37,7 @@ def attention(
             continue
         tokens = query[start:end].float() * scale  # (t,H,K)
         tokens = tokens.unflatten(1, (num_groups, -1)).permute(1, 2, 0, 3)  # (t,H,K) -> (G,H/G,t,K)
-        last_key = length - (end - start) + torch.arange(end - start, device=query.device)  # (t,) that each token sees
+        last_key = length - (end - start) + torch.arange(end - start, device=query.device)  # (t,): each token's last
         largest = tokens.new_full((*tokens.shape[:3], 1), -torch.inf)  # (G,H/G,t,1)
         total = torch.zeros_like(largest)
         weighted = tokens.new_zeros(*tokens.shape[:3], value_cache.shape[-1])  # (G,H/G,t,V)
@@ -52,7 +52,7 @@ def attention(
             places = first + torch.arange(used, device=query.device)
             scores = scores.where(places <= last_key[:, None], -torch.inf)
             now = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
-            now_finite = now.where(now > -torch.inf, 0.0)  # no key of this page or an earlier one is visible
+            now_finite = now.where(now > -torch.inf, 0.0)  # 0 if no key is visible so far
             powers, shrink = (scores - now_finite).exp(), (largest - now_finite).exp()
             total = total * shrink + powers.sum(dim=-1, keepdim=True)
             weighted = weighted * shrink + powers @ values  # (G,H/G,t,c) @ (G,1,c,V) -> (G,H/G,t,V)

@@ -40,7 +40,7 @@ def attention(
 
 @lru_cache
 def causal_bias(query_len: int, key_len: int, *, is_at_start: bool) -> Tensor:
-    """The bias; its import loads torch's compiler and takes as long as torch itself."""
+    """PyTorch's causal bias (T, S). Imported here, because the import takes as long as that of torch itself."""
     from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
     return causal_upper_left(query_len, key_len) if is_at_start else causal_lower_right(query_len, key_len)
@@ -49,7 +49,7 @@ def causal_bias(query_len: int, key_len: int, *, is_at_start: bool) -> Tensor:
 def unsupported(workload: Workload) -> str | None:
     """Return why a causal bias cannot run a workload, or None; cases that PyTorch warns about are refused."""
     if workload.mask == "none":
-        return "PyTorch's causal biases stand for causal masks alone"
+        return "PyTorch's causal biases express causal masks only"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:
-        return "causal_lower_right gives NaN, PyTorch warns, to queries that see no key, as here where T > S"
+        return "PyTorch warns that causal_lower_right gives NaN to queries that see no key: it needs kv_len >= seq_len"
     return None

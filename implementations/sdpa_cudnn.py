@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.contract import Workload, only_on
 
 LARGEST_HEAD_DIM = 256
-"""From cuDNN 9.10 on, on compute capability 9.0; elsewhere 128, and a fallback with PyTorch's reason above that."""
+"""Limit of cuDNN 9.10 or later on compute capability 9.0. Elsewhere it is 128, and PyTorch rejects larger widths."""
 
 
 def attention(
@@ -51,7 +51,7 @@ def unsupported(workload: Workload) -> str | None:
     if workload.kv_len == 1:
         return "the cuDNN kernel needs kv_len > 1"
     if workload.mask_rule.changes_scores or workload.sinks != "none":
-        return "this form hands over no numbers to add to scores"
+        return "this implementation passes no additive mask to the cuDNN kernel"
     if workload.mask == "causal" and workload.kv_len != workload.seq_len:
         return "the cuDNN kernel needs kv_len == seq_len under a causal mask"
     return None

@@ -46,5 +46,5 @@ def unsupported(workload: Workload) -> str | None:
         widths = f"head_dim and value_dim that are multiples of {multiple}"
         return f"the memory-efficient kernel needs {widths} in {workload.dtype}"
     if workload.mask_rule.changes_scores or workload.sinks != "none":
-        return "this form hands over no numbers to add to scores"
+        return "this implementation passes no additive mask to the memory-efficient kernel"
     return None

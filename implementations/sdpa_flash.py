@@ -50,7 +50,7 @@ def unsupported(workload: Workload) -> str | None:
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
     if (workload.mask_rule.is_learned or workload.sinks != "none") and workload.direction != "inference":
-        return "the flash kernel gives no gradient of a mask, as a learned bias or sinks need it"
+        return "the flash kernel computes no gradient of a mask, which learned biases and sinks need"
     if not is_on("cuda", workload):
         return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -1,6 +1,6 @@
 """`scaled_dot_product_attention` that always gets its mask as a dense tensor, as in much existing code.
 
-The difference to `sdpa` shows the gain of `is_causal=True`, and the cost of a mask that hides nothing.
+The difference from `sdpa` shows the gain of `is_causal=True`, and the cost of a mask that hides nothing.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """

@@ -42,7 +42,7 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
         context,
         key_padding_mask=padding_mask,
         attn_mask=attention_mask,
-        is_causal=mask.is_causal and attention_mask is not None,  # the module takes the hint with a mask alone
+        is_causal=mask.is_causal and attention_mask is not None,  # the module accepts the hint only with a mask
         need_weights=False,
     )[0]
     return output

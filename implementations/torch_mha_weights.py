@@ -1,6 +1,6 @@
 """`nn.MultiheadAttention` that also returns its weights, as it does by default; this disables the fused kernel.
 
-The weights, averaged over the heads, are computed and discarded. This is the only difference to `torch_mha`.
+The weights, averaged over the heads, are computed and discarded. This is the only difference from `torch_mha`.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
@@ -37,7 +37,7 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
         attention_mask = mask.hidden_as("ts" if len(mask.hidden) == 1 else "nts")  # (T,S) or (B*H,T,S)
     output: Tensor = module(
         x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True
-    )[0]  # and the weights (B,T,S)
+    )[0]  # [1] would be the weights (B,T,S)
     return output
 
 

@@ -2,7 +2,7 @@
 
 Windows are counted from the end of each sequence (bottom-right).
 
-torch 2.11 has no grouped heads here; `enable_gqa` exists since 2.12.
+Grouped heads need torch 2.12, which added `enable_gqa`.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 

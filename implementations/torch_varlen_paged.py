@@ -1,7 +1,7 @@
 """PyTorch's `varlen_attn` over a paged cache: FlashAttention that follows a block table, since torch 2.12.
 
-Its window (-1, 0) is causal, counted from the end of each request (bottom-right). It splits the keys of a request by
-the longest one of the batch, so that a request's bits depend on its neighbours unless num_splits is 1.
+Its window (-1, 0) is causal, counted from the end of each request (bottom-right). How it splits a request's keys
+depends on the longest request of the batch; so do the last bits of the output, unless num_splits is 1.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 

@@ -40,7 +40,7 @@ def attention(
 def module_for(
     num_heads: int, num_kv_heads: int, widths: tuple[int, int], mask: str, scale: float | None, *, is_cross: bool
 ) -> Any:  # noqa: ANN401 - the package's
-    """The module without weights, with tokens before heads, for these sizes and this mask."""
+    """The module (it has no weights) for these sizes and this mask; its tensors have tokens before heads."""
     from transformer_engine.pytorch import DotProductAttention
 
     return DotProductAttention(
@@ -65,5 +65,5 @@ def unsupported(workload: Workload) -> str | None:
     if workload.head_dim % 8 or workload.value_dim % 8:
         return "the fused kernels of transformer_engine need head_dim and value_dim that are multiples of 8"
     if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
-        return "transformer_engine promises nothing for queries that see no key"
+        return "transformer_engine does not define the output of queries that see no key"
     return None

@@ -1,6 +1,6 @@
 """The function `eager_attention_forward` of the package transformers' Llama: two products and a softmax.
 
-The softmax is in float32 for every dtype. The mask is numbers to add, and gradients reach them.
+The softmax is in float32 for every dtype. The mask is additive, and can have gradients.
 
 Source: https://github.com/huggingface/transformers, src/transformers/models/llama/modeling_llama.py
 
@@ -38,7 +38,7 @@ def unsupported(workload: Workload) -> str | None:
     if missing := missing_package("transformers"):
         return missing
     if workload.dtype == "float64":
-        return "the function makes its softmax in float32, whatever the dtype: half of the digits of float64 are lost"
+        return "the function computes its softmax in float32: half of the digits of float64 would be lost"
     if workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
         return "the function gives NaN to a query that sees no key"
     return None

@@ -1,6 +1,6 @@
 """Ulysses: ranks swap tokens for heads, attend to all tokens, and swap back.
 
-In between, each rank holds all tokens of H / W heads, so H and G must divide by W.
+In between, each rank holds all tokens of H / W heads, so H and G must be multiples of W.
 
 Source: https://arxiv.org/abs/2309.14509. Shapes as in contract/__init__.py; t: the tokens of one rank, W: the ranks.
 """
@@ -36,14 +36,14 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401
-        """Exchange the tensor."""
+        """(B, H, t, K) -> (B, H/W, T, K), or the reverse."""
         ctx.rank, ctx.is_to_heads = rank, is_to_heads
         return (to_heads if is_to_heads else to_tokens)(tensor, rank)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """Exchange its gradient back."""
+        """Exchange the output's gradient in the other direction."""
         return (to_tokens if ctx.is_to_heads else to_heads)(grad, ctx.rank), None, None
 
 
@@ -74,5 +74,5 @@ def unsupported(workload: Workload) -> str | None:
     """Return why the heads cannot be split, or why no group of ranks can run a workload, or None."""
     for name, heads in (("num_heads", workload.num_heads), ("num_kv_heads", workload.num_kv_heads)):
         if heads % workload.world_size:
-            return f"each of {workload.world_size} ranks takes as many heads: {name}={heads} does not divide by them"
+            return f"{name}={heads} is not a multiple of world_size={workload.world_size}"
     return not_over_ranks(workload)

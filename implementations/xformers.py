@@ -41,7 +41,7 @@ def unsupported(workload: Workload) -> str | None:
     if workload.mask == "causal" and workload.seq_len != workload.kv_len:
         return "not all kernels of xformers align a causal mask at the start: it needs kv_len == seq_len"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:
-        return "xformers promises nothing for queries that see no key"
+        return "xformers does not define the output of queries that see no key"
     return None
 
 

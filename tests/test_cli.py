@@ -121,7 +121,7 @@ def test_a_journal_does_not_decide_what_is_executed(theirs, called, monkeypatch)
         (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
         (["run", "--resume", "nothing"], "there is no run nothing"),
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
-        (["run", "--budget", "inf"], "inf is no duration: write it as 90, 90s, 2min or 1h"),
+        (["run", "--budget", "inf"], "inf is not a duration: write it as 90, 90s, 2min or 1h"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--conditions", "hot"], "there is no condition hot"),
         (["check", "mine.py"], "cannot read mine.py"),
@@ -202,7 +202,7 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
 
 
 def test_an_error_of_our_own_is_no_finding_and_says_where_to_report_it(called, monkeypatch):
-    monkeypatch.setattr("attnbench.commands.history.follow", lambda *_, **__: {}["nothing"])
+    monkeypatch.setattr("attnbench.commands.history.metric_series", lambda *_, **__: {}["nothing"])
     found = called("history")
     assert found.returncode == ExitCode.internal == 70
     assert "Traceback" in found.stderr

@@ -79,7 +79,7 @@ def test_specs_are_checked_without_running_the_file(tmp_path):
     with pytest.raises(ValueError, match="did you mean attend"):
         plugins.check_specs([f"{file}:atend"])
     file.write_text("def broken(:\n")
-    with pytest.raises(ValueError, match="not Python that can be read"):
+    with pytest.raises(ValueError, match="not valid Python"):
         plugins.check_specs([f"{file}:broken"])
 
 

@@ -14,7 +14,7 @@ __all__ = ["check", "compare", "fastest", "load", "run", "samples", "table"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - its type depends on the name
-    """Import public names at first use (PEP 562): importing attnbench takes no time, and needs no pandas."""
+    """Import public names at first use (PEP 562), so that importing attnbench is quick and needs no pandas."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("attnbench.api"), name)

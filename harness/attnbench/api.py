@@ -187,7 +187,7 @@ class Outcome:
 
 def _only(items: Sequence[T], name: str) -> T:
     if len(items) != 1:
-        raise ValueError(f"there are {len(items)} {name}: see `{name}`")
+        raise ValueError(f"there are {len(items)} {name}, not one: use `{name}`")
     return items[0]
 
 
@@ -199,11 +199,11 @@ def check(
     hidden_nan: str = "note",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
 ) -> Outcome:
-    """Compare outputs and gradients with the float64 oracle; without axes but `device`, on the sweep `check`.
+    """Compare outputs and gradients with the float64 oracle, on the sweep `check` or on the given axes.
 
     `timeout` is in seconds, for a single step. With empty_rows="zero" a query that sees no key must get 0, and with
-    hidden_nan="reject" a NaN in a hidden place of key or value must not reach an output. Each axis is a value or a list
-    of values, as in `attnbench list axes`; with axes, exactly these workloads are checked.
+    hidden_nan="reject" a NaN in a hidden key or value must not reach an output. Each axis is a value or a list of
+    values, as in `attnbench list axes`; with axes besides `device`, exactly these workloads are checked.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -232,9 +232,9 @@ def compare(  # noqa: PLR0913 - all have useful defaults
     """Check implementations and time them against a baseline, in blocks in a random order, for up to `budget` seconds.
 
     The default `baseline` is the last of several implementations, or `sdpa` for a single one. The run ends once
-    everything is decided. Times that differ by less than the share `smallest_effect` are equivalent, and at most the
-    share `false_share` of the verdicts faster and slower is false. Everything is stored below the folder `results`,
-    where the commands find it.
+    everything is decided. Times that differ by less than `smallest_effect` (0.02 is 2 %) are equivalent, and of the
+    verdicts faster and slower at most the share `false_share` is expected to be false. Everything is stored below the
+    folder `results`, where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -290,8 +290,8 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
     By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
-    need beyond its inputs. A backward pass is direction="forward_backward". Everything is stored below the folder
-    `results`.
+    need beyond its inputs. `model` is a preset or a config.json and `phase` prefill, decode or training, as in --model;
+    direction="forward_backward" includes the backward pass. Everything is stored below the folder `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -342,7 +342,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
     then: Callable[[execution.Session], object] | None = None,
     **more: Any,  # noqa: ANN401 - other parameters of build_plan
 ) -> Results:
-    """Plan and run it; its processes can import the modules that this process can import."""
+    """Plan and execute a run, whose processes can import the modules that this process can import."""
     several = {axis: value if isinstance(value, list | tuple | range) else [value] for axis, value in axes.items()}
     settings = [f"{axis}={','.join(map(str, values))}" for axis, values in several.items()]
     options = SelectionOptions(sweep=sweep, settings=settings, seed=seed)

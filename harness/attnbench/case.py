@@ -24,7 +24,7 @@ from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
-"""Outside this range, too few of the sampled weights are dropped or kept."""
+"""Dropout outside this range cannot be checked: too few of the sampled weights are dropped or kept."""
 PART = 2**22  # numbers that one thread draws at a time
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
@@ -62,7 +62,7 @@ class NoBackwardError(RuntimeError):
 def pull_back(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, *, retain_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf, given the output's gradient; None if a leaf has no part in it.
+    """The gradient of each leaf, given the output's gradient; None for a leaf that does not affect the output.
 
     Reentrant checkpointing refuses `torch.autograd.grad`, so its gradients come from `backward`, which stores them in
     the leaves.
@@ -86,7 +86,9 @@ def pull_back(
 def pull_back_twice(
     output: Tensor, leaves: Sequence[Tensor], grad_output: Tensor, along: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf, of the sum of all first gradients times the tensors in `along`.
+    """The second gradient of each leaf: the gradient of the sum of all first gradients times the tensors in `along`.
+
+    None for a leaf that does not affect this sum.
 
     Raises:
         NoBackwardError: the first gradients have no graph.
@@ -143,16 +145,16 @@ def normal_values(draws: Generator, *shape: int) -> Tensor:
 def draw_weights(workload: Workload) -> Weights:
     """Canonical weights with variance 1 / fan-in in float64, with the biases of the workload."""
     draws = generator(workload.seed, 1)
-    width = workload.embed_dim if workload.scope == "module" else 1  # scope attention only reads their other sizes
+    width = workload.embed_dim if workload.scope == "module" else 1  # unused in scope attention
     tensors = {}
     for name, shape in Weights.shapes(workload, width).items():
         fan_in = shape[1] if name == "out" else width
         tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-    return Weights(**tensors).biased(workload.biased)  # drawn in any case, so that the others keep their values
+    return Weights(**tensors).biased(workload.biased)  # all are drawn, so that values do not depend on `biased`
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:
-    """Independent standard normal values."""
+    """Independent standard normal inputs in float64, drawn from the workload's seed and `seed`, and its weights."""
     draws = generator(workload.seed, 2, seed)
     batch, heads, groups = workload.batch_size, workload.num_heads, workload.num_kv_heads
 
@@ -182,13 +184,13 @@ def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
 
 
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
-    """These values in the workload's layout; the same tensors if they already have it.
+    """The inputs in the workload's layout; the same tensors if they already have it.
 
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `mixed`: the query is
     transposed, the key is contiguous, and the value is a view of (S, B, G, V). `expanded`: key and value are those of
     head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others. `value_in_key`:
-    a value is the first V numbers of its key, in the same memory. Keys and values of a batch are as its cache gives
-    them back: the same ones in a shared prefix, and rounded to its dtype.
+    a value is the first V numbers of its key, in the same memory. Keys and values of a batch of requests are as its
+    cache returns them: equal in a shared prefix, and rounded to the cache's dtype.
     """
     tensors = dict(inputs.tensors)
     if tensors and workload.cache is not None:
@@ -209,14 +211,14 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def output_shape(workload: Workload) -> tuple[int, ...]:
-    """Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+    """The shape of an output: (B, H, T, V) in scope `attention`, (B, T, D) in scope `module`."""
     if workload.scope == "module":
         return (workload.batch_size, workload.seq_len, workload.embed_dim)
     return (workload.batch_size, workload.num_heads, workload.seq_len, workload.value_dim)
 
 
 def grad_value(workload: Workload) -> float:
-    """The value of every element of the output's gradient in timed backward passes: its norm is 1."""
+    """The value of every element of the output's gradient in timed backward passes, which makes its norm 1."""
     return 1 / math.sqrt(math.prod(output_shape(workload)))
 
 
@@ -233,9 +235,9 @@ def copied(inputs: Inputs, workload: Workload) -> Inputs:
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Write other values of the same layout into a tensor in place, without moving its version.
+    """Write other values of the same layout into a tensor in place, without raising its version.
 
-    In an expanded tensor, one number stands for many: each number is written once.
+    In an expanded tensor, elements share memory, and each shared number is written once.
     """
     into = tensor.data
     for dim, stride in enumerate(tensor.stride()):
@@ -263,14 +265,14 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
             return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
     if workload.cache_dtype != SAME:
         if not workload.page_size:
-            return f"cache_dtype={workload.cache_dtype} is that of pages: add --set page_size=16"
+            return f"cache_dtype={workload.cache_dtype} needs a paged cache: add --set page_size=16"
         if not hasattr(torch, workload.cache_dtype):
             return f"this version of torch has no {workload.cache_dtype}: leave out cache_dtype"
     if workload.world_size > 1 and not implementation.distributes:
         return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
     if (reason := implementation.unsupported(workload)) or implementation.has_dropout or workload.dropout == 0:
         return reason
-    return "it offers no attention dropout: declare how to set it, adapt(..., dropout=lambda module, share: ...)"
+    return "it has no attention dropout; declare how to set it with adapt(..., dropout=lambda module, p: ...)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +287,7 @@ class Case:
 
     @property
     def device(self) -> Device:
-        """The device of the computation."""
+        """The device on which the case computes."""
         return device(self.workload.device)
 
     @property
@@ -296,7 +298,7 @@ class Case:
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
 
     def grad_mode(self) -> AbstractContextManager[Any]:
-        """The gradient mode for every call of this case."""
+        """A context with the gradient mode for every call of this case: off in inference."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
@@ -313,14 +315,14 @@ class Case:
             with training(self.module):
                 return self.output()
         if self.workload.scope == "attention":
-            attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
+            attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # `build` checked it
             result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
         else:
             result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
         return result
 
     def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
-        """One forward call with everything outside the implementation already done, and its leaves."""
+        """A function for one forward call, after all work outside the implementation, and the leaves of its graph."""
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
             return self.output, list(self.leaves.values())
@@ -334,9 +336,9 @@ class Case:
         return self.observed_call()[0]
 
     def observed_call(self) -> tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]:
-        """The function to time, and one for afterwards that names its result: output and gradients of the inputs.
+        """The function to time, and one that turns its result into the output and the inputs' gradients, by name.
 
-        Gradients of the inputs need work outside of a function's call, which is not timed.
+        The second is called afterwards, since gradients of the inputs may need work that must not be timed.
 
         Raises:
             NoBackwardError: there is no graph for the direction's backward pass.
@@ -383,14 +385,14 @@ class Case:
     def _fill(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in values.items():
             fill(self.tensors[name], tensor)
-            if self.workload.direction != "backward":  # whose graph, made earlier, would be invalid
+            if self.workload.direction != "backward":  # its graph, built before, would become invalid
                 increment_version(self.tensors[name])
         for bound in self._bound:
             bound.refresh()
 
     @cached_property
     def first(self) -> int:
-        """Make a first call, which compiles and keeps masks; the bytes outside torch's allocator before it."""
+        """Make a first call, which compiles and caches masks; return the bytes outside torch's allocator before it."""
         before = self.device.outside_bytes()
         with self.grad_mode():
             self.call()()
@@ -404,8 +406,8 @@ class Case:
 
     @cached_property
     def recording(self) -> Recording:
-        """One call after a first one, recorded at first use for every later question: operators and memory."""
-        _ = self.first  # its kept tensors are not counted
+        """The operators and memory of one call after a first one; recorded at first use, then kept."""
+        _ = self.first  # tensors that it keeps are not counted
         with self.grad_mode():
             return self.device.record(self.call())
 
@@ -442,10 +444,10 @@ def bind(workload: Workload) -> BoundMask:
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
-    """A case on `inputs` from `place`, under `mask` or a new one.
+    """Build a case on `inputs` from `place`, with `mask` or a new one.
 
     Raises:
-        ValueError: the module that was built has no `attend`, in scope `attention`.
+        ValueError: in scope `attention`, the module has no `attend`.
     """
     module = implementation.build(inputs.weights).eval()
     if implementation.has_dropout:
@@ -460,7 +462,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
 
 
 def set_dropout(module: nn.Module, share: float) -> None:
-    """Set the attribute `dropout` of a module; an `nn.Dropout` drops only in training mode."""
+    """Set a module's dropout probability, a number or an `nn.Dropout`; the layer trains only if `share` is above 0."""
     layer = getattr(module, "dropout", None)
     if isinstance(layer, nn.Dropout):
         layer.p = share

@@ -19,7 +19,7 @@ from attnbench.units import sanitize_line
 
 
 class Plain(TyperCommand):
-    """A command that shows no types of arguments, and --help among the options of the output."""
+    """A command whose help shows no types of arguments, and lists --help in the group Output."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
         """All parameters, --help included."""
@@ -69,7 +69,7 @@ def _options(
 USER_ERROR = typer.BadParameter.__mro__[2]  # click's error for wrong usage; typer may have a copy of it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_GIVEN = 200
-TRACKER = "the issue tracker of attnbench"  # if the package does not know its address
+TRACKER = "the issue tracker of attnbench"  # if the package's metadata has no address
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         raise KeyboardInterrupt
 
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     try:
         code = _code()
@@ -115,7 +115,7 @@ def _code() -> int:
         traceback.print_exc()
         links = metadata.metadata("attnbench").get_all("Project-URL") or []
         where = dict(link.split(", ", 1) for link in links).get("Issues", TRACKER)
-        what = f"internal error: {type(error).__name__}: {error}; attnbench is at fault, and this is no finding"
+        what = f"internal error: {type(error).__name__}: {error}; this is a bug in attnbench, not a finding"
         typer.echo(sanitize_line(f"{what}: report it at {where}, with the lines above and attnbench doctor"), err=True)
         return ExitCode.internal
     return code
@@ -147,7 +147,7 @@ def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - cl
     """Print the mistake in the command line, or the replacement of a removed name."""
     names = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
     if retired := [name for name in names if name in RETIRED]:
-        typer.echo(f"error: attnbench {retired[0]} is gone: {RETIRED[retired[0]]}", err=True)
+        typer.echo(f"error: attnbench {retired[0]} was removed: {RETIRED[retired[0]]}", err=True)
     elif not words:
         error.show()  # the help
     else:

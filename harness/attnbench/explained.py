@@ -1,8 +1,8 @@
-"""The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that has the names.
+"""The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that uses the names.
 
 A file holds groups by kind. A group has names with their meanings, and one reason, one example and one advice for all
-of them. `also` has other spellings of a name, and `declare` the line for an adapter if the author means it; a `*`
-stands for an operand.
+of them. `also` has other spellings of a name, and `declare` the argument of an adapter that declares a behaviour as
+intended. A `*` in a name stands for any text, such as the name of an operand.
 """
 
 import functools
@@ -65,7 +65,7 @@ def explained(name: str) -> list[Explanation]:
     """The explanations of a name: usually one, and one for each kind if several kinds share it.
 
     Raises:
-        ValueError: no screen has such a name; the message has a similar one.
+        ValueError: there is no such name; the message suggests similar ones.
     """
     plain = _plain(name)
     if found := [each for each in explanations() if plain in map(_plain, (each.name, *each.also))]:
@@ -74,9 +74,9 @@ def explained(name: str) -> list[Explanation]:
         return found[:1]
     near = get_close_matches(name, sorted({each.name for each in explanations()}), n=3)
     guess = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ValueError(f"no screen has the word {name}{guess}; for all words, see: attnbench explain")
+    raise ValueError(f"there is no explanation of {name}{guess}; to list all names, run attnbench explain")
 
 
 def _plain(name: str) -> str:
-    """A name without regard to case, and with spaces for underscores."""
+    """A name in lower case, with single spaces and without underscores."""
     return " ".join(name.lower().replace("_", " ").split())

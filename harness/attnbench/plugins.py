@@ -1,4 +1,4 @@
-"""Discover plugs: a file in a folder is a plug, its stem is its name, and it holds one upper-case value.
+"""Discover plugs: each file in a folder is one, its stem is its name, and it holds a constant such as COMMAND.
 
 Names are listed without any import, so that listing stays quick and a broken plug does not affect the others.
 """
@@ -64,7 +64,7 @@ PAGED = {
     "window_size": ("window_size",),
     "enable_gqa": ("enable_gqa",),
 }
-"""Arguments of functions of pages (contract/pages.py), each with the names that flash-attn, PyTorch and vLLM use."""
+"""Arguments of functions that read a paged cache (contract/pages.py), with their names in flash-attn, PyTorch, vLLM."""
 READ_PAGES = ("flex_paged", "paged_gather", "paged_loop", "torch_varlen_paged")
 """Implementations in the folder that read pages: without pages they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
@@ -72,7 +72,7 @@ DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_rin
 SDPA = "scaled_dot_product_attention"
 HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
 LONGEST_NAME = 100
-_LABELLED = re.compile(r"([^=/]+)=(.+)")  # LABEL=SPEC takes part under the label
+_LABELLED = re.compile(r"([^=/]+)=(.+)")  # LABEL=SPEC: the spec is named LABEL
 
 
 def stems(package: str) -> list[str]:
@@ -88,9 +88,9 @@ def stems(package: str) -> list[str]:
 
 
 def plugs(package: str, constant: str) -> dict[str, Any]:
-    """The value `constant` of every module of `package` that has one, by the module's stem.
+    """The value of `constant` in every module of `package` that has it, by the module's stem.
 
-    A dict holds several values by name. Modules in the package's HELPERS are not imported.
+    A dict stands for several values by name. Modules in the package's HELPERS are not imported.
     """
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
     found: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def check_specs(specs: Iterable[str]) -> None:
     """Check that each implementation exists and that no two share a name, without importing any.
 
     Raises:
-        ValueError: the message names the value, the allowed ones and, for a near miss, the likely one.
+        ValueError: an implementation or option is unknown, or a name is taken; the message has the allowed ones.
     """
     owners: dict[str, str] = {}
     known = implementation_names()
@@ -209,10 +209,10 @@ def labelled(specs: Iterable[str]) -> list[str]:
 def discover_implementations(path: Path) -> list[str]:
     """The implementations in a file, in its order, without running it.
 
-    They have public names and are functions whose first three parameters are query, key and value, or q, k and v;
-    classes with `attend` or such a `forward`, and modules made of these; and values of `adapt`,
-    `Implementation` or `functools.partial`, one or several in an assignment. Imported names are ignored, and so are
-    functions that others in the file call with further arguments or that are passed to `adapt`.
+    Implementations have public names. They are functions whose first three parameters are query, key and value, or q, k
+    and v; functions of a paged cache; classes with `attend` or such a `forward`; and variables that hold an instance of
+    such a class, or a result of `adapt`, `Implementation` or `functools.partial`. Imported names are ignored, and so
+    are functions that are passed to `adapt`, or that the file calls and that need further arguments.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -268,7 +268,7 @@ def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
     if isinstance(node, ast.FunctionDef):
         return _takes_heads(node)
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    forward = methods.get("forward")  # that of an autograd.Function has no self
+    forward = methods.get("forward")  # in an autograd.Function it has no self
     return "attend" in methods or (forward is not None and not forward.decorator_list and _takes_heads(forward, 1))
 
 
@@ -284,7 +284,7 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def reads_pages(spec: str) -> bool:
-    """Whether a spec names a function of pages, as far as its file says without running."""
+    """Whether a spec names a function that reads a paged cache, judged from its file without running it."""
     path, attribute = split(variant(spec)[0])
     if path is None:
         return attribute in READ_PAGES
@@ -309,7 +309,7 @@ def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
-    """Whether an expression calls `adapt` or `Implementation`, makes one of the file's modules, or binds a function."""
+    """Whether an expression calls `adapt`, `Implementation`, a class in `attending`, or `partial` of one of them."""
     if not isinstance(node, ast.Call):
         return False
     name = _last_name(node.func)
@@ -332,11 +332,11 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source, str(path))
-        return tree, symtable.symtable(source, str(path), "exec").get_symbols()  # refuses more, as a return outside
+        return tree, symtable.symtable(source, str(path), "exec").get_symbols()  # also rejects duplicate parameters
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is not Python that can be read: {error}") from None
+        raise ValueError(f"{path} is not valid Python: {error}") from None
 
 
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
@@ -351,7 +351,7 @@ def require_known(kind: str, given: Iterable[str], known: Collection[str], more:
     """Check that all names are known.
 
     Raises:
-        ValueError: one is not; see `unknown`.
+        ValueError: a name is unknown; the message has all known ones.
     """
     for name in given:
         if name not in known:
@@ -368,10 +368,10 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package with the file's own name, which the file imports but would hide.
+    """Import the installed package that has the file's own name, since the file imports it but would hide it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no such package is installed.
     """
     folder = path.parent.resolve()
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
@@ -386,7 +386,7 @@ def _import_namesake(path: Path) -> None:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a new module; as a script, it can import the files next to it. No bytecode is stored or read."""
+    """Run a file as a new module. Like a script it can import the files next to it. No bytecode is stored or read."""
     digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
     names = (f"attnbench_plug_{path.stem}_{digits}_{number}" for number in count())
     name = next(name for name in names if name not in sys.modules)

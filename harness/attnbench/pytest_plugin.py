@@ -31,7 +31,7 @@ class AttentionBench:
     """Check a candidate and time it against a baseline, in fresh processes and randomised blocks."""
 
     def __init__(self, seed: int, benchmark: Any = None, node: pytest.Item | None = None) -> None:  # noqa: ANN401
-        """Keep the seed, pytest-benchmark's fixture if there is one, and the test, whose report has each outcome."""
+        """Store the seed, pytest-benchmark's fixture if there is one, and the test whose report gets each outcome."""
         self.seed, self.benchmark, self.node = seed, benchmark, node
 
     def __call__(
@@ -42,7 +42,7 @@ class AttentionBench:
         budget_s: float = BUDGET_S,
         **more: Any,  # noqa: ANN401 - one value of an axis, or several; or another parameter of `attnbench.compare`
     ) -> "Outcome":
-        """Compare both, and return the outcome of `attnbench.compare`: ratio, interval, verdict and more.
+        """Compare the candidate with the baseline; return the outcome of `attnbench.compare`: ratio, verdict and more.
 
         `more` are the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
         each a value or a list of values; and `seed` (default: the session's), `smallest_effect` or `false_share`
@@ -81,18 +81,18 @@ class AttentionBench:
 
 
 class ReplayClock:
-    """A timer whose time passes only when a sample is played: pytest-benchmark then finds the sample's value."""
+    """A timer that advances only when a sample is played, by its value: pytest-benchmark then measures this value."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.samples: Iterator[float] = iter(())  # seconds per call, to be played in this order
 
     def play(self) -> None:
-        """Let as much time pass as the next sample took; none after the last."""
+        """Advance by the value of the next sample; by nothing after the last one."""
         self.now_s += next(self.samples, 0.0)
 
     def __call__(self) -> float:
-        """Seconds since the clock was made."""
+        """Seconds that were played so far."""
         return self.now_s
 
 
@@ -100,19 +100,19 @@ CLOCK = ReplayClock()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let pytest-benchmark read the clock of the samples in tests that have both fixtures."""
+    """Make pytest-benchmark use the replay clock in tests that have both fixtures."""
     if {"attention_bench", "benchmark"} <= {*getattr(item, "fixturenames", ())}:
         item.add_marker(pytest.mark.benchmark(timer=CLOCK))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the seed."""
+    """Add the option --attnbench-seed."""
     text = "Seed of the inputs that are checked, and of all orders. Default: drawn for each session."
     parser.getgroup("attnbench").addoption("--attnbench-seed", type=int, default=None, metavar="N", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of the session unless one is set: known inputs prove less.
+    """Draw the seed of the session unless one is set, since code could be fitted to known inputs.
 
     Raises:
         UsageError: the seed is below 0.
@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List each undecided comparison: a test that passes all the same has not shown that nothing is slower."""
+    """List each undecided comparison, since a test that passes with one has not shown that nothing is slower."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     lines = [
         f"{report.nodeid}: {text}"

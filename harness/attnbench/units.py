@@ -24,7 +24,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 MISSING = "-"
 FORMULA_STARTS = ("=", "+", "-", "@")
 NARROWEST, UNBROKEN = 12, 40
-"""Least width in characters of a column, and of the first column, in a narrowed table."""
+"""Least width in characters of a column, and of the first column, to which `text_lines` narrows a table."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
@@ -67,19 +67,19 @@ UNITS = {
 }
 """The units in which users write a quantity, as multiples of bytes, of seconds and of one."""
 WRITTEN = {"size": "8GiB, 512MiB or 1000000", "duration": "90, 90s, 2min or 1h", "share": "0.02 or 2%"}
-LEAST_BYTES = 1024  # a number alone below this is meant in another unit
+LEAST_BYTES = 1024  # a smaller size without a unit is rejected, since its unit was probably forgotten
 
 
 def quantity(text: str, kind: str) -> float:
     """Parse a size into bytes, a duration into seconds, or a share: 8GiB, 2min, 2%; a number alone is in these units.
 
     Raises:
-        ValueError: it is none, or a size of a few bytes, which lacks its unit.
+        ValueError: the text is not such a quantity, or is a size of a few bytes, which probably lacks its unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(?:[eE](-?\d+))?\s*([a-zA-Z%]*)", text.strip())
     units = {unit.lower(): size for unit, size in UNITS[kind].items()}
     if found is None or found[3].lower() not in units:
-        raise ValueError(f"{text} is no {kind}: write it as {WRITTEN[kind]}")
+        raise ValueError(f"{text} is not a {kind}: write it as {WRITTEN[kind]}")
     value = float(f"{found[1]}e{found[2] or 0}") * units[found[3].lower()]
     if kind == "size" and not found[3] and 0 < value < LEAST_BYTES:
         raise ValueError(f"{text} is a size of {value:g} bytes: add the unit, as in {text.strip()}GiB")
@@ -129,7 +129,7 @@ ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "
     "gpu": "cuda",
     "full": "none",
 }
-"""Common names for values of attnbench."""
+"""Common names of other projects for values and axes of attnbench."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -158,7 +158,7 @@ def text_lines(
 ) -> list[str]:
     """A table as lines of text, its headings first; columns in `right` are aligned to the right.
 
-    If it is wider than `width`, the widest columns are wrapped, the first column last.
+    If the table is wider than `width`, the widest columns are wrapped, the first column last.
     """
     sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
@@ -179,16 +179,16 @@ def text_lines(
 
 
 def readable_json(value: object) -> str:
-    """Data as indented JSON; of a text with further attributes, such as a warning with its name, only the text.
+    """Data as indented JSON; a text with attributes, such as a warning with its name, becomes the text alone.
 
     Raises:
-        TypeError: it holds an object that is no data.
+        TypeError: the data hold an object that JSON has no form for.
     """
 
     def text(part: object) -> str:
         if isinstance(part, str):  # msgspec takes subclasses of str for unknown objects
             return str(part)
-        raise TypeError(f"{type(part).__name__} is no data")
+        raise TypeError(f"{type(part).__name__} cannot be written as JSON")
 
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=text), indent=2).decode()
 

@@ -105,9 +105,9 @@ def test_without_a_limit_three_quarters_of_what_was_free_are_it(measured):
 
 def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     flat = tuple((length, 1000.0) for length, _ in fused.points)
-    assert "is not reached" in replace(fused, points=flat, fit=fit(flat)).sentence
+    assert "does not reach" in replace(fused, points=flat, fit=fit(flat)).sentence
     few = replace(fused, points=fused.points[:2], fit=None)
-    assert "needs three lengths or more; 2 could be measured" in few.sentence
+    assert "needs three lengths or more; lengths measured: 2" in few.sentence
     assert few.reach is None
 
 

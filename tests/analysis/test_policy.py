@@ -58,7 +58,7 @@ def test_runs_of_no_use_for_calls_are_refused(tmp_path):
     results = journals.write(tmp_path, journals.workloads(seq_len=(64, 128)))
     for changes, reason in (
         ({"launch": "graph"}, "--conditions graph"),
-        ({"baseline": "fused"}, "no workload of a pol"),
+        ({"baseline": "fused"}, "no workload that a pol"),
     ):
         plan = msgspec.structs.replace(results.plan, **changes)
         other = replace(results, started=msgspec.structs.replace(results.started, plan=plan))

@@ -63,7 +63,7 @@ def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> 
     assert found.choice == ""
     least = min(found.peaks, key=lambda name: found.peaks[name])
     needed = show(found.peaks[least], "bytes")
-    said = f"There is nothing to recommend: the least memory that any needs is {needed}, by {least}."
+    said = f"There is nothing to recommend: {least}, the implementation with the least memory, needs {needed}."
     assert recommended.answer(found) == said
     assert set(found.excluded) == set(NAMES)
 

@@ -225,7 +225,7 @@ def test_a_check_under_dropout_holds_what_is_not_dropped_against_the_oracle_firs
         ({"direction": "inference"}, True, "nothing is dropped in inference"),
         ({"dropout": 0.001}, True, "give one from 0.005 to 0.995"),
         ({"value_dim": 1}, True, "at least two keys and columns"),
-        ({}, False, "offers no attention dropout"),
+        ({}, False, "has no attention dropout"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_in_words(axes, has_dropout, said):

@@ -114,7 +114,7 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
     reasons = said["not_judged"]
     assert set(reasons) == unread
     assert "takes (query, key, value, window)" in reasons["mine.py:greedy"]
-    assert "not Python that can be read" in reasons["unreadable.py:g"]
+    assert "not valid Python" in reasons["unreadable.py:g"]
     assert "did you mean right?" in reasons["mine.py:rihgt"]
     assert "did you mean fused?" in reasons["fusde"]
 

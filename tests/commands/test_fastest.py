@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_its_command_and_whatever_is_asked_of_it_then(tmp_pat
 
     policy = invoke("fastest", "--resume", folder.name, "--policy", "new/policy.json", "--quiet")
     text = " ".join(policy.stdout.split())
-    assert "Policy: sdpa at 1 of 1 shape. The table is new/policy.json." in text
+    assert "Policy: sdpa at 1 of 1 shape. The table is in new/policy.json." in text
 
     refused = invoke("run", "--resume", folder.name)
     assert f"continue with attnbench fastest --resume {folder.name}" in str(refused.exception)

@@ -118,4 +118,4 @@ def test_runs_that_are_no_parts_of_one_are_refused_with_the_reason(results, call
     journals.write(results / "runs" / "killed", others, is_finished=False)
     assert "killed has not finished" in called("one", "killed", code=2)
     journals.write(results / "runs" / "fewer", others, ("sdpa", "fused"))
-    assert "are no parts of one run" in called("one", "fewer", code=2)
+    assert "are not parts of one run" in called("one", "fewer", code=2)

@@ -64,8 +64,8 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=2)
     notes = {(row["dtype"], row["implementation"]): row.texts["notes"] for row in tables.every(short)}
     assert notes["float32", "sdpa"] == "-"
-    assert notes["float32", "fused"] == "65,536 page faults a call (about 53 % of the time): --conditions retain"
-    assert notes["bfloat16", "sdpa"] == "bfloat16 has no hardware here and may run reference loops"
+    assert notes["float32", "fused"] == "65,536 page faults a call (about 53 % of the time): try --conditions retain"
+    assert notes["bfloat16", "sdpa"] == "this processor has no bfloat16 arithmetic and may run slow fallback code"
 
 
 @pytest.mark.parametrize(("others", "stolen"), [(0.04, 0.05), (0.0, 0.2)])
@@ -74,7 +74,7 @@ def test_what_others_and_the_host_took_is_among_the_facts(results: Results, othe
     loaded = dataclasses.replace(results, system_load=load)
     facts = summary.facts(loaded)
     shares = percent(others), percent(stolen)
-    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
+    assert "used {} of the processors' time, and the hypervisor {}".format(*shares) in facts["interference"]
 
 
 def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:

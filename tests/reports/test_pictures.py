@@ -64,7 +64,7 @@ def test_ratios_beyond_the_plot_are_at_its_edge_with_their_numbers_and_on_no_lin
     assert all(map(math.isnan, heights["fused"]))
     texts = [text.get_text() for text in axes.texts]
     assert [float(text.removeprefix("↑")) for text in texts] == pytest.approx([29.2, 38.5], rel=0.05)
-    assert "points beyond the plot" in picture.caption
+    assert "mark ratios beyond the plot" in picture.caption
 
 
 def test_a_picture_of_sound_times_has_no_caveat_and_others_have_one_in_the_title(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(
     points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
     many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
     picture = drawn("latency_plot", many)
-    assert "2 more groups have their numbers in records.csv" in picture.caption
+    assert "2 more groups not plotted: see records.csv" in picture.caption
     names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
     assert names == ["latency_plot.png"]
 

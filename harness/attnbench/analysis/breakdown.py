@@ -4,13 +4,14 @@ from attnbench.devices.kernels import COMPILED, OWN, compiled, makers
 from attnbench.storage.records import Operators
 from attnbench.units import grouped, show
 
-SMALL_SHARE = 0.05  # operators with less of the time are not mentioned
+SMALL_SHARE = 0.05  # operators with a smaller share of the time are not listed
 
 
 def backend_used(operators: Operators) -> str:
-    """Name the backend, or else the operator with the most time: "flash"; "compiled: flash" if it was compiled.
+    """Name the backend that ran, such as "flash", or "compiled: flash" if torch.compile compiled the call.
 
-    Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone if no backend ran.
+    The maker of kernels that are not PyTorch's own is added: "flash (FlashAttention 3)". Without a backend, the result
+    is the maker of the kernels if it is known, or else the operator with the most time.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(makers(name for one in operators.calls for name in one.kernels))
@@ -21,19 +22,19 @@ def backend_used(operators: Operators) -> str:
 
 
 def short(name: str) -> str:
-    """An operator's name without namespace and template arguments: aten::bmm is "bmm"."""
+    """Strip the namespace and template arguments from an operator's name: aten::bmm becomes "bmm"."""
     return "generated kernels" if name == COMPILED else name.partition("<")[0].rpartition("::")[2]
 
 
 def num_operators(operators: Operators) -> int:
-    """Number of operator calls, nested calls and views included."""
+    """Number of operator calls, including nested calls and views."""
     return sum(one.num_calls for one in operators.calls)
 
 
 def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
-    Times are the profiled self times of the operators, which a profiler prolongs; shares below 5 % are left out.
+    Times are the operators' self times, which are longer under the profiler. Shares below 5 % are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
     seconds = dict.fromkeys(alike, 0.0)

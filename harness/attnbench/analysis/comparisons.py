@@ -1,6 +1,6 @@
-"""Verdicts on one run: each implementation against the baseline of its workload, one number from each process.
+"""Compare each implementation of a run with the baseline on the same workload, and give every cell a verdict.
 
-Every cell gets a verdict, and a session with two sides gets one more on the whole.
+Each process contributes one number to a comparison. A session with two sides also gets a verdict on all cells together.
 """
 
 import math
@@ -25,26 +25,27 @@ from attnbench.units import grouped, percent
 from attnbench.workloads.workload import Workload
 
 LARGEST_DETECTABLE = 1.0
-"""If a session can only detect more than a factor of two, it supports no statement about sizes."""
+"""Largest detectable effect that is stated, as a relative difference: 1.0 is a factor of two."""
 CONTENTION = 0.1
 """Share of processor time that other programs and the hypervisor may take before times are doubtful."""
 MOST_WAITING = 0.25
-"""Largest share of samples with waiting threads. A larger share moves the median: with a quarter of the samples
-waiting, it is the upper third of the others; with half of them, it is the waiting time."""
+"""Largest acceptable share of samples whose threads waited for a processor: waiting moves the median. If a quarter of
+the samples waited, the median is the 67th percentile of the others; if half of them did, it is the waiting time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Judgement):
-    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster.
+    """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
-    The interval is the one behind the verdict: in 95 % of runs all intervals of all comparisons hold at every look.
+    The verdict follows from the interval: in 95 % of runs, the intervals of all comparisons cover the true ratios at
+    every look.
     """
 
     workload: Workload
     implementation: str
-    side: str = ""  # as in Arm
-    baseline: str  # the compared implementation; for two sides, the same one on the base
-    is_same_kernel: bool = False  # the same operators ran as for the baseline
+    side: str = ""  # candidate in a session with two sides, otherwise empty
+    baseline: str  # the implementation compared with; with two sides, the same implementation on the base
+    is_same_kernel: bool = False  # the baseline ran the same operators and kernels; False with two sides
 
     @property
     def key(self) -> Key:
@@ -54,7 +55,7 @@ class Comparison(Judgement):
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """The effect of each cell that has times and a reference; with two sides, also of all cells together."""
+    """The effect (log ratio of times) of each cell with times and a reference; with two sides, also of all cells."""
     samples = samples_of(results)
     pairs: dict[str, dict[Arm, Arm]] = {}
     for workload, arms in samples.items():
@@ -64,9 +65,9 @@ def session_effects(results: Results) -> dict[Key, Effect]:
 
 @lru_cache(maxsize=2)
 def substitutes(results: Results) -> dict[str, Arm]:
-    """The substitute for the baseline on each workload on which it is wrong, unsupported or failed.
+    """Substitutes for the baseline, by workload id, where the baseline is wrong, unsupported or failed.
 
-    It is the first implementation with a time, in the order of the plan. A session with two sides has none.
+    A substitute is the first implementation in the plan with a time. A session with two sides has none.
     """
     plan, replaced = results.plan, dict[str, Arm]()
     for workload, taken in samples_of(results).items() if plan.sides is None else ():
@@ -77,14 +78,14 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """The arm that a cell is compared with: the baseline or its substitute; with sides, the same code on the base."""
+    """The arm that a cell is compared with: the baseline, its substitute, or the same implementation on the base."""
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
 
 
 @lru_cache(maxsize=1)
 def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
-    """Times of a run by workload and arm, without discarded blocks."""
+    """Time samples of a run by workload id and arm, without discarded blocks."""
     taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
         if record.status is not Status.ok:
@@ -98,7 +99,7 @@ def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
 
 @lru_cache(maxsize=1)
 def judgements(results: Results) -> dict[Key, Judgement]:
-    """Judge all comparisons of a run, and the whole of a session with two sides, together.
+    """Judge all comparisons of a run together; with two sides, also all cells as a whole.
 
     Comparisons that other work may have disturbed stay undecided.
     """
@@ -132,8 +133,8 @@ def comparisons(results: Results) -> list[Comparison]:
 def paired_times(results: Results) -> dict[Key, float]:
     """Seconds of a call for each timed cell, comparable within a workload.
 
-    If a cell has a ratio to its reference, this is the ratio times the time of the reference: the ratio comes from
-    paired blocks and is more accurate than two separate medians.
+    A cell with a ratio to its reference gets the ratio times the reference's median, since the ratio comes from paired
+    blocks and is more accurate than two separate medians.
     """
     timed = {record.key: record.samples(LATENCY) for record in results.records}
     median_s = {key: median(Samples.of(samples).value) for key, samples in timed.items() if samples}
@@ -145,7 +146,7 @@ def paired_times(results: Results) -> dict[Key, float]:
 
 
 def _by_machine(results: Results) -> Iterable[Sequence[Record]]:
-    """The records of each side or each host: all of one such group should come from one machine."""
+    """Group the records by side or by host; each group should come from one machine."""
     if results.plan.sides is not None:
         return grouped(results.records, lambda record: record.side == BASE).values()
     if results.hosts:
@@ -169,7 +170,7 @@ def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
 
 
 def whole_session_judgement(results: Results) -> Judgement | None:
-    """The verdict on all cells of a session with two sides together; None if there is none."""
+    """The verdict on all cells together in a session with two sides; None in other runs, or if nothing was compared."""
     return judgements(results).get(WHOLE)
 
 
@@ -195,7 +196,7 @@ def too_noisy(results: Results) -> Warned | None:
     half, detectable = noise[len(noise) // 2]
     if half <= math.log1p(margin):
         return None
-    visible = f"about {percent(detectable)} would show" if detectable < LARGEST_DETECTABLE else "it needs more time"
+    visible = f"about {percent(detectable)} can be detected" if detectable < LARGEST_DETECTABLE else "run it longer"
     return Warn.too_noisy.says(f"This session is too noisy for a margin of {percent(margin)}: {visible}.")
 
 
@@ -204,7 +205,7 @@ def contention(results: Results) -> Warned | None:
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
         return None
-    taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
+    taken = f"other processes used {percent(load.others)} of the processors' time, and the hypervisor used"
     text = f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long."
     return Warn.contention.says(text)
 
@@ -224,7 +225,7 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
     """Reasons to distrust the times of single cells."""
     busy, doubts = "other work kept the machine busy", dict[Key, Warned]()
     for record in results.records:
-        why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # a busy GPU is usually at its power cap
+        why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # usual for a busy GPU
         if why and record.samples(LATENCY):
             doubts[record.key] = Warn.throttled.says(f"the driver throttled the device ({nvml.reasons(why)})")
     for key, share in waiting(results).items():
@@ -238,8 +239,8 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    Contention alone is not a reason if the samples show whether threads waited: a busy neighbour may cost nothing on
-    one thread and a factor of ten on two.
+    Contention does not count if the samples record whether threads waited, because its effect varies: other work may
+    cost nothing with one thread and a factor of ten with two.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -283,8 +284,8 @@ def doubt_of(results: Results, key: Key) -> str:
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
     """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
 
-    Without a key, all compared cells must be doubtful: the session is then invalid. The mean over all cells is doubtful
-    if one cell is.
+    Without a key: whether all compared cells are doubtful, which makes the session invalid. For WHOLE: whether any cell
+    is doubtful.
     """
     if session_doubts(results):
         return True

@@ -1,7 +1,6 @@
-"""End a command: a mark for each judged item, and from the marks one sentence and one exit code.
+"""Conclude a command: derive its last sentence and its exit code from the marks of the judged items.
 
-Tables show the marks, the sentence counts them, and the worst mark gives the exit code. All three come from `conclude`,
-so they cannot disagree.
+Tables show the marks, the sentence counts them, and the worst mark determines the exit code, so that all three agree.
 """
 
 import enum
@@ -13,11 +12,11 @@ from attnbench.analysis.results import Results
 from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import sanitize_line, span
 
-MOST_NAMED = 3  # names of the worst mark that the sentence lists
+MOST_NAMED = 3  # largest number of names that the sentence lists for each mark
 
 
 class Ending(enum.StrEnum):
-    """The end of a command, most urgent first; each has an exit code."""
+    """How a command ended, most urgent first; each ending has an exit code."""
 
     finding = "fail"
     invalid = "invalid session"
@@ -26,7 +25,7 @@ class Ending(enum.StrEnum):
 
 
 class Mark(enum.StrEnum):
-    """The state of an implementation or a cell, worst first."""
+    """The result of an implementation or a cell, worst first."""
 
     wrong = "WRONG"
     failed = "failed"
@@ -64,20 +63,20 @@ ENDINGS: Mapping[Question, Mapping[Mark, Ending]] = {
     Question.choice: {**_BAD, **_OPEN, Mark.doubtful: Ending.inconclusive},
     Question.change: {**_BAD, **_OPEN, Mark.slower: Ending.finding, Mark.doubtful: Ending.inconclusive},
 }
-"""How each command ends by a mark; any other mark is a pass."""
+"""The ending that a mark causes, for each question; marks that are not listed pass."""
 SPEEDS = {
     Verdict.faster: Mark.faster,
     Verdict.equivalent: Mark.equal,
     Verdict.slower: Mark.slower,
     Verdict.undecided: Mark.undecided,
 }
-TIMED = {*SPEEDS.values(), Mark.doubtful}  # marks of a time
+TIMED = {*SPEEDS.values(), Mark.doubtful}  # marks that judge a time
 
 
 def mark(
     correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
 ) -> Mark:
-    """Mark an answer and its time: wrong or failed answers have no time, and doubtful times no verdict."""
+    """Combine the verdicts on an answer and its time: wrong and failed answers are marked whatever their time."""
     if correct is CheckVerdict.wrong:
         return Mark.wrong
     if has_failed:
@@ -97,7 +96,7 @@ def mark_of(record: Record, speed: Verdict | None = None, *, is_doubtful: bool =
 
 
 def marks(results: Results) -> dict[str, Mark]:
-    """The worst mark of each implementation, without times; the base has its own: "mine (base)"."""
+    """The worst mark of each implementation, ignoring times; with two sides, the base has an entry "mine (base)"."""
     by_name: dict[str, list[Mark]] = {}
     for record in results.records:
         if (kind := mark_of(record)) is not None:
@@ -108,7 +107,7 @@ def marks(results: Results) -> dict[str, Mark]:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The end of a command: the ending, and the reason in a sentence."""
+    """The ending of a command, and the reason in words."""
 
     ending: Ending
     words: str
@@ -120,9 +119,9 @@ class Conclusion:
 
 
 def ending(marks: Sequence[Mark], question: Question) -> Ending:
-    """The most urgent ending of the marks; without any mark but `not judged` it is inconclusive.
+    """The most urgent ending of the marks; inconclusive if there is no mark other than `not judged`.
 
-    A comparison whose times are all doubtful is not valid.
+    If all times of a `compare` are doubtful, the session is invalid.
     """
     if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
@@ -135,9 +134,9 @@ def ending(marks: Sequence[Mark], question: Question) -> Ending:
 def conclude(
     marks: Mapping[str, Mark], question: Question, *, details: Mapping[str, str] | None = None, more: str = ""
 ) -> Conclusion:
-    """Derive the sentence and the ending from the marks by name.
+    """Derive the ending and its sentence from the marks, which are given by name.
 
-    `details` adds a text to some names, such as a factor; `more` follows the counts.
+    `details` holds texts that follow some names, such as a factor; `more` follows the counts.
     """
     parts = []
     for kind in Mark:

@@ -18,43 +18,43 @@ from attnbench.workloads.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """One implementation over one length, the other axes being equal."""
+    """The memory of one implementation as a function of one length, with all other axes equal."""
 
     axis: str  # seq_len or kv_len
     other: str  # the other length if it differs: "T=1"
     implementation: str
-    workload: Workload  # at the greatest length with a measurement
-    points: tuple[tuple[int, float], ...]  # lengths and bytes, sorted
+    workload: Workload  # the one with the greatest measured length
+    points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length
     fit: Fit | None
     limit_bytes: float = 0.0  # 0: no limit
 
     @property
     def reach(self) -> float | None:
-        """The length that reaches the limit."""
+        """The length at which the curve reaches the limit; None without a curve, or if it never does."""
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
     def exponent(self) -> float | None:
-        """The exponent where the limit is reached, or else at the longest length."""
+        """The exponent where the limit is reached, or else at the longest length; None without a curve."""
         if self.fit is None:
             return None
         return self.fit.exponent(self.fit.lengths[-1] if self.reach is None else self.reach)
 
     @property
     def sentence(self) -> str:
-        """The growth in a line, and where the limit is reached."""
+        """One line with the exponent, and the length at which the limit is reached."""
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
         name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:
             few = len(self.points) < FEWEST_LENGTHS
             why = "growth needs three lengths or more" if few else "its memory fits no curve"
-            return f"{name}: {why}; {len(self.points)} could be measured"
+            return f"{name}: {why}; lengths measured: {len(self.points)}"
         fitted = f"fitted over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
         text = f"memory grows with {letter}^{self.exponent:.2f}"
         if self.limit_bytes <= 0:
             return f"{name}: {text}, {fitted}"
         if self.reach is None:
-            return f"{name}: {limit} is not reached in the fitted curve; {text}, {fitted}"
+            return f"{name}: the fitted curve does not reach {limit}; {text}, {fitted}"
         length = round(self.reach, min(0, 4 - len(str(int(self.reach)))))
         return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
@@ -76,9 +76,10 @@ class Growth:
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
-    """Each implementation with memory beyond its inputs, group by group in the order of the plan.
+    """The growth of each implementation that needs memory beyond its inputs, in the order of the plan.
 
-    On the CPU the default limit is most of the memory that was free during the run.
+    If `limit_bytes` is 0, the limit on the CPU is 75 % of the memory that was free during the run; other devices have
+    none.
     """
     free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
     groups = grouped(results.records, lambda record: tuple(map(record.workload.axes().get, GROUP_AXES)))

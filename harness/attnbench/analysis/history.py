@@ -1,4 +1,4 @@
-"""A metric of each cell over stored runs, on each machine, with the changes of its level. Needs no torch.
+"""Follow a metric of each cell over stored runs, and find changes of its level.
 
 A series holds the runs of one fingerprint, since only runs of one machine are comparable. To merge the journals of
 several machines, put their folders next to each other.
@@ -18,17 +18,17 @@ from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Status
 
 RATIO, ERROR_RATIO = "ratio", "error_ratio"
-SMALLEST = 0.02
+SMALLEST = 0.02  # smallest relative change of level that is reported
 COLUMNS = {RATIO: "ratio", LATENCY: "latency_s", ERROR_RATIO: "error_ratio"}
-"""Columns that can be followed besides metrics."""
+"""Columns of the table that can be followed like a metric, by the name that users give."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """A cell's values over time, and the changes of their level.
 
-    Each point is a row of its run's table with more columns: `value` in `unit`, `machine`, and the run's `baseline` and
-    `conditions`.
+    Each point is a row of its run's table with these columns added: `value` in `unit`, `machine` (its processor), and
+    the run's `baseline` and `conditions`.
     """
 
     points: tuple[Row, ...]
@@ -47,11 +47,11 @@ def metric_series(
     implementations: Sequence[str] = (),
     workload: str = "*",
 ) -> tuple[list[Series], list[str]]:
-    """The series of every cell that has the metric, with relative changes of more than SMALLEST; and notes.
+    """The series of every cell with the metric and its relative changes above SMALLEST, and notes on runs left out.
 
-    The paths are run folders, journals, or folders of them; of two copies of a run, the longer counts. Without
-    `implementations` all are included; `workload` is a pattern for ids. A ratio depends on the baseline of its run, and
-    a time on its conditions, such as cold caches: runs unlike the newest one are left out, with a note.
+    The paths are run folders, journals, or folders of them; of two copies of a run, the one with more visits counts.
+    Without `implementations` all are included; `workload` is a pattern for ids. A ratio depends on the run's baseline,
+    and a time on the run's conditions, such as cold caches, so runs that differ in these from the newest are left out.
 
     Raises:
         ValueError: nothing can be read, or no cell has the metric; the message lists the available ones.
@@ -76,7 +76,7 @@ def metric_series(
     if not series:
         raise ValueError(
             f"no stored cell matches metric={metric}, workload={workload} and "
-            f"implementation={','.join(implementations) or 'all'}: metrics that there are: "
+            f"implementation={','.join(implementations) or 'all'}; available metrics: "
             f"{', '.join(sorted(known)) or 'none'}"
         )
     number = len(runs) - len(alike)
@@ -97,7 +97,7 @@ def _terms(point: Row, metric: str) -> tuple[str, str]:
 def _points(results: Results) -> dict[str, list[Row]]:
     """The cells of a run that have a value, by metric.
 
-    Ratios of two sides are left out, since their reference changes; so are doubtful times.
+    Doubtful times are left out, and so are ratios of a session with two sides, since its base varies from run to run.
     """
     columns = {column.metric: (column.name, column.unit) for column in metric_columns(results)}
     columns |= {name: (column, "s" if name == LATENCY else "") for name, column in COLUMNS.items()}

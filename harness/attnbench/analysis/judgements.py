@@ -35,17 +35,17 @@ from attnbench.workloads.masks import (
 )
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from so large a share of the planned cells, or so many
-LONG, WIDE = 256, 128  # two tiles of the usual 128 keys; the head width of most language models
+LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of the planned cells, or from 12 of them
+LONG, WIDE = 256, 128  # LONG: two tiles of the usual 128 keys; WIDE: the head width of most language models
 
 
 class CheckVerdict(enum.StrEnum):
     """The verdict of a check on one implementation."""
 
     right = "right"
-    imprecise = "imprecise"  # honest, but less precise than the yardsticks
+    imprecise = "imprecise"  # computes attention, but with larger rounding errors than the tolerance allows
     wrong = "WRONG"
-    approximate = "approximate"  # close to attention by intent: an error, and no judgement
+    approximate = "approximate"  # only meant to be close to attention: its error is reported, not judged
     not_judged = "not judged"  # no answer to compare
 
 
@@ -101,7 +101,7 @@ FEATURES: dict[str, Callable[[Workload], bool]] = {
     "a scale of its own": lambda w: w.scale > 0,
     "sinks": lambda w: w.sinks != "none",
 }
-"""Features of a workload, by their names on screens."""
+"""Features of a workload by the name that users see, each with its test."""
 MASKS = ("windows", "padding", "prefix masks", "document masks", "chunked masks", "ragged lengths")
 PAIRED: tuple[str, ...] = (
     "gradients",
@@ -113,12 +113,12 @@ PAIRED: tuple[str, ...] = (
     "sinks",
 )
 PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"lengths beyond {LONG}")
-"""Features that are looked at in pairs: mistakes often need two."""
-MOST_PAIRS = 3  # that are named
+"""Features whose pairs are counted, too, since many mistakes show only where two features meet."""
+MOST_PAIRS = 3  # largest number of untested pairs that a verdict names
 
 
 def _as_compared(record: Record) -> Workload:
-    """The workload as it was compared: in inference if there is no backward pass."""
+    """The workload as it was compared: for inference, if the implementation has no backward pass."""
     notes = () if record.agreement is None else record.agreement.notes
     has_backward = all(note.rule != "backward" for note in notes)
     return record.workload if has_backward else record.workload.with_axes({"direction": "inference"})
@@ -198,19 +198,19 @@ class Judgement:
 
     @property
     def keeps(self) -> str:
-        """The memory that grows with each call, in words; "" if none does."""
+        """Describe the memory that grows with each call; "" if none does."""
         kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
         return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """Accepted differences in convention, each once."""
+        """Accepted differences in convention, in words, without duplicates."""
         agreements = filter(None, (record.agreement for record in self.compared))
         return tuple(dict.fromkeys(CONVENTIONS[name] for one in agreements for name in one.conventions))
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Notes that do not affect the verdict, the first of each rule."""
+        """Notes that do not affect the verdict: the first of each rule, by the rule's name."""
         notes: dict[str, str] = {}
         for record in self.compared:
             for note in record.agreement.notes if record.agreement is not None else ():
@@ -219,7 +219,7 @@ class Judgement:
 
     @property
     def worst(self) -> float | None:
-        """The largest error as a share of the tolerance; None if an error is not finite.
+        """The largest error / tolerance; None if an error is not finite or nothing was compared.
 
         Float64 cells of code that computes in float32 do not count: they are judged by the tolerance of float32.
         """
@@ -230,7 +230,7 @@ class Judgement:
 
     @property
     def error(self) -> str:
-        """The largest distance from attention on normal inputs, in words."""
+        """Describe the largest error of an approximation, on normally distributed inputs."""
         worst = dict[str, tuple[float, str]]()
         for record in self.compared:
             for where, share in approximation_errors(record.agreement).items() if record.agreement is not None else ():
@@ -245,7 +245,7 @@ class Judgement:
 
     @property
     def _least_precise(self) -> str:
-        """The tensor furthest beyond its tolerance, by its factor and its cell."""
+        """Describe the tensor with the largest error / tolerance among the imprecise ones, with its cell."""
         seen = [
             (each.ratio or 0.0, each.tensor, probe, record.workload.id)
             for record in self.compared
@@ -282,7 +282,7 @@ class Judgement:
         if self.never_tried:
             parts.append(f"never tried: {', '.join(self.never_tried)}")
         if 0 < compared < self.least:
-            parts.append(f"a verdict needs {self.least} cells, or only what it takes (--set)")
+            parts.append(f"a verdict needs {self.least} cells: limit the check to supported cells with --set")
         return "; ".join(parts)
 
 

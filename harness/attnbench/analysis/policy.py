@@ -31,30 +31,33 @@ LOST = math.log(2.5)
 
 @dataclass(kw_only=True)
 class Measured:
-    """One workload: log ratios of the candidates to sdpa, and the fastest that is faster by verdict, or else sdpa."""
+    """Log time ratios of the candidates to sdpa on one workload, and the winner.
+
+    The winner is the fastest candidate with the verdict faster, or else sdpa.
+    """
 
     workload: Workload
     logs: dict[str, float] = field(default_factory=dict)  # 0 for an unsupported candidate: the policy calls sdpa
     winner: str = OTHERWISE
 
     def log(self, name: str) -> float:
-        """The log ratio of choosing a candidate, timed or not."""
+        """The log time ratio of a candidate to sdpa; LOST if it was not timed."""
         return 0.0 if name == OTHERWISE else self.logs.get(name, LOST)
 
 
 def learn(run: Results) -> Policy:
-    """Learn the policy that a run supports; candidates are implementations with a name.
+    """Learn a policy from a run; candidates are implementations that are known by name, not those in files.
 
     Raises:
-        ValueError: the run is of several machines, compared with something other than `sdpa`, timed replayed graphs, or
-            has no workload that timed both `sdpa` and another implementation.
+        ValueError: the run used several machines, timed replayed graphs, has another baseline than `sdpa`, or has no
+            workload on which both `sdpa` and another implementation were timed.
     """
     if run.plan.launch == "graph":
         timed = f"{run.run} timed replayed graphs"
         raise ValueError(f"{timed}, and a policy chooses single calls: leave out --conditions graph")
     machines = {environment.machine_fingerprint: environment for environment in run.environments.values()}
     if len(machines) != 1:
-        raise ValueError(f"a policy holds for one machine, and {run.run} is of {len(machines)}: give a run of one")
+        raise ValueError(f"a policy holds for one machine, but {run.run} used {len(machines)}: give a run of one")
     ((fingerprint, machine),) = machines.items()
     table = measure(run)
     return Policy(
@@ -83,13 +86,13 @@ def learn(run: Results) -> Policy:
 
 
 def measure(run: Results) -> list[Measured]:
-    """The workloads with a time of `sdpa`, without candidates that were wrong on any workload.
+    """The log ratios on each workload with a time of `sdpa`, without candidates that were wrong on any workload.
 
     Raises:
-        ValueError: there is none, or no other implementation was timed.
+        ValueError: no workload has times of both `sdpa` and a candidate.
     """
     wrong = {record.implementation for record in run.records if record.is_wrong}
-    known = plugins.implementation_names()  # valid in other processes too, as no file is
+    known = plugins.implementation_names()  # other processes know these too, unlike files
     named = {plugins.name_of(spec) for spec in run.plan.implementations if plugins.variant(spec)[0] in known} - wrong
     table = {
         record.workload.id: Measured(workload=record.workload)
@@ -111,8 +114,8 @@ def measure(run: Results) -> list[Measured]:
             entry.winner = each.implementation
     if not compared:
         raise ValueError(
-            f"{run.run} has no workload of a policy on which {OTHERWISE}, its baseline, and another were timed: run "
-            "several implementations in scope attention, sdpa among them"
+            f"{run.run} has no workload that a policy covers with times of {OTHERWISE}, its baseline, and of another "
+            "implementation: run several implementations in scope attention, including sdpa"
         )
     return [*table.values()]
 
@@ -121,7 +124,7 @@ def regret(table: Sequence[Measured]) -> Regret:
     """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
     kinds = [shape_key_of(entry.workload, 0) for entry in table]
     logs = logs_of([shape_of(entry.workload) for entry in table])
-    best = np.array([entry.log(entry.winner) for entry in table])  # sdpa's is 0
+    best = np.array([entry.log(entry.winner) for entry in table])  # 0 where sdpa wins
     costs = np.zeros(len(table))
     for row, entry in enumerate(table):
         others = np.array([other for other, kind in enumerate(kinds) if kind == kinds[row] and other != row], dtype=int)

@@ -1,4 +1,4 @@
-"""Recommend one implementation for each workload of a run: by how much, how sure, and why others were excluded.
+"""Recommend one implementation for each workload of a run, with its lead, and the reasons why others were excluded.
 
 A search for the fastest runs in stages (processes/execution.py); this module reads the answer from its journal. Among
 implementations that are equal within the margin, PyTorch's own choice, the baseline, is preferred, then the one that
@@ -31,22 +31,22 @@ PEAK_MEMORY = "peak_memory"
 EXCLUDED = {
     Status.disagrees: "wrong",
     Status.unsupported: "not supported",
-    Status.fallback: "not what it says",
+    Status.fallback: "ran another backend",
     Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
-"""Short reasons for an exclusion; other statuses serve as their own reason."""
+"""Short reasons for an exclusion by status; any other status is its own reason."""
 LONG_FIRST = 10
-"""A first call of this many later ones is worth a word."""
+"""A first call is mentioned if it takes as long as this many later calls."""
 OVER = "needs more memory than is allowed"
 NOT_TIMED = "not timed before the run ended"
 TOO_LONG = "not tried, predicted to take too long"
-"""Reasons for an exclusion by prediction: slower than others, or over the time limit of a call."""
+"""Reason for cells that were predicted to be slower than others, or to exceed the time limit of a call."""
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A reason for an exclusion: a short kind that several may share, and a detail."""
+    """The reason for an exclusion: a short kind, by which exclusions are grouped, and a detail."""
 
     kind: str
     detail: str = ""
@@ -56,10 +56,10 @@ class Exclusion:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A size from which on another implementation is faster; it lies between `low` and `high`."""
+    """A crossover: from this value of an axis on, between `low` and `high`, `after` is faster than `before`."""
 
     axis: str
-    at: float  # the estimate
+    at: float  # estimated value of the axis
     low: float
     high: float
     before: str
@@ -69,7 +69,7 @@ class Change(msgspec.Struct, frozen=True):
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """The factor by which another implementation is slower than the choice."""
 
-    ratio: float
+    ratio: float  # its time divided by the choice's
     low: float | None = None
     high: float | None = None
     verdict: Verdict
@@ -77,21 +77,21 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """The answer for one workload."""
+    """The recommended implementation for one workload, with the measurements behind it."""
 
     workload: Workload
     choice: str  # "" if nothing can be recommended
     standing: Standing | None
     reference: str  # PyTorch's own choice
-    seconds: dict[str, float]  # of a call, by implementation, as in the table of cells, the fastest first
+    seconds: dict[str, float]  # per call, by implementation, fastest first; the same as in the table of cells
     peaks: dict[str, float]  # peak bytes of a call beyond its inputs, by implementation, if measured
     excluded: dict[str, Exclusion]  # by implementation
-    first_s: dict[str, float] = field(default_factory=dict)  # of the first call, by implementation, if measured
+    first_s: dict[str, float] = field(default_factory=dict)  # seconds of the first call, by implementation
     compiles: bool = False  # whether the choice compiles code for each size
 
     @property
     def break_even(self) -> BreakEven | None:
-        """The break-even of the choice with PyTorch's own choice; None if they are the same, or it is not known."""
+        """The calls after which the choice has paid off against the baseline; None if it is the baseline or unknown."""
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
             return None
@@ -103,7 +103,7 @@ class Recommendation:
 
     @property
     def has_long_first_call(self) -> bool:
-        """Whether the choice compiles, or its first call takes many times as long as later ones."""
+        """Whether the choice compiles, or its first call takes as long as LONG_FIRST later calls."""
         first_s = self.first_s.get(self.choice, 0.0)
         return self.compiles or first_s >= LONG_FIRST * self.seconds.get(self.choice, math.inf)
 
@@ -114,7 +114,7 @@ class Recommendation:
 
     @property
     def runner_up(self) -> str:
-        """The next fastest implementation; "" if there is none."""
+        """The fastest implementation besides the choice; "" if there is none."""
         return next((name for name in self.seconds if name != self.choice), "")
 
     @property
@@ -125,7 +125,7 @@ class Recommendation:
     def lead(self, other: str) -> Lead | None:
         """The factor by which another implementation is slower than the choice; None if unknown.
 
-        If the choice is the leader, the interval is the one behind its verdict.
+        There is an interval only if the choice is the leader; the verdict then follows from it.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -163,8 +163,8 @@ class Recommendation:
 def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool = False) -> list[Recommendation]:
     """One recommendation for each requested workload, in the order of the plan.
 
-    `memory_bytes` limits the memory of a call beyond its inputs (0: no limit); with `is_deterministic`, its answers
-    must not vary.
+    `memory_bytes` limits the memory of a call beyond its inputs (0: no limit). `is_deterministic` excludes
+    implementations whose answers vary between calls.
     """
     reasons = {
         record.key: why
@@ -191,7 +191,7 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     order = sorted(seconds, key=seconds.__getitem__)
     peaks = {name: peak for name, record in records.items() if (peak := peak_bytes(record)) is not None}
     choice = next(iter(order), "")
-    if stands is not None:  # the leader; of several that are equal, the reference or the one that needs least memory
+    if stands is not None:  # among those equal to the leader: the reference, or else the one that needs least memory
         equal = [name for name, judged in stands.others.items() if judged.verdict is Verdict.equivalent]
         alike = [stands.leader, *equal]
         choice = reference if reference in alike else min(alike, key=lambda name: peaks.get(name, float("inf")))
@@ -209,7 +209,7 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
 
 
 def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
-    """The reason why a record's implementation is not a candidate; None if it is one."""
+    """Why a record's implementation is not a candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
@@ -226,19 +226,19 @@ def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> 
 
 
 def compiles(spec: str) -> bool:
-    """Whether an implementation compiles code for each size, by its name or the catalogue."""
+    """Whether an implementation compiles code for each size, as its option or the catalogue says."""
     base, option = variant(spec)
     return bool(option) or bool(catalogue()["facts"].get(base, {}).get("compiles"))
 
 
 def peak_bytes(record: Record) -> float | None:
-    """Bytes of a call beyond its inputs; None if they were not measured."""
+    """Peak memory of a call beyond its inputs, in bytes; None if it was not measured."""
     samples = record.samples(PEAK_MEMORY)
     return samples[0].value if samples else None
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """Comparisons of two implementations at each value of a ladder with samples of both.
+    """Comparisons of two implementations by value of the ladder's axis, where both have samples.
 
     Comparisons that other work may have disturbed are undecided.
     """

@@ -28,7 +28,7 @@ from attnbench.storage.records import (
 )
 
 LOST = "which {} lines or gaps were left out: a failure may have been among them"
-"""Warning about a run with a damaged journal."""
+"""End of the warnings about a run whose journal was damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,11 +46,11 @@ class Results:
     num_blocks: int = 0  # blocks with an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
-    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host name and place
+    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host name and hardware
     warnings: dict[Key, tuple[Warned, ...]] = field(default_factory=dict)  # warnings about suspicious times
     system_load: SystemLoad | None = None  # load from other work during the run
-    throttled: Mapping[str, int] = field(default_factory=dict)  # reasons by workload, as bits
-    accepted: tuple[events.BaselineAccepted, ...] = ()  # of a stored baseline and its predecessors
+    throttled: Mapping[str, int] = field(default_factory=dict)  # bits of the driver's reasons, by workload id
+    accepted: tuple[events.BaselineAccepted, ...] = ()  # in a stored baseline: its acceptance and earlier ones
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
 
@@ -83,12 +83,12 @@ class Results:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that measured the cells, in order; empty if the run was on this machine only."""
+        """Hosts that measured the cells, in the order of the records; empty unless the run used several machines."""
         return tuple(dict.fromkeys(record.host for record in self.records if record.host))
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """Environments of the records by fingerprint, in order; several if the machine changed."""
+        """Environments of the records by fingerprint, in the order of the records; several if the machine changed."""
         known = (record.environment for record in self.records if record.environment is not None)
         return {environment.fingerprint: environment for environment in known}
 
@@ -97,14 +97,14 @@ def read(path: Path) -> Results:
     """Read the run at `path`: its folder or its journal.
 
     Raises:
-        ValueError: see `storage.journal.events`.
-        DamagedError: see `storage.journal.events`; or the journal is empty.
+        ValueError: there is no journal.
+        DamagedError: the journal is damaged, empty, or of a newer schema.
     """
     return judge(path if path.is_dir() else path.parent, fold(journal_of(path)))
 
 
 def judge(folder: Path, state: State) -> Results:
-    """The run in a folder with this state, judged by today's rules.
+    """Judge the state of the run in `folder` by today's rules.
 
     Raises:
         DamagedError: the state has no run.

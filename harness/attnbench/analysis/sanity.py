@@ -24,21 +24,21 @@ from attnbench.units import percent, sanitize_line, show, significant
 from attnbench.workloads import counts
 
 SLACK = 2.0
-"""Factor by which the machine may be faster during timing than while its ceilings were measured: clocks and neighbours
-change. The spread of the ceiling widens it, and so does the load if there was more than one process for each core."""
+"""Factor by which the machine may be faster during timing than while its ceilings were measured, since clocks and other
+load change. The spread of the ceiling multiplies it, and so does the load if it exceeded one process per core."""
 READING = 1.5
-"""Reading alone may be this much faster than a copy, which may fetch each line before it is written."""
+"""Factor by which reading may be faster than copying, since a copy may fetch each cache line that it writes."""
 Warnings = dict[Key, tuple[Warned, ...]]
 
 FAULT_S = 0.25e-6  # least cost of a minor page fault
 NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
-"""Shares of the time spent on page faults: worth a note, and the largest credible estimate."""
+"""Share of the time spent on page faults above which there is a warning, and the upper limit of its estimate."""
 MOST = 0.5
 """A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
 ON_A_QUEUE = {
     Flag.host_bound: Warn.host_bound.says("host-bound: the device is done before the host has issued the call"),
     Flag.host_near: Warn.host_near.says(
-        "nearly host-bound: the device needs less than 5 times the time in which the host issues the call"
+        "nearly host-bound: the call takes less than 5 times as long on the device as the host takes to issue it"
     ),
     Flag.not_hidden: Warn.device_waited.says("the device waited for the host while it was timed"),
     Flag.waits: Warn.host_waits.says(
@@ -46,16 +46,16 @@ ON_A_QUEUE = {
     ),
 }
 APART, SHORTEST_S = 0.1, 20e-6
-"""Largest relative difference between a time and the sum of its kernels, which is uncertain in shorter calls."""
-FALL = 0.05  # if a clock falls by more within a visit, it affects the times
+"""Largest relative excess of a call's kernel time over its time; sums of kernels below SHORTEST_S are not judged."""
+FALL = 0.05  # largest relative fall of a clock within a visit that does not affect times
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLoad:
     """Shares of the time of all processors, and the least memory that was free at the start of a process."""
 
-    stolen: float  # by the hypervisor
-    others: float
+    stolen: float  # share used by the hypervisor
+    others: float  # share used by other processes
     free_bytes: int
 
 
@@ -98,7 +98,7 @@ def flag_impossible_times(
 ) -> tuple[tuple[Record, ...], Warnings]:
     """Mark impossible times `invalid` and remove their numbers; return the records and the warnings by cell.
 
-    `ceilings` are by host and place; `slow` are the warnings of `slowdown_warnings` by workload.
+    `ceilings` are by host name and hardware; `slow` are the warnings of `slowdown_warnings` by workload id.
     """
     kept, warnings = [], Warnings()
     for record in records:
@@ -121,10 +121,10 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Yield work on other streams and rates above a ceiling as warnings, each with whether it is certain."""
+    """Yield warnings about work on other streams and rates above a ceiling; the flag says if the time must be wrong."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
-        text = "it leaves work on another stream, on which the device is busy when the current one is done"
+        text = "it leaves work on another stream, which is still running when the current stream is done"
         yield Warn.other_stream.says(f"its time is not known: {text}"), True
         return
     if not (samples := record.samples(LATENCY)):
@@ -150,7 +150,7 @@ def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iter
 
 
 def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
-    """All warnings about an ok cell."""
+    """Warnings about a cell that follow from its record and its `time`; none unless its status is ok."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -162,14 +162,14 @@ def warnings_of(record: Record, time: Estimate | None) -> Iterator[Warned]:
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     seen = record.operators
     if seen is not None and seen.kernel_s >= SHORTEST_S and seen.kernel_s > (1 + APART) * time.point:
-        text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+        text = f"its kernels take {show(seen.kernel_s, 's')} by the profiler, more than its time: part may be untimed"
         yield Warn.kernels_longer.says(text)
     yield from _faults(record, Samples.of(latency.samples), time)
     native, dtype = None if record.environment is None else record.environment.native_dtypes, record.workload.dtype
     with suppress(ValueError):  # the run may name a device that is not installed here
         is_slow = native is not None and dtype in {"bfloat16", "float16"} - {*native}
         if is_slow and device(record.workload.device).is_host:
-            yield Warn.device_precision.says(f"{dtype} has no hardware here and may run reference loops")
+            yield Warn.device_precision.says(f"this processor has no {dtype} arithmetic and may run slow fallback code")
     if seen is not None and seen.copies:
         yield Warn.copies.says(sanitize_line(f"its time includes copies: {seen.copies}"))
     for measurement in record.measurements:
@@ -182,7 +182,7 @@ def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
 
 
 def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
-    """Reasons to distrust times from the device states of a workload's visits; ratios are less affected."""
+    """Yield warnings about times from the device states of a workload's visits; ratios are less affected."""
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]
     if falls and (typical := median(falls)) > FALL:
@@ -208,5 +208,5 @@ def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned
     if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
-    hint = "" if retains else ": --conditions retain"
+    hint = "" if retains else ": try --conditions retain"
     yield Warn.page_faults.says(f"{num_faults:,.0f} page faults a call (about {percent(share)} of the time){hint}")

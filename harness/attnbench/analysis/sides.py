@@ -1,4 +1,4 @@
-"""Two states of the code, cell by cell: cells that were lost, went wrong or were not tried."""
+"""Match the cells of two states of the code, and find those that were lost, went wrong or were not tried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from attnbench.storage.records import BASE, Record, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A cell of two states of the code; it may be missing in one."""
+    """The records of one cell in two states of the code; one of them may be missing."""
 
     key: tuple[str, str]  # workload id and implementation
     base: Record | None
@@ -22,7 +22,7 @@ class Match:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the cell is ok in both."""
+        """Whether the cell is ok in both states."""
         return [record.status for record in self.records] == [Status.ok, Status.ok]
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Match:
 
 
 def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
-    """Match the cells of both by workload and implementation, the base's first; the side is ignored."""
+    """Match the cells of two states by workload and implementation, the base's first; sides are ignored."""
     before = {(record.workload.id, record.implementation): record for record in base}
     after = {(record.workload.id, record.implementation): record for record in candidate}
     return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]

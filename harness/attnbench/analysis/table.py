@@ -1,8 +1,8 @@
 """The table of cells: one row for each cell of a run, the source of every report, plot, export and history.
 
 A row has every axis of the workload, the status, the times, every measured metric, counts, rates and the operators that
-ran. (all axes, implementation, side) is unique within a run. A missing value is NaN or NA in the table and None in
-`rows`, never 0. Shape of the data: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
+ran. Within a run, no two rows share all axes, implementation and side. A missing value is NaN or NA in the table and
+None in `rows`, never 0. Form of the table: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
 
 pandas is imported inside the functions: its import takes as long as reading a small run, and neither measuring nor
 comparing needs it.
@@ -39,11 +39,11 @@ Row = dict[str, Any]  # a row of the table by column; None where a value is miss
 AXES = Workload.__struct_fields__
 LENGTHS = ("seq_len", "kv_len")
 GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
-"""Cells of one group differ only in length, implementation and side."""
+"""Axes that the cells of a group share; they differ only in length, implementation and side."""
 CELL = (*AXES, "implementation", "side")  # columns that identify a row within a run
 
 TEXT, NUMBER, NEVER_MISSING = "string", "float64", ""
-"""Types of columns: a text or a number that may be missing; a number, a truth value or a text that every cell has."""
+"""Types of columns: TEXT and NUMBER may be missing; NEVER_MISSING is a number, a boolean or a text in every row."""
 IDENTITY = {
     **dict.fromkeys(("run", "commit", "time", "workload", "implementation", "side", "host"), TEXT),
     **dict.fromkeys(AXES, NEVER_MISSING),
@@ -72,11 +72,11 @@ CELL_COLUMNS = {
 Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
-baseline's latency, comparable between cells of one workload. `margin` is the difference that matters, `reason` why a
-comparison is undecided, `doubtful` why a cell's own time is doubtful.
-`is_same_kernel` says that the same operators ran as for the baseline, `allocator` how freed memory was handled.
-`matmul_share` is of the fastest matrix product of the run. `error_ratio` is the largest error / tolerance over
-`num_tensors` tensors, missing if an error is not finite.
+baseline's latency, comparable between cells of one workload. `margin` is the smallest relative difference that matters,
+`reason` why a comparison is undecided, `doubtful` why a cell's own time is doubtful. `is_same_kernel` says that the
+baseline ran the same operators, `allocator` how freed memory was handled. `matmul_share` is `flops_per_s` divided by
+the rate of the run's fastest matrix product. `error_ratio` is the largest error / tolerance over `num_tensors` tensors,
+missing if an error is not finite.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
@@ -113,7 +113,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 
 
 def samples(*paths: Path | str) -> "pd.DataFrame":
-    """Every raw sample of every metric, in time order within its cell, with its place.
+    """Every raw sample of every metric, in time order within its cell, with its process, visit, block and slot.
 
     Raises:
         ValueError: nothing can be read there; the message explains why.
@@ -152,7 +152,7 @@ def metric_columns(results: Results) -> list[MetricColumn]:
 
 
 def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dict[tuple[str, str], list[T]]:
-    """Group cells that differ in one length only; a key is the axis of that length, and the other length ("T=1") or "".
+    """Group cells by the length that varies: a key is its axis, and the other length if that differs ("T=1"), or "".
 
     The axis is kv_len in decoding, where all have the same query length; otherwise it is seq_len.
     """
@@ -243,7 +243,7 @@ def _identity(record: Record) -> Row:
 
 
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
-    """Time and rate of a cell, also as a share of the fastest matrix product; without a time only counts."""
+    """Time and rate of a cell, also as a share of the fastest matrix product; without a time, counts of 0."""
     if time is None:
         return {"num_samples": 0, "num_visits": 0, "num_processes": 0}
     flops_per_s = counts.useful_flops(record.workload) / time.point
@@ -264,7 +264,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
 
 
 def _of_batch(record: Record, time: Estimate | None, results: Results) -> Row:
-    """The rates of a batch of requests: bytes of keys and values, their share of a copy's rate, and new tokens."""
+    """Rates of a batch of requests: cache bytes per second, also as a share of a copy's rate, and tokens per second."""
     if time is None or not record.workload.requests:
         return {}
     num_bytes = counts.cache_bytes(record.workload)
@@ -293,7 +293,7 @@ def _verdict(compared: Comparison | None) -> Row:
 
 
 def _paid(found: BreakEven | None) -> Row:
-    """The calls after which a cell has paid for its first call, if that was measured."""
+    """The calls after which a cell's first call has paid off; empty if first calls were not measured."""
     if found is None:
         return {}
     numbers = {"paid_after_calls": found.calls, "paid_after_low": found.low, "paid_after_high": found.high}

@@ -14,12 +14,12 @@ from attnbench.devices import platforms
 platforms.require()
 
 HELPERS = ("frame", "options", "repro", "running", "terminal")
-"""Modules here that are no commands; importing them is slow."""
+"""Modules of this package that are not commands; importing them is slow."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A function whose signature and docstring are a command (frame.py), and its place: hundreds are groups."""
+    """A function whose signature and docstring define a command (frame.py); hundreds of `order` are groups in help."""
 
     function: Callable[..., Any]
     order: int
@@ -27,7 +27,7 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON; quiet omits progress, tables and notes; verbose adds steps."""
+    """The form of the output: JSON or text; quiet omits progress, tables and notes, verbose adds each step."""
 
     is_json: bool = False
     is_quiet: bool = False
@@ -62,11 +62,11 @@ EXIT_CODES = {
 RETIRED = {
     "list -i": "attnbench check FILE.py says what its implementations cover",
     "run --dry-run": "attnbench list sweeps has the sizes of sweeps, and --budget 0 ends a run after the check",
-    "history --smallest": "attnbench history counts a change of level by 2 % or more",
+    "history --smallest": "attnbench history always reports changes of level above 2 %",
     "baseline": 'attnbench gate --accept --reason "..." stores the baseline',
     "calibrate": "attnbench run predicts the cost of a cell from shorter lengths by itself",
-    "cluster": "attnbench doctor --cluster ADDRESS looks at the hosts",
-    "crossover": "attnbench fastest A B --along AXIS finds where two change places",
+    "cluster": "attnbench doctor --cluster ADDRESS examines the hosts",
+    "crossover": "attnbench fastest A B --along AXIS finds the size from which the other is faster",
     "demo": "follow the README, or docs/guide.md",
     "export": "attnbench report --format NAME writes a run for another tool",
     "salvage": "attnbench report RUN --salvage keeps the intact parts",

@@ -1,4 +1,4 @@
-"""`attnbench check`: is it right?"""
+"""`attnbench check`: compare implementations with a float64 oracle."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -54,16 +54,16 @@ def check(
 
     Options:
         goes_on (--all): Check every cell, even after a wrong answer.
-        is_invariance: Is a query's answer the same to the last bit whatever the batch, the padding, the chunk?
+        is_invariance: Check only whether a query's answer is the same to the last bit in any batch, padding or chunk.
         is_interpreted (--interpret): Run kernels of Triton in its interpreter, without a GPU, and at small sizes.
         empty_rows: zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding.
         hidden_nan: reject: a NaN in a hidden key or value, as in an unused part of a cache, must not reach the output.
-        report (FILE): Write the verdicts by device and dtype, with all versions, into FILE.md. Alone: on PyTorch's own
-            attention, all SDPA backends, nn.MultiheadAttention, flex and compiled.
+        report (FILE): Write the verdicts by device and dtype, with all versions, into FILE.md. By default these are on
+            PyTorch's own attention: all SDPA backends, nn.MultiheadAttention, flex and compiled.
         repro (DIR): Write a script into DIR/NAME that shows the first wrong tensor of each implementation with torch
             alone, to attach to a bug report.
-        replay (FILE): Check functions on captured inputs with their strides: a dictionary that torch.save wrote, of
-            query, key, value, and if the call had them mask, scale, is_causal and gradient.
+        replay (FILE): Check functions on captured inputs with their strides. torch.save wrote the file: a dictionary of
+            query, key, value and, if the call had them, mask, scale, is_causal and gradient.
 
     Examples:
         attnbench check mine.py:attention
@@ -114,7 +114,7 @@ def _execute(
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
-    """Certify every implementation of a plan at each of its shapes, and return the code of the findings."""
+    """Certify the invariance of every implementation at each shape of a plan; return the exit code."""
     certificates = []
     for shape, spec in product(one_off_tasks.shapes(planned.workloads), planned.implementations):
         running.print_note(f"trying {spec} at {shape.id}")
@@ -179,7 +179,7 @@ def _conclude(
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
     """Options for a report: the sweep `stock`, unless anything else is selected."""
-    if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # before hours of work
+    if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # now, not after hours of work
         allowed = f"give a file that ends in {stock.SUFFIX}, in a folder that exists"
         raise ValueError(f"--report {report} is not allowed: {allowed}")
     selects = {"--sweep", "--model", "--implementation", "names"} & options.typed
@@ -204,7 +204,7 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """All usable specs in the named files, their declarations, and the problems of the others by name."""
+    """The usable ones of the named specs, their declarations, and the problems of the others by name."""
     candidates: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):

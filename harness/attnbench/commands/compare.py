@@ -1,4 +1,4 @@
-"""`attnbench compare`: two states of the code, side by side in one session."""
+"""`attnbench compare`: measure two states of the code side by side in one session."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def compare(
     """
     try:
         measured = _measured(base, candidate, options, results, resume)
-    except Exception as error:  # any exit code but 125 would say that the revision is bad
+    except Exception as error:  # any other code from 1 to 127 would mean a bad revision
         if not is_bisecting or isinstance(error, typer.Exit):
             raise
         typer.echo(f"cannot be judged: {error}", err=True)

@@ -1,4 +1,4 @@
-"""`attnbench doctor`: is this machine, or a cluster, fit to measure?"""
+"""`attnbench doctor`: examine whether this machine, or a cluster, is fit to measure."""
 
 import math
 import os
@@ -25,7 +25,7 @@ NOISY_SHARE = 0.02
 AGAIN, AGAIN_S = "the same again", 10.0
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
-NOISE_ERROR = 0.05  # two-sided error of the interval of the noise
+NOISE_ERROR = 0.05  # two-sided error probability of the noise's interval
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
 """Settings, with prefixes of their values, that keep idle threads spinning forever."""
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """All findings, in order. Takes about fifteen seconds."""
+    """Examine this machine for about fifteen seconds; return all findings, in the order of the table."""
     import psutil
 
     from attnbench.devices import environment  # needs torch
@@ -71,7 +71,7 @@ def examine() -> list[Finding]:
     if here.num_threads > cores:
         advice["threads"] = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}"
     if spins:
-        why = "idle threads keep their cores from the next timed call"
+        why = "idle threads go on spinning and slow down the next timed call"
         advice["thread and malloc settings"] = f"{why}: unset {', '.join(spins)}"
     if hasattr(psutil.cpu_times(), "steal"):
         stolen = psutil.cpu_times_percent(interval=1.0).steal
@@ -83,7 +83,7 @@ def examine() -> list[Finding]:
 
 
 def limits() -> str:
-    """Limits of the container, which are those of its cgroups, and of the affinity mask."""
+    """Describe the limits that the container's cgroups and the affinity mask set; "no limits" without any."""
     import psutil
 
     quota, (free, whole) = containers.quota(), containers.memory()
@@ -96,7 +96,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """The apparent difference of two arms with identical code, measured as in a run, threads included."""
+    """Compare two arms with identical code, measured as in a run, threads included; their difference is noise."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison
@@ -109,13 +109,13 @@ def noise_floor() -> Finding:
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """Findings from a comparison of the baseline with itself."""
+    """The finding that follows from a comparison of identical code."""
     ratios = numbers(compared.samples, Arm(implementation=AGAIN), compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))
     discarded, blocks = sum(map(len, compared.gauge.discarded.values())), compared.gauge.num_blocks
     disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
-    value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
+    value = f"times of identical code differ by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
     advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
     if discarded > MANY * blocks:
         advice = "other work disturbs this machine: do not rely on times that are measured now"
@@ -137,11 +137,11 @@ def differences(hosts: Mapping[str, Iterable[Finding]]) -> list[str]:
 
 
 def doctor(*, address: str = "") -> ExitCode:
-    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds.
+    """Check for fifteen seconds whether this machine is fit to measure: load, threads, timer, clocks and noise floor.
 
     Options:
-        address (--cluster ADDRESS): Look at every host of a Ray cluster, and whether they are comparable: auto or
-            HOST:PORT.
+        address (--cluster ADDRESS): Examine every host of a Ray cluster, and whether they are comparable. ADDRESS is
+            auto or HOST:PORT.
     """
     if address:
         from attnbench.cluster import driver

@@ -1,4 +1,4 @@
-"""`attnbench explain`: what a word on a screen means."""
+"""`attnbench explain`: look up the meaning of a word on a screen."""
 
 from attnbench.commands import Command
 from attnbench.commands.frame import present

@@ -1,4 +1,4 @@
-"""`attnbench fastest`: one recommendation for these shapes on this machine, or where two change places."""
+"""`attnbench fastest`: recommend an implementation for these shapes, or find the size from which another is faster."""
 
 import math
 from collections import Counter
@@ -42,18 +42,18 @@ def fastest(
     results: Path = Path("results"),
     resume: str | None = None,
 ) -> Conclusion:
-    """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
+    """Recommend an implementation for these shapes on this machine, with its lead, certainty and memory.
 
-    The answer takes a minute at most. With --along, it is the size at which two implementations change places. With
-    --policy, a sweep's answers are learned as a policy: a table of winners.
+    The answer takes a minute at most. With --along, it is the size at which the faster of two implementations changes.
+    With --policy, a sweep's answers are learned as a policy: a table of winners.
 
     Options:
-        memory (SIZE): Exclude implementations that need more beyond their inputs, as in 512MiB or 8GiB.
+        memory (SIZE): Exclude implementations that need more memory beyond their inputs, as in 512MiB or 8GiB.
         is_deterministic: Exclude implementations whose answer to the same input varies.
-        along (AXIS): Find the size at which each pair of the named implementations changes places: length (query and
-            key), seq_len, kv_len, num_heads, batch_size or head_dim.
-        low (--from N): Where --along begins. 0: by the axis.
-        high (--to N): Where --along ends. 0: by the axis.
+        along (AXIS): Find the size at which the faster one of each pair of the named implementations changes: length
+            (query and key), seq_len, kv_len, num_heads, batch_size or head_dim.
+        low (--from N): First size of --along. 0: depends on the axis.
+        high (--to N): Last size of --along. 0: depends on the axis.
         policy (FILE): Learn a policy from all workloads, and write it here.
 
     Examples:
@@ -112,13 +112,13 @@ def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
         file=str(file),
         chosen=dict(Counter(row.winner for row in table.rows).most_common()),
         workloads=len(table.rows),
-        regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # of one workload there is none
+        regret=structs.asdict(table.regret) if len(table.rows) > 1 else None,  # undefined for one
         seconds=table.evidence.seconds,
     )
 
 
 def read_first_calls(session: Session, *, memory_bytes: int, is_deterministic: bool) -> None:
-    """Read the first calls of each choice that is not PyTorch's own, and of PyTorch's own there (before it)."""
+    """At each shape where the choice is not the baseline, measure the first calls of the baseline and of the choice."""
     results = judge(session.journal.path.parent, session.state)
     cells = []
     for each in recommend(results, memory_bytes=memory_bytes, is_deterministic=is_deterministic):
@@ -181,8 +181,8 @@ def _policy_sentence(policy: verdict.Policy) -> str:
     text = f"Policy: {chosen} of {policy.workloads} shape{'s' * (policy.workloads > 1)}"
     if regret := policy.regret:
         text += f"; on average, calls chosen by the nearest other shape are {percent(regret['mean'])} slower than the "
-        text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always taken)"
-    return f"{text}. The table is {policy.file}."
+        text += f"fastest ({percent(regret['sdpa_mean'])} if sdpa is always chosen)"
+    return f"{text}. The table is in {policy.file}."
 
 
 COMMAND = Command(fastest, order=10)

@@ -26,7 +26,7 @@ PANELS = {
 }
 """Long option names, or parameters, by the title of their group in help; all other options are in the group How."""
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
-"""The least values of numbers; of all others, 0."""
+"""Smallest allowed values of numeric options; 0 for all others."""
 QUANTITIES = {"SIZE": "size", "SECONDS": "duration", "SHARE": "share"}
 """Metavars of options that are written with a unit: bytes, seconds or a share."""
 SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
@@ -54,9 +54,9 @@ def sections(text: str) -> tuple[str, dict[str, tuple[list[str], str]], list[str
 
 
 def to_typer_command(command: Command) -> tuple[Callable[..., None], list[str]]:
-    """The command in a form that typer can read, and its examples.
+    """Convert a command to a function that typer can read; return it with the command's examples.
 
-    The function returns its exit code, a conclusion, or None for a pass.
+    The command's own function returns an exit code, a conclusion, or None for a pass.
     """
     function = command.function
     text, options, examples = sections(function.__doc__ or "")
@@ -139,7 +139,8 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
     """Print the last sentence, and exit with the code of its ending.
 
-    After a screen, or with --json, it is printed on standard error, and only if the command did not pass.
+    With `is_silent`, as after a screen, or with --json, the sentence goes to standard error, and only if the command
+    did not pass.
     """
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:

@@ -1,4 +1,4 @@
-"""`attnbench gate`: a comparison that passes or fails, and the baseline that it compares with."""
+"""`attnbench gate`: compare two runs, or a run with its stored baseline, and pass or fail."""
 
 from pathlib import Path
 
@@ -47,10 +47,10 @@ def gate(
         present(lambda: {"baseline": str(written)}, lambda: typer.echo(f"Baseline: {written}; commit it"))
         return ExitCode.passed
     if reason:
-        raise ValueError("--reason is that of a new baseline: give --accept, too")
+        raise ValueError("--reason explains a new baseline: give --accept, too")
     *before, after = map(read, paths)
     if len(before) > 1:
-        raise ValueError(f"gate takes two runs at most, and {len(paths)} were given: BASE and CANDIDATE")
+        raise ValueError(f"gate compares two runs, but {len(paths)} were given: give BASE and CANDIDATE")
     if not before and after.plan.sides is not None:
         decision = judge_sides(after, allowed)
     else:

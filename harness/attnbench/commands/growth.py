@@ -1,4 +1,4 @@
-"""`attnbench growth`: how memory grows with length, and where a limit is reached."""
+"""`attnbench growth`: fit how memory grows with length, and predict where a limit is reached."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def growth(
     Calls are those of inference, unless --set direction says otherwise: training keeps more.
 
     Options:
-        memory_limit (SIZE): The limit on memory, as in 2GiB; 0: three quarters of the free memory.
+        memory_limit (SIZE): The limit on memory, as in 2GiB; 0: three quarters of the free memory on the CPU.
     """
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])

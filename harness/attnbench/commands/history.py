@@ -1,4 +1,4 @@
-"""`attnbench history`: a metric over stored runs, with its change points."""
+"""`attnbench history`: follow a metric over stored runs, and find its change points."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`attnbench inspect`: one sentence, step by step."""
+"""`attnbench inspect`: walk through attention over one sentence, step by step."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`attnbench list`: implementations, sweeps, axes, masks and plugs."""
+"""`attnbench list`: list implementations, sweeps, axes, masks, models, metrics or reports."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -61,9 +61,8 @@ QUESTIONS |= {
     for name in names()
     if name != Workload().device and not device(name).untried
 }
-"""Columns: whether the implementation supports a small workload with these axes, by default in inference. The first
-needs scope attention, as does `layout`, which only that scope has; the others use scope module, which all
-implementations have."""
+"""Columns of the table: whether an implementation supports a small workload with these axes, by default in inference.
+"attention only" and "layout" need scope attention; the others use scope module, which all implementations have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
 MASKS = ("none", "causal")
 """Masks to try for a column without a mask: some implementations support only one of them."""
@@ -120,7 +119,7 @@ def entries(what: str) -> list[dict[str, str]]:
 
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """Support of each implementation, by name or path/to/file.py:Name: supported features, reasons, and source."""
+    """A row for each implementation (a name or path/to/file.py:Name): yes or no by feature, reasons, and source."""
     from attnbench.case import reason_against
     from attnbench.contract.loading import implementation
 

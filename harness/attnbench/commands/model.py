@@ -1,4 +1,4 @@
-"""`attnbench model`: attention inside a real model."""
+"""`attnbench model`: check and time attention inside a real model."""
 
 from pathlib import Path
 from typing import Literal

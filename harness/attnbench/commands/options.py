@@ -22,8 +22,8 @@ class SelectionOptions:
 
     Options:
         sweep (NAME|FILE): A sweep (attnbench list sweeps), or a TOML file.
-        settings (--set AXIS=V,V): Values of an axis (attnbench list axes); may be repeated. Alone: exactly these. With
-            --sweep: only its workloads with these values. device alone: the usual workloads there.
+        settings (--set AXIS=V,V): Values of an axis (attnbench list axes); may be repeated. Without --sweep: exactly
+            these shapes. With --sweep: only its workloads with these values. device alone: the usual workloads there.
         model (NAME[:PHASE]): Shapes of a model's attention: a preset (attnbench list models) or a Hugging Face
             config.json. PHASE is prefill (the default), decode or training.
         implementations (--implementation -i NAME|FILE.py:NAME): May be repeated. NAME+compile: with torch.compile.
@@ -76,7 +76,7 @@ class SelectionOptions:
         return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
     def with_settings(self, *settings: str) -> Self:
-        """These options, and further settings unless --set, --model or --sweep chooses shapes."""
+        """Add settings, unless --set, --model or --sweep already chooses shapes."""
         is_chosen = self.has_shapes or "--sweep" in self.typed
         return self if is_chosen else replace(self, settings=[*settings, *(self.settings or ())])
 
@@ -84,7 +84,7 @@ class SelectionOptions:
         """The plan of these options.
 
         Raises:
-            ValueError: see `fields` and build_plan.
+            ValueError: an option has a value that is not allowed, or two options exclude one another.
         """
         return build_plan(**self.fields(**more))
 
@@ -95,12 +95,12 @@ class SelectionOptions:
             ValueError: both --model and --sweep are given.
         """
         if self.model and "--sweep" in self.typed:
-            raise ValueError("--model and --sweep: give one of them")
+            raise ValueError("--model and --sweep exclude one another: give one of them")
         others = {"context", "names", "implementations", "model", "conditions"}
         values = {name: value for name, value in vars(self).items() if value is not None and name not in others}
         if "implementations" not in more:
             values["implementations"] = self.named
-        values.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # unpredictable inputs prove more
+        values.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # no code can rely on unpredictable inputs
         values["is_exact"] = bool(self.context) and "--sweep" not in self.typed
         name, _, phase = self.model.rpartition(":")
         values |= {"model": name, "phase": phase} if phase in PHASES else {"model": self.model}
@@ -112,15 +112,15 @@ class TimingOptions(SelectionOptions):
     """Selection and timing options.
 
     Options:
-        budget_s (--budget SECONDS): Wall time of the run, once torch is imported (3 s). It ends earlier when all is
-            decided. Default: the sweep's.
+        budget_s (--budget SECONDS): Wall time of the run, once torch is imported (3 s). The run ends earlier when all
+            verdicts are decided. Default: the sweep's.
         smallest_effect (SHARE): Differences below this share count as equal. Default: the sweep's, or 0.02.
-        num_rounds (--rounds N): Fewest processes for each cell: a verdict needs 4, and a gate is good with 8.
+        num_rounds (--rounds N): Fewest processes for each cell: a verdict needs 4, and a gate should have 8.
         conditions (WORD,WORD): Conditions of timed calls: cold (empty caches), graph (a CUDA graph), sustained (until
             clocks settle), an allocator (system, steady or retain), and process or shared (one process for all code,
             if you trust it).
-        is_refereed (--referee): For code that wants to win: times are the coordinator's, over samples of 20 ms on
-            inputs that nobody could know before, and some outputs are judged afterwards. It takes longer.
+        is_refereed (--referee): For code that may cheat: another process measures the times, over samples of 20 ms on
+            inputs that the code cannot know before, and some outputs are judged afterwards. Takes longer.
     """
 
     budget_s: float | None = None
@@ -133,7 +133,7 @@ class TimingOptions(SelectionOptions):
         """The parameters of build_plan that these options set, with the conditions.
 
         Raises:
-            ValueError: there is no such condition, two exclude each other, or see SelectionOptions.
+            ValueError: a condition is unknown, two conditions exclude each other, or as in SelectionOptions.
         """
         fields = {word: field for field, words in CONDITIONS.items() for word in words}
         chosen: dict[str, str] = {}

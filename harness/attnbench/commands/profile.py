@@ -1,4 +1,4 @@
-"""`attnbench profile`: traces of chosen cells."""
+"""`attnbench profile`: show where the time of a call goes, and record traces."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`attnbench report`: the reports of a stored run, of several parts of one, or its cells for another tool."""
+"""`attnbench report`: rebuild the reports of a stored run, join several runs, or export the cells for another tool."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MAY_DIFFER = {
     "left_out": {},
     "false_share": FALSE_SHARE,
 }
-"""Fields of a plan that runs over parts of it need not share, with a value for comparison."""
+"""Fields in which the plans of joined runs may differ; before a comparison they are set to these values."""
 
 
 def report(
@@ -43,11 +43,11 @@ def report(
     """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch.
 
     Options:
-        runs ([RUN]...): Names or folders; of several, one report of all. Default: newest. Files of check --report: what
-            differs between them.
+        runs ([RUN]...): Names or folders; several are joined into one report. Default: newest. For files of check
+            --report, print what differs between them.
         to (PATH): Write to this folder, with a copy of the journal; with --format, a file.
         kind (--format NAME): Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot,
-            memory_plot or ratio_plot. Without --to a text is printed, and a picture is put into the run.
+            memory_plot or ratio_plot. Without --to a text is printed, and a picture is written into the run's folder.
         is_salvaged (--salvage): Write the intact parts of a damaged RUN into a new one, RUN-salvaged.
     """
     names = runs or []
@@ -94,7 +94,7 @@ def _join(runs: Sequence[Path]) -> Path:
         if not has_finished:
             raise ValueError(f"{run} has not finished: continue it first (attnbench run --resume {run.name})")
         if _common(plan) != _common(plans[0]):
-            raise ValueError(f"{run} and {runs[0]} are no parts of one run: they differ in more than their shapes")
+            raise ValueError(f"{run} and {runs[0]} are not parts of one run: they differ in more than their shapes")
     workloads = tuple(workload for plan in plans for workload in plan.workloads)
     places = Counter(workload.id for workload in workloads)
     if twice := [name for name, number in places.items() if number > 1]:

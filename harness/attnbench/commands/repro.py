@@ -20,7 +20,7 @@ from attnbench.storage.records import Agreement, Grade, Record, Status, TensorEr
 def scripts(results: Results, folder: Path) -> Iterator[str]:
     """Write a script for the first wrong tensor of each implementation; yield a line for each.
 
-    Implementations without a wrong tensor have no line; a line says why there is no script.
+    If no script could be written, the line says why. Implementations without a wrong tensor have no line.
     """
     done: set[str] = set()
     reasons: dict[str, str] = {}
@@ -54,7 +54,7 @@ def _worst(record: Record) -> tuple[str, TensorError] | None:
 
 
 def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
-    """Run one of our modules in a process, with a request as JSON; return how it ended, and its last line."""
+    """Run a module of attnbench in a new process, with a request as JSON; return its status and last line of output."""
     command, encoded = [sys.executable, "-P", "-m", module, *arguments], msgspec.json.encode(request)
     try:
         ended = subprocess.run(command, input=encoded, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
@@ -69,7 +69,7 @@ def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
     """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
 
     Raises:
-        ValueError: these are no inputs of attention, or it overflows in their dtype.
+        ValueError: the file does not hold inputs of attention, or attention overflows in their dtype.
     """
     saved = replay.load(file)
     right = replay.reference(saved)

@@ -32,8 +32,8 @@ def run(
     Options:
         baseline (NAME): The implementation that others are compared with; it always takes part. Default: the
             sweep's, mostly sdpa.
-        metrics (NAME,NAME): Read these metrics, too (attnbench list metrics). first_call: what first calls cost, and
-            after how many calls a compiled form has paid for its own; up to a third of the budget.
+        metrics (NAME,NAME): Read these metrics, too (attnbench list metrics). first_call: the time of first calls, and
+            after how many calls a compiled implementation has paid off; takes up to a third of the budget.
         cluster (--cluster --shard ADDRESS|K/N): Measure on the hosts of a Ray cluster: auto, HOST:PORT or
             ray://HOST:PORT (needs the extra cluster). K/N: only every N-th shape from the K-th on, in one of N jobs;
             attnbench report RUN RUN ... joins them.
@@ -60,7 +60,7 @@ def run(
     counts = f"shapes: {len(planned.workloads)}, implementations: {len(planned.implementations)}"
     running.print_note(f"{counts}, {within}into {folder}")
     if not cluster and (folder / HOSTS).exists():
-        raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
+        raise ValueError(f"{folder} was run on a cluster: name the cluster again with --cluster")
     measured = running.measure(planned, folder, cluster=cluster)
     end = exit_status.of_run(measured)
     running.print_report(measured, end, lambda: terminal.print_results(measured))

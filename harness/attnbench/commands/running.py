@@ -74,7 +74,7 @@ def execute(
                     )
     except OSError as error:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
+            raise ValueError(f"{folder} was removed during the run: start a new run") from None
         again = "; ".join(filter(None, ["free some room or fix it", hint]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {again}") from None
     return read(folder)
@@ -91,7 +91,7 @@ def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
 
 @contextmanager
 def interruptible(hint: str, show: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Inside the context, an interruption shows what there is, and prints the hint.
+    """On an interruption inside the context, call `show`, print the hint, and exit.
 
     Raises:
         typer.Exit: the user interrupted it.
@@ -114,12 +114,12 @@ def print_partial(results: Results) -> None:
 
 
 def how_to_resume(plan: Plan, folder: Path) -> str:
-    """How to continue an unfinished run."""
+    """The hint on how to continue an unfinished run, with the command."""
     return f"finished cells are kept; continue with: {plan.resume_command(str(folder))}"
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """Print a note for each kind of device that has never been tried: it says what should work there."""
+    """Print a note for each device on which attnbench has never been tried: what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)

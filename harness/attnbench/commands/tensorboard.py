@@ -1,4 +1,4 @@
-"""`attnbench tensorboard`: a viewer for traces."""
+"""`attnbench tensorboard`: show traces in TensorBoard."""
 
 import json
 from pathlib import Path

@@ -22,9 +22,9 @@ NOT_ON_TERMINAL = {*summary.ON_PAGE_ALONE, "error", "notes"}
 
 
 def say(text: str, style: str = "", console: Console | None = None) -> None:
-    """Print a line without control characters; it may begin a paragraph.
+    """Print a line without control characters; newlines and spaces at its start are kept.
 
-    On a terminal it wraps between words, with its own indentation.
+    On a terminal the line wraps between words, and continues with the same indentation.
     """
     console, lead = console or Console(), text[: len(text) - len(text.lstrip("\n "))]
     text, indent = sanitize_line(text), lead.replace("\n", "")
@@ -125,9 +125,9 @@ def _print_mistakes(records: Iterable[Record]) -> None:
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
-    """Key of cells with the same mistake of one implementation."""
+    """A key that cells of one implementation share if they show the same mistake."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
-    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # sizes
+    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # no sizes
     return record.implementation, record.status, *(mistakes or (message,))
 
 

@@ -1,6 +1,6 @@
-"""The interface of reports: a module with an upper-case REPORT is a report, named by its stem, or holds several.
+"""The interface of reports: a module with a constant REPORT is a report, named by its stem, or holds several by name.
 
-Idea of reporting through a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
+Source of the small, open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
 import io
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure, ready for a page."""
+    """A figure with its title and caption."""
 
     title: str
-    caption: str  # note for readers: unmeasured points, the meaning of bars
+    caption: str  # title, subtitle, and notes on missing points and the meaning of bars
     figure: "Figure"
 
     @cached_property
     def png(self) -> bytes:
-        """The picture at 160 dots per inch, drawn once."""
+        """The picture as a PNG file at 160 dots per inch, drawn only once."""
         return self._drawn("png")
 
     def _repr_png_(self) -> bytes:
@@ -38,12 +38,12 @@ class Picture:
         """Write the picture as .png, .svg or .pdf, by the suffix of the path; return the path.
 
         Raises:
-            OSError: it cannot be written.
-            ValueError: the suffix is another.
+            OSError: the file cannot be written.
+            ValueError: the path has another suffix.
         """
         suffix = Path(path).suffix
         if suffix not in {".png", ".svg", ".pdf"}:
-            raise ValueError(f"{path} is no picture: end its name with .png, .svg or .pdf")
+            raise ValueError(f"{path} is not a picture file: end its name with .png, .svg or .pdf")
         return write_atomically(Path(path), self.png if suffix == ".png" else self._drawn(suffix[1:]))
 
     def _drawn(self, form: str) -> bytes:
@@ -51,19 +51,19 @@ class Picture:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
             self.figure.savefig(file, format=form, dpi=160)
-        self.figure.set_layout_engine("none")  # the layout is final: another one would differ, and take as long
+        self.figure.set_layout_engine("none")  # a second layout would differ, and take as long
         return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One form of presenting results: a text, or a picture, which is None if there is nothing to draw.
+    """A way to present results: a text, or a picture, which is None if there is nothing to draw.
 
-    Usual reports are written at the end of every run; `attnbench report --format` selects any.
+    Usual reports are written at the end of every run; `attnbench report --format` writes any of them.
     """
 
     summary: str
-    file: str  # in the run's folder
+    file: str  # name of the file in the run's folder
     text: Callable[[Results], str] | None = None
     draw: Callable[[Results], Picture | None] | None = None
     is_usual: bool = False

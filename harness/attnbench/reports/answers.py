@@ -1,7 +1,7 @@
-"""The answer of a run for each shape: the time of each implementation, and memory; and advice from the verdicts.
+"""The answer of a run for each shape (the times and memory of implementations), and advice based on the verdicts.
 
-The closing screen, the summary, the page and the API show these shapes. If two states of the code are compared, each
-implementation has its own shapes, with the base as baseline.
+The closing screen, the summary, the page and the API show these answers. If two states of the code are compared, each
+implementation has its own answer for a shape, with the base as baseline.
 """
 
 import math
@@ -21,7 +21,7 @@ from attnbench.units import MISSING, factors, grouped, percent, sanitize_line, s
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
-FEW = 3  # most values of an axis, shapes, and implementations of the user's own that sentences list
+FEW = 3  # largest number of axis values, of shapes, and of the user's own implementations that a sentence lists
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,8 +29,8 @@ class Answer:
     """The answer for one shape: the baseline, and the cells of all other implementations, the fastest first."""
 
     workload: Workload
-    label: str  # the axes that distinguish it from other shapes of the run, in few words
-    base: Cell | None  # the baseline, or its substitute where it has no time; None: there is neither
+    label: str  # short text of the axes that distinguish the shape from others of the run
+    base: Cell | None  # the cell of the baseline, or of its substitute; None if there is neither
     others: tuple[Cell, ...]
     has_sides: bool = False
 
@@ -45,7 +45,7 @@ class Answer:
         return any(cell.seconds is not None for cell in self.cells)
 
     def having(self, mark: Mark) -> list[Cell]:
-        """The cells with this mark, the fastest first."""
+        """The cells with this mark besides the baseline's, the fastest first."""
         return [cell for cell in self.others if cell.mark is mark]
 
     @cached_property
@@ -55,14 +55,14 @@ class Answer:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest by verdict, or the baseline if nothing is faster; None without a time, or with doubtful ones."""
+        """The fastest cell with the verdict faster, or the baseline's if it has a time; None if a time is doubtful."""
         if self.having(Mark.doubtful):
             return None
         base = self.base if self.base is not None and self.base.seconds is not None else None
         return self.faster[0] if self.faster else base
 
     def text_of(self, name: str) -> str:
-        """The time of an implementation and a sign of `SIGNS`, or why it has none: WRONG, failed, not run."""
+        """The time of an implementation with a sign of `SIGNS`, or why it has no time: WRONG, failed, not run."""
         cell = next((cell for cell in self.cells if cell.name == name), None)
         if cell is None:
             return "not run"
@@ -108,7 +108,7 @@ class Answer:
 
 @lru_cache(maxsize=1)
 def shapes(results: Results) -> list[Answer]:
-    """All shapes of a run, grouped by label, then by length."""
+    """The answers of a run, grouped by label and sorted by length."""
     has_sides, shown = results.plan.sides is not None, cells.present_cells(results)
     labels = titles.labels(list({cell.workload.id: cell.workload for cell in shown}.values()))
     by_shape = grouped(shown, lambda cell: (cell.workload.id, cell.record.implementation * has_sides))
@@ -132,7 +132,8 @@ def shapes(results: Results) -> list[Answer]:
 def advice(results: Results) -> list[str]:
     """Recommend an implementation in a few sentences, derived from the marks of the shapes.
 
-    Shapes without a time of the baseline follow those with one; implementations of the user's own come last.
+    Shapes on which the baseline has no time follow the others; sentences about the user's own implementations come
+    last.
     """
     base = titles.base(results.plan)
     timed = [shape for shape in shapes(results) if shape.is_timed]
@@ -161,7 +162,7 @@ def _problem(shape: Answer, base: str) -> str:
 
 
 def _advice(members: Sequence[Answer], base: str) -> list[str]:
-    """The advice on shapes with one baseline."""
+    """The advice on shapes that have the same baseline."""
     timed = [shape for shape in members if shape.compared]
     if not timed:
         return []
@@ -171,7 +172,7 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
     rest = [shape for shape in timed if not shape.faster]
     num_open = sum(shape.is_open for shape in rest)
     if beaten:
-        undecided = f"On {num_open} shape{'s' * (num_open > 1)} something undecided may be faster."
+        undecided = f"On {num_open} shape{'s' * (num_open > 1)} an undecided implementation may be faster."
         return [*_beaten(beaten, rest, base), *[undecided] * bool(num_open)]
     compared = [cell for shape in timed for cell in shape.compared]
     if len({cell.name for cell in compared}) == 1:
@@ -179,13 +180,13 @@ def _advice(members: Sequence[Answer], base: str) -> list[str]:
         same = f" to {base}" * ({cell.mark for cell in compared} == {Mark.equal})
         return [f"{keep}{_standing(compared)}{same}{f' at {timed[0].length}' * (len(compared) == 1)}."]
     if num_open:
-        end = f"; on {num_open} of {len(timed)} shapes something may be." if num_open < len(timed) else " so far."
+        end = f"; on {num_open} of {len(timed)} shapes others may be faster." if num_open < len(timed) else " so far."
         return [f"Nothing is shown to be faster than {base}{end}"]
     return [f"Keep {base}: nothing is faster on {'this shape' if len(timed) == 1 else f'any of {len(timed)} shapes'}."]
 
 
 def _standing(compared: Sequence[Cell]) -> str:
-    """One implementation relative to the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
+    """Compare an implementation with the baseline: "fused is 1.10x to 1.52x slower on 2 of 3 shapes, equal on 1"."""
     parts = []
     for mark, members in grouped(sorted(compared, key=lambda cell: str(cell.mark)), lambda cell: cell.mark).items():
         text = str(mark)
@@ -198,7 +199,7 @@ def _standing(compared: Sequence[Cell]) -> str:
 
 
 def _beaten(beaten: Sequence[Answer], rest: Sequence[Answer], base: str) -> list[str]:
-    """Name the implementation that beats the baseline most often, the places and the factor."""
+    """Name the implementation that beats the baseline on most shapes, these shapes, and the factor."""
     wins = grouped(((cell, shape) for shape in beaten for cell in shape.faster), lambda win: win[0].name)
     choice = max(wins, key=lambda name: (len(wins[name]), math.fsum(math.log(cell.speedup) for cell, _ in wins[name])))
     won = [shape for _, shape in wins[choice]]
@@ -224,7 +225,7 @@ def _named(members: Sequence[Answer]) -> str:
 
 
 AXES = ("dtype", "direction", "mask", "scope", *(axis for axis in GROUP_AXES if axis not in {"dtype", "mask"}))
-"""Axes in the order in which a condition is searched."""
+"""Axes in the order in which `_place` tries them as a condition."""
 
 
 def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequence[Answer]]:
@@ -248,7 +249,7 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
 
 
 def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
-    """The largest shape with a memory of two implementations, and their bytes by name; None if none was measured."""
+    """The largest shape, if possible with the memory of two implementations, and peak bytes by name; None if none."""
     peaks: dict[Answer, dict[str, float]] = {}
     for shape in members:
         peaks[shape] = {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes}
@@ -274,7 +275,7 @@ def _cache_rates(shape: Answer) -> list[float | None]:
 
 
 def batch_line(results: Results) -> str:
-    """The rates of the batch with the most keys and values, and who reads no pages; "" without a batch with a time."""
+    """List the rates of the largest timed batch, and implementations that read no pages; "" if no batch was timed."""
     timed = [shape for shape in shapes(results) if any(_cache_rates(shape))]
     if not timed:
         return ""
@@ -288,12 +289,12 @@ def batch_line(results: Results) -> str:
     text = f"Keys and values of {shape.workload.batch}: {'; '.join(parts)}."
     dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]
     if dense:
-        text += f" {', '.join(dense)}: keys are gathered before the call, which is not in its time."
+        text += f" {', '.join(dense)}: the time does not include gathering the keys before the call."
     return sanitize_line(text)
 
 
 def first_calls_line(members: Sequence[Answer]) -> str:
-    """List the first calls on the shape with the most of them, and when they have paid; "" if none was measured."""
+    """List the first calls on the shape with the most of them, and when they pay off; "" if none was measured."""
     timed: dict[Answer, list[Cell]] = {}
     for each in members:
         timed[each] = [cell for cell in each.cells if FIRST_CALL in cell.metrics]
@@ -310,11 +311,11 @@ def first_calls_line(members: Sequence[Answer]) -> str:
 
 
 SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
-"""Signs after a time: relative to the baseline, except for the fastest. A time without a sign is slower."""
+"""Signs after a time, relative to the baseline except for the fastest; other cells without a sign are slower."""
 
 
 def legend(members: Sequence[Answer]) -> str:
-    """The meaning of the signs of these shapes: "* fastest, = equal to sdpa, - unsupported"."""
+    """Explain the signs that these shapes have: "* fastest, = equal to sdpa, - unsupported"."""
     every, bases = names(members), {shape.base.name for shape in members if shape.base}
     base = "the baseline" if len(bases) != 1 else bases.pop()
     present = {shape.text_of(name)[-1] for shape in members for name in every}
@@ -323,7 +324,7 @@ def legend(members: Sequence[Answer]) -> str:
 
 
 def names(members: Sequence[Answer]) -> list[str]:
-    """The supported implementations of these shapes: the baseline, the fastest of a shape, others by typical ratio."""
+    """The implementations that support these shapes: baselines, those fastest on a shape, others; by median ratio."""
     supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
     ratios = grouped(supported, lambda cell: cell.name)
     bases = {shape.base.name for shape in members if shape.base}

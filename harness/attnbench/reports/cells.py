@@ -30,13 +30,13 @@ class Cell:
 
     record: Record
     comparison: Comparison | None  # with the baseline, or with its substitute
-    is_baseline: bool  # or its substitute
-    seconds: float | None  # of a call: the baseline's time times the ratio; None if it is wrong or was not timed
-    substitute: str  # the implementation in place of a baseline without a time; "": the baseline has one
-    matmul_rate: float | None  # FLOP/s of the fastest matrix product there
+    is_baseline: bool  # whether this is the baseline or its substitute
+    seconds: float | None  # of a call: the baseline's time times the ratio; None if the cell is wrong or was not timed
+    substitute: str  # the implementation that replaces a baseline without a time; "" if the baseline has one
+    matmul_rate: float | None  # FLOP/s of the run's fastest matrix product on the cell's hardware
     warnings: tuple[Warned, ...]
     copy_rate: float | None = None  # bytes/s of a copy of as many bytes as a batch's keys and values
-    break_even: BreakEven | None = None  # None: it is the baseline, or its first call was not measured
+    break_even: BreakEven | None = None  # None for the baseline, or if a first call was not measured
 
     @property
     def workload(self) -> Workload:
@@ -50,7 +50,7 @@ class Cell:
 
     @cached_property
     def mark(self) -> Mark | None:
-        """The state of the cell; None if it is unsupported, or predicted to be out of reach."""
+        """The mark of the cell; None if it is unsupported, or was predicted to be out of reach."""
         if self.comparison is None:
             return mark_of(self.record)
         return mark_of(self.record, self.comparison.verdict, is_doubtful=self.comparison.is_doubtful)
@@ -63,38 +63,38 @@ class Cell:
 
     @property
     def ratio_ends(self) -> tuple[float | None, float | None]:
-        """The interval of the ratio."""
+        """Lower and upper end of the ratio's interval; None where there is no interval."""
         return (None, None) if self.comparison is None else (self.comparison.low, self.comparison.high)
 
     @property
     def speedup(self) -> float:
-        """Factor by which it is faster than the baseline; below 1 it is slower."""
+        """Factor by which the cell is faster than the baseline; below 1 it is slower. 1 if they were not compared."""
         return 1 / self.ratio if self.ratio else 1.0
 
     @property
     def factor(self) -> float:
-        """The speedup or, if it is slower, its inverse: 1 or more."""
+        """The speedup or, if the cell is slower, the inverse of the speedup: 1 or more."""
         return max(self.speedup, 1 / self.speedup)
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether it is undecided, but possibly faster by more than the margin."""
+        """Whether the cell is doubtful, or is undecided and may be faster by more than the margin."""
         if self.comparison is None or self.mark is not Mark.undecided:
             return self.mark is Mark.doubtful
         return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The median of its own samples; None if it was not timed."""
+        """The median of the cell's own samples, in seconds; None if it was not timed."""
         samples = self.record.samples(LATENCY)
         return median_estimate(samples) if samples else None
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
-        """The 95 % interval of its own median, moved with the median to `seconds`.
+        """The 95 % interval of the cell's own median, scaled so that the median becomes `seconds`.
 
-        The ratio comes from common blocks, but the median from all of a cell's samples, and some may have seen another
-        state of the machine.
+        The two differ because the ratio comes from blocks that the cell shares with the baseline, and the median from
+        all samples of the cell.
         """
         if self.estimate is None or self.seconds is None:
             return None, None
@@ -109,12 +109,12 @@ class Cell:
 
     @property
     def peak_bytes(self) -> float | None:
-        """Memory of a call beyond its inputs."""
+        """Peak memory of a call beyond its inputs, in bytes; None if it was not measured."""
         return self.metrics.get(PEAK_MEMORY)
 
     @property
     def rate(self) -> float | None:
-        """Useful FLOPs (of visible pairs) per second."""
+        """Useful FLOPs (those of visible pairs) per second; None without a time."""
         return None if self.estimate is None else counts.useful_flops(self.workload) / self.estimate.point
 
     @property
@@ -130,7 +130,7 @@ class Cell:
 
     @property
     def error(self) -> float | None:
-        """The largest error / tolerance; None if it is not finite, or nothing was compared."""
+        """The largest error / tolerance; None if an error is not finite, or nothing was compared."""
         return None if self.record.agreement is None else self.record.agreement.error_ratio
 
 
@@ -159,7 +159,7 @@ def all_cells(results: Results) -> dict[Key, Cell]:
 
 
 def _copy_rate(results: Results, record: Record) -> float | None:
-    """The rate of a copy of as many bytes as a batch's keys and values; None if it was not measured."""
+    """Bytes/s of a copy of as many bytes as a batch's keys and values; None if it was not measured."""
     ceilings = results.ceilings.get((record.host, record.workload.place))
     if ceilings is None or not record.workload.requests:
         return None
@@ -181,13 +181,13 @@ def absent_implementations(results: Results) -> dict[str, str]:
 
 
 def present_cells(results: Results) -> list[Cell]:
-    """The cells without the implementations that are absent from this run."""
+    """The cells of a run, without those of `absent_implementations`."""
     hidden = absent_implementations(results)
     return [cell for cell in all_cells(results).values() if cell.record.implementation not in hidden]
 
 
 def groups(results: Results) -> dict[str, list[Cell]]:
-    """The shown cells by the title of their group, in the order of the plan; inside by length, the fastest first."""
+    """The present cells by the title of their group, in the order of the plan; each group by length, then by time."""
 
     def place(cell: Cell) -> tuple[float, ...]:
         return cell.workload.seq_len, cell.workload.kv_len, cell.seconds or math.inf
@@ -202,8 +202,8 @@ class Column:
 
     heading: str
     text: Callable[[Cell], str]  # never blank
-    explanation: str = ""  # follows "`heading`: "
-    number: Callable[[Cell], float | None] | None = None  # sorts the column; None: it is sorted by its text
+    explanation: str = ""  # the legend's text about the column
+    number: Callable[[Cell], float | None] | None = None  # sort key of the column; None: its text is the key
 
 
 def texts(cell: Cell, columns: Sequence[Column]) -> list[str]:
@@ -225,12 +225,12 @@ def legend(shown_columns: Iterable[Column]) -> str:
 
 
 def status(cell: Cell) -> str:
-    """How the cell ended, in words."""
+    """The status of a cell in words: "ok", or "timeout (predicted)"."""
     return f"{cell.record.status} (predicted)" if cell.record.is_predicted else str(cell.record.status)
 
 
 def verdict(cell: Cell) -> str:
-    """The verdict with its factor and interval, or the detectable difference; for a cell without one, how it ended."""
+    """The verdict with factor and interval or the detectable difference; the status of a cell that is not ok."""
     found = cell.comparison
     if cell.record.status is not Status.ok:
         return str(Mark.wrong) if cell.mark is Mark.wrong else status(cell)
@@ -256,7 +256,7 @@ def _error(cell: Cell) -> str:
 
 
 def notes(cell: Cell) -> str:
-    """The warnings about an ok cell, or why another one is not ok."""
+    """The warnings about a cell, or the reason why its status is not ok."""
     diagnosis = "" if cell.record.agreement is None else cell.record.agreement.diagnosis
     reason = sanitize_line("; ".join(cell.warnings) or cell.record.message or diagnosis)
     return reason or (MISSING if cell.record.status is Status.ok else "no reason was recorded")
@@ -304,7 +304,7 @@ FIRST = (
     Column(
         heading="verdict",
         text=verdict,
-        explanation="the time next to the baseline's in the same blocks; in brackets the interval of the factor",
+        explanation="the time relative to the baseline's in the same blocks; in brackets the interval of the factor",
         number=lambda cell: cell.ratio,
     ),
     Column(
@@ -353,4 +353,4 @@ LAST = (
     ),
     Column(heading="notes", text=notes),
 )
-"""Columns left and right of the metrics."""
+"""FIRST are the columns left of the metrics; LAST are those right of them."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Conclude a sweep: everything should be right, and something checked and compared."""
+    """Conclude a sweep: to pass, no answer may be wrong or failed and, if times are compared, one must be judged."""
     end = conclude(marks(results), Question.measurement)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
@@ -46,7 +46,7 @@ def of_run(results: Results) -> Conclusion:
 def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> Conclusion:
     """Conclude a check.
 
-    `not_judged` holds specs that could not be tried. Unsupported implementations are omitted.
+    `not_judged` holds specs that could not be loaded. Unsupported implementations are omitted.
     """
     by_name = dict[str, Mark]()
     for each in judged:
@@ -60,9 +60,9 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
 
 
 def of_sides(results: Results) -> Conclusion:
-    """Conclude a comparison of two states: all cells together, then lost and slower cells.
+    """Conclude a comparison of two states of the code, from all cells together and from lost and slower cells.
 
-    Undecided single cells do not count if all cells together are decided.
+    Single undecided cells do not count if the verdict on all cells together is decided.
     """
     names, compared, details = titles.names(results), comparisons(results), dict[str, str]()
     assert results.plan.sides is not None
@@ -86,7 +86,7 @@ def of_sides(results: Results) -> Conclusion:
     if together is not None:
         kind = mark(CheckVerdict.right, together.verdict, is_doubtful=together.is_doubtful)
         if together.detectable is not None and kind is not Mark.doubtful:
-            more.insert(0, f"a slowdown of {percent(together.detectable)} would have shown")
+            more.insert(0, f"a slowdown of {percent(together.detectable)} would have been detected")
         if len(compared) > 1:
             lead = f"{kind} over all cells, {_by(kind, together.ratio, together.low, together.high)}; "
             decided = kind not in {Mark.undecided, Mark.doubtful}
@@ -105,7 +105,7 @@ def _reasons(results: Results) -> str:
 
 
 def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """The factor, without the word that the mark contains: "1.10x (1.05 to 1.15)" if it is `slower`."""
+    """The factor, without a word that the mark already says: "1.10x (1.05 to 1.15)" for the mark `slower`."""
     return factor(ratio, low, high).replace(f" {kind}", "")
 
 
@@ -138,7 +138,7 @@ def _settled(results: Results, choice: Recommendation) -> Mark:
 
 
 def of_search(results: Results) -> Conclusion:
-    """Conclude a search for the sizes at which two implementations change places."""
+    """Conclude a search for the sizes at which the faster one of two implementations changes."""
     by_name = dict[str, Mark]((name, kind) for name, kind in marks(results).items() if kind is Mark.wrong)
     for crossing in recommended.crossings(results):
         signs = {point.sign for point in crossing.points.values()}

@@ -10,7 +10,7 @@ from attnbench.units import grouped, sanitize_line, show
 
 
 def commit(point: Row) -> str:
-    """The first digits of a commit, or "unknown"."""
+    """The first 10 digits of a commit, or "unknown"."""
     return sanitize_line(point["commit"])[:10] or "unknown"
 
 
@@ -22,7 +22,7 @@ def change(series: Series, level: Change) -> str:
 
 
 def row(series: Series) -> dict[str, str]:
-    """A row of the table, without blank cells."""
+    """The row of a series in the table, by column; no cell is blank."""
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
         "implementation": sanitize_line(str(arm_of(series.cell)), limit=24),
@@ -34,7 +34,7 @@ def row(series: Series) -> dict[str, str]:
 
 
 def machine_of(series: Series) -> str:
-    """The machine of a series."""
+    """The processor and the fingerprint of a series, in words."""
     return f"{sanitize_line(series.cell['machine'])}, fingerprint {series.cell['fingerprint']}"
 
 

@@ -17,22 +17,22 @@ from attnbench.statistics.verdict import FEWEST_PROCESSES
 from attnbench.storage.records import Arm
 from attnbench.units import grouped, sanitize_line, show
 
-ENOUGH_LENGTHS = 5  # fewest lengths for the plot of time to be the picture of a run
+ENOUGH_LENGTHS = 5  # with fewer lengths in every panel, the picture of a run shows ratios instead of times
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 MOST_PANELS, HEIGHT = 6, 3.2
 FURTHEST = (
-    4.0  # largest factor to the baseline that a plot of ratios shows; points beyond are drawn there with their number
+    4.0  # largest ratio, or inverse of one, that a plot shows; points beyond are drawn at its edge with their number
 )
 MANY_TICKS, TITLE_LEN = 7, 40
 SPREAD, EDGE = 0.8, 1.2
-"""Powers of two between the first and the last line at a panel's only length; room at the ends, as a factor."""
-ABOVE_NUMBERS_PT = 18.0  # from a panel to its title, in points
-LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # inches for the title, and for the legend
+"""SPREAD: powers of two from the first line to the last at a panel's only length; EDGE: room at both ends, a factor."""
+ABOVE_NUMBERS_PT = 18.0  # distance from a panel to its title, in points, if numbers stand at the panel's edge
+LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # least width of all panels, and width of the legend, in inches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number of each cell that a plot draws, and its texts."""
+    """A number that a plot draws for each cell, with its label, title and unit."""
 
     label: str
     title: str
@@ -78,7 +78,7 @@ class Panel:
 
 
 def panels(results: Results) -> Iterator[Panel]:
-    """Split the groups of a run by their query length or, in decoding, by their key length."""
+    """The panels of a run: its groups of cells, split so that a single length varies within each."""
     for members in cells.groups(results).values():
         for (axis, other), alike in by_length(members, lambda cell: cell.workload).items():
             yield Panel(axis=axis, other=other, cells=alike)
@@ -87,9 +87,9 @@ def panels(results: Results) -> Iterator[Panel]:
 def draw(
     results: Results, quantity: Quantity, fewest_lengths: int = 1, *, most: int = MOST_PANELS, height: float = HEIGHT
 ) -> Picture | None:
-    """Plot a quantity in the first `most` panels with values at `fewest_lengths`; None if there is no such panel.
+    """Plot a quantity in the first `most` panels with a value and at least `fewest_lengths` lengths; None without any.
 
-    `height` is that of a panel in inches.
+    Each panel is `height` inches high.
     """
     chosen = [panel for panel in panels(results) if len(panel.lengths) >= fewest_lengths]
     known = [panel for panel in chosen if any(map(quantity.value, panel.cells))]
@@ -123,12 +123,12 @@ def draw(
 
 @lru_cache(maxsize=1)
 def usual(results: Results) -> Picture | None:
-    """The picture of a page: time against length, if some panel has enough lengths."""
+    """The picture of a page, time against length; None if no panel has ENOUGH_LENGTHS."""
     return draw(results, TIME, ENOUGH_LENGTHS)
 
 
 def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> Iterator[str]:
-    """Missing points with the reasons, and the meaning of bars."""
+    """Sentences about missing points and their reasons, and about the meaning of bars."""
     missing = [cell for panel in chosen for cell in panel.cells if not quantity.value(cell)]
     parts = []
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
@@ -138,13 +138,13 @@ def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> It
         yield f"Not shown: {'; '.join(parts)}."
     values = [(quantity.value(cell), quantity.ends(cell)) for panel in chosen for cell in panel.cells]
     if any(value and _is_beyond(value, quantity.unit) for value, _ in values):
-        yield "Arrows with a ratio: points beyond the plot."
+        yield "Arrows with a number mark ratios beyond the plot."
     if quantity is not MEMORY:
         yield "Bars are 95 % intervals over processes."
         if any(value and value != 1.0 and None in ends for value, ends in values):
             yield f"Points without a bar have too few processes for an interval: {FEWEST_PROCESSES} or more are needed."
     if num_left_out:
-        yield f"{num_left_out} more groups have their numbers in records.csv."
+        yield f"{num_left_out} more group{'s' * (num_left_out > 1)} not plotted: see records.csv."
 
 
 def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm, style.Look]) -> None:
@@ -174,7 +174,7 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm
 
 
 def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) -> list[float]:
-    """One end of the bar at each point, within the plot; the point itself if it has none."""
+    """One end of the bar at each point, within the plot; the point itself if it has no bar."""
     return [_inside(end or value, unit) for end, value in zip(ends, values, strict=True)]
 
 
@@ -189,7 +189,7 @@ def _is_beyond(value: float, unit: str) -> bool:
 
 
 def _scale(axes: Axes, unit: str) -> None:
-    """Put ticks on the vertical axis, and a line at the baseline's ratio."""
+    """Put ticks on the vertical axis and, for ratios, a line at 1, the baseline's ratio."""
     axes.set_yscale("log", base=2)
     if unit == "s":
         style.log_ticks(axes.yaxis, unit)

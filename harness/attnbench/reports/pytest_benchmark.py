@@ -17,7 +17,7 @@ VERSION = "5.3.1"
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The content of the file as a dictionary.
+    """The content of benchmark.json as a dictionary.
 
     Raises:
         ValueError: pytest-benchmark is not installed.
@@ -47,7 +47,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 
 def _benchmark(results: Results, record: Record, stats: Any) -> dict[str, Any]:  # noqa: ANN401 - pytest-benchmark may be missing
-    """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
+    """The entry of a cell; pytest-benchmark computes the statistics of its samples, which are seconds per call."""
     name, samples = sanitize_line(str(record.arm)), record.samples(LATENCY)
     judged = {"margin": results.plan.smallest_effect, "doubtful": doubt_of(results, record.key)}
     for sample in samples:

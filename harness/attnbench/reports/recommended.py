@@ -47,29 +47,29 @@ def answer(choice: Recommendation) -> str:
 
 
 def _paid(choice: Recommendation) -> str:
-    """After how many calls the choice has paid for a long first call: ", and has paid after 9,300 calls"."""
+    """State when a long first call has paid off: ", and has paid for its first call of 5 s after 90 calls"; or ""."""
     found = choice.break_even
     if found is None or not choice.has_long_first_call or found.payoff in {Payoff.at_once, Payoff.never}:
         return ""
     cost = f"its first call of {show(choice.first_s[choice.choice], 's')}"
     if found.payoff is Payoff.unknown:
-        return f"; when it has paid for {cost} is unknown"
+        return f"; it is unknown after how many calls it has paid for {cost}"
     return f", and has paid for {cost} after {found.words}"
 
 
 def _nothing_left(choice: Recommendation) -> str:
-    """Explain an empty recommendation: the least memory that would do, or the reasons."""
+    """Explain an empty recommendation: by the least memory that an implementation needs, or by the reasons."""
     over = {name: choice.peaks[name] for name, why in choice.excluded.items() if why.kind == OVER}
     if over:
         least = min(over, key=lambda name: over[name])
-        return f"the least memory that any needs is {show(over[least], 'bytes')}, by {least}"
+        return f"{least}, the implementation with the least memory, needs {show(over[least], 'bytes')}"
     if not choice.excluded:
         return "no implementation was timed"
     return f"all are excluded ({', '.join(dict.fromkeys(why.kind for why in choice.excluded.values()))})"
 
 
 def _lead(choice: Recommendation, other: str, words: str) -> str:
-    """By how much the choice is faster: "1.20x (1.15 to 1.25) faster than the next, fused"; "" if unknown."""
+    """State how much faster the choice is: "1.20x (1.15 to 1.25) faster than the next, fused"; "" if unknown."""
     lead = choice.lead(other)
     if lead is None:
         return ""
@@ -80,7 +80,7 @@ def _lead(choice: Recommendation, other: str, words: str) -> str:
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
     """One row for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
-    A candidate's time is that of the choice multiplied by their ratio: medians from different moments are not
+    A candidate's time is the choice's time multiplied by their ratio, since medians from different moments are not
     comparable.
     """
     rows: list[tuple[str, ...]] = []
@@ -107,7 +107,7 @@ def of_excluded(choice: Recommendation, *, is_verbose: bool = False) -> list[str
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes at which two implementations change places along an axis."""
+    """The values of an axis at which the faster one of two implementations changes."""
 
     axis: str
     workload: str
@@ -145,7 +145,7 @@ def _crossing(ladder: Ladder, pair: tuple[str, str], known: Mapping[int, Point],
         )
     decided = {value: point.sign for value, point in known.items() if point.sign}
     if not known:
-        again = f"give --budget more, or attnbench check {pair[0]} {pair[1]}"
+        again = f"raise --budget, or run attnbench check {pair[0]} {pair[1]}"
         return f"{pair[0]} and {pair[1]} have no common samples at any {ladder.axis}: {again}."
     if not decided:
         return f"It is undecided which of {listed(pair)} is faster, {_span(ladder, known)}."

@@ -1,7 +1,7 @@
 """The closing screen of a run: at most 25 lines of 80 columns for any sweep.
 
-In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, the
-undecided, and the files. If there are too many shapes, the least notable are omitted: summary.md has all.
+In order: the run and its correctness, the machine and any warning, a table of shapes, the advice, memory, undecided
+comparisons, and the files. If there are too many shapes, the least notable are omitted: summary.md has all.
 """
 
 import textwrap
@@ -28,10 +28,10 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
-"""The heading; most characters of a time with its sign, and of a name."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # most lines of each section
+"""Heading of the times; largest width in characters of a time with its sign, and of a name."""
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # line limits of sections
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4
-FEW_OPEN = 3  # most undecided comparisons that are named
+FEW_OPEN = 3  # up to this number, undecided comparisons are named
 
 
 class Line(NamedTuple):
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def screen(results: Results) -> list[Line]:
-    """The closing screen of a run; if two states of the code are compared, the answer is in the command's last line."""
+    """The closing screen of a run; with two states of the code without advice, since the command's last line has it."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
@@ -75,7 +75,7 @@ def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str 
 
 
 def is_wide(members: Sequence[Answer]) -> bool:
-    """Whether the implementations do not fit next to each other: each has a row then, with its memory."""
+    """Whether a table with a column for each implementation is too wide; each then has a row, with its memory."""
     return max(map(len, _by_shape(members, names(members)))) > WIDTH
 
 
@@ -89,7 +89,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
     if not timed:
         return []
     above = _lines([f"{titles.shared([shape.workload for shape in timed])}:"], "dim")
-    room, is_narrow = height - len(above) - 2, is_wide(members)  # without the legend and the omitted shapes
+    room, is_narrow = height - len(above) - 2, is_wide(members)  # two lines are for the legend and omitted shapes
     most = max(1, (WIDTH - _name_width(names(timed))) // (CELL + 1) - 1) if is_narrow else max(1, room - 1)
     ranked = sorted(timed, key=lambda shape: (not shape.is_notable, not shape.is_open, -shape.workload.num_scores))
     kept = [shape for shape in timed if shape in ranked[:most]]
@@ -168,7 +168,7 @@ def _name_width(every: Sequence[str]) -> int:
 
 
 def _aligned(text: str) -> str:
-    """A text with room for a sign, so that numbers are in line."""
+    """Pad a text by the width of a sign, so that numbers line up."""
     return text if text[-1] in SIGNS or text.endswith(" ") else f"{text}  "
 
 
@@ -179,7 +179,7 @@ def _limit(records: Sequence[Record]) -> str:
 
 
 def left_over(results: Results, *, most_named: int = FEW_OPEN) -> list[str]:
-    """Comparisons without a verdict, by name if they are few, and implementations that are not installed."""
+    """Lines about undecided and doubtful comparisons, cells over a limit, and unsupported implementations."""
     judged = [(cell, shape) for shape in shapes(results) for cell in shape.others if cell.mark in TIMED]
     parts = []
     for kind in (Mark.doubtful, Mark.undecided) if judged else ():

@@ -37,7 +37,7 @@ def write(file: Path, results: Results) -> None:
 
 
 def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
-    """The verdict and the largest error, as a share of the tolerance, for each device and dtype."""
+    """The verdict and the largest error / tolerance, for each device and dtype."""
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
         of_place = Judgement(
             implementation=whole.implementation,
@@ -52,10 +52,10 @@ def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
 
 
 def load(file: Path) -> dict[str, str]:
-    """The texts of a file of `write` by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings.
+    """The texts of a file from `write`, by name: facts, verdicts as `IMPLEMENTATION, DEVICE DTYPE`, and findings.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: `write` did not write this file.
     """
     text = file.read_text(encoding="utf-8")
     if not text.startswith("# ") or "## Verdicts" not in text:

@@ -1,8 +1,8 @@
 """The look of each implementation, stable across pictures and versions, and the frame of all pictures.
 
-Colours differ for any kind of colour vision, and are never the only clue: each name has a marker too, and
-names from outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul
-Tol, Colour schemes, https://personal.sron.nl/~pault/.
+Colours differ for any kind of colour vision, and are never the only clue: each implementation has a marker, too, and
+lines of those from outside are dashed. Source: Okabe and Ito, Color Universal Design,
+https://jfly.uni-koeln.de/color/; Paul Tol, Colour schemes, https://personal.sron.nl/~pault/.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ A = TypeVar("A", Arm, str)
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
-BEYOND_PT = 19.0  # between the markers of points that lie beyond the same place, in points
+BEYOND_PT = 19.0  # distance in points between markers that are drawn at the same place of the plot's edge
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
 """Colour, marker and line of one implementation, as arguments of `Axes.plot`.
@@ -38,7 +38,7 @@ Look = Mapping[str, Any]
 Widths differ so that coinciding lines and markers stay visible as rings: wide below, narrow on top.
 """
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#44AA99", "#DDAA33", "#555555")
-_MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
+_MARKERS = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # for implementations from outside
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 _DOTTED = {"linestyle": (0, (1, 1)), "linewidth": 1.4}
 
@@ -88,7 +88,7 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 ) -> None:
     """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`.
 
-    Where `y` is not a number, there is nothing, and the line has a gap.
+    Where `y` is NaN, the line has a gap.
     """
     name = sanitize_line(str(arm), limit=24) or "(no name)"
 
@@ -102,7 +102,7 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 
 
 def draw_beyond(axes: Axes, place: tuple[float, float], points: Sequence[tuple[Look, float]]) -> None:
-    """Draw the ratios that lie beyond a place at the plot's edge: their markers side by side, with arrow and number."""
+    """Draw ratios beyond the plot at a place on its edge: their markers side by side, each with an arrow and number."""
     is_above = place[1] > 1
     for number, (line, ratio) in enumerate(points):
         x = BEYOND_PT * (number - (len(points) - 1) / 2)
@@ -121,7 +121,7 @@ def _marker(line: Look) -> dict[str, Any]:
 
 
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Put ticks at the places of `locator`, with their texts, and none between them."""
+    """Put ticks with texts at the positions of `locator`, and no minor ticks between them."""
     axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))

@@ -36,8 +36,8 @@ from attnbench.units import (
 PAGE = "report.html"
 TEMPLATES = Path(__file__).parent
 SCRIPT = TEMPLATES / "page.js"
-MOST_LINES = 200  # most lines of summary.md; other tables are in report.html and records.csv
-ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows; each measured metric has one
+MOST_LINES = 200  # largest length of summary.md; report.html and records.csv have the tables that do not fit
+ON_PAGE_ALONE = ("ran", "FLOP/s")  # columns that only the page shows
 
 
 def render_template(template: str, results: Results, **more: object) -> str:
@@ -64,7 +64,7 @@ def render_template(template: str, results: Results, **more: object) -> str:
 
 
 def markdown(results: Results) -> str:
-    """The run as Markdown, with all tables of cells that fit."""
+    """The run as Markdown, with as many tables of cells as fit into MOST_LINES."""
     columns = [column for column in cells.columns(results) if column.heading not in ON_PAGE_ALONE]
     headings = [column.heading for column in columns]
     tables = {}
@@ -125,10 +125,10 @@ TRADE = re.compile(r"\((R|TM)\)|\b(CPU|Processor)\b|\s*@.*$|\s+\d+-Core", re.IGN
 
 
 def machine(results: Results) -> list[str]:
-    """The machine, the method, and the margin; before them the two states of the code, or the hosts."""
+    """Lines about the machine, the method and the margin, after those about two states of the code or the hosts."""
     around, parts = [text for text in (sides(results), hosts(results)) if text], list[str]()
     if environment := next(iter(results.environments.values()), None):
-        kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory, capability
+        kinds = [kind.partition(",")[0] for kind in environment.accelerator.split("; ")]  # without memory etc.
         name = ", ".join(filter(None, kinds)) or " ".join(TRADE.sub(" ", environment.cpu).split())
         cores = environment.num_threads or environment.num_physical_cores
         torch = environment.versions.get("torch", MISSING).removesuffix("+cpu")
@@ -145,7 +145,7 @@ def machine(results: Results) -> list[str]:
 
 
 def sides(results: Results) -> str:
-    """The two states of the code, and how they were measured; else ""."""
+    """The two states of the code, and how they were measured; "" in a run of one state."""
     both = results.plan.sides
     if both is None:
         return ""
@@ -160,7 +160,7 @@ def _first_environment(records: Iterable[Record]) -> Environment | None:
 
 
 def unlike(results: Results) -> list[Warned]:
-    """The differences between the environments of two states of the code, as a sentence."""
+    """A warning about differences between the environments of two states of the code; empty if there are none."""
     base, candidate = map(_first_environment, by_side(results))
     if base is None or candidate is None:
         return []
@@ -172,7 +172,7 @@ def unlike(results: Results) -> list[Warned]:
 
 
 def facts(results: Results) -> dict[str, str]:
-    """Facts of the run by name: its plan and its course."""
+    """Facts about the run by name, such as its budget, cells, samples and interference."""
     plan, records = results.plan, results.records
     counts = Counter(str(record.status) for record in records)
     visits, processes = sum(results.num_visits.values()), verdicts.num_processes(results)
@@ -195,7 +195,7 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:
-    """An environment in words, by name of fact."""
+    """The facts of an environment in words, by name."""
     facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
     facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
     names = {name: name.removeprefix("num_").removesuffix("_bytes").replace("_", " ") for name in facts}
@@ -212,17 +212,17 @@ def _in_words(value: object) -> str:
 
 
 def troubles(results: Results) -> list[Warned]:
-    """Warnings that precede all results: the run was cut short, or the machine was busy."""
+    """Warnings that precede all results, such as doubtful times, an unfinished run or a damaged journal."""
     plan, doubtful, noisy, busy = results.plan, doubts(results), too_noisy(results), contention(results)
     lines = [*doubtful]
-    if noisy is not None and plan.command != "fastest":  # it has verdicts of its own
+    if noisy is not None and plan.command != "fastest":  # `fastest` has verdicts of its own
         lines.append(noisy)
     if results.elapsed_s is None:
         lines.append(Warn.unfinished.says("This run did not finish: missing cells were not measured."))
     if results.num_left_out and plan.metrics:  # a check skips the rest of wrong implementations
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(plan.budget_s)
-        text = f"{counted}: no more fit into the budget of {budget}. Give --budget more."
+        text = f"{counted}: they did not fit into the budget of {budget}. Raise --budget."
         lines.append(Warn.left_out.says(text))
     fewest = min(results.num_visits.values(), default=plan.num_rounds)
     if "budget" in results.reason and fewest < plan.num_rounds:
@@ -230,12 +230,12 @@ def troubles(results: Results) -> list[Warned]:
         text = f"The budget of {duration(plan.budget_s)} was spent after {fewest} of the {plan.num_rounds} processes"
         lines.append(Warn.left_out.says(f"{text} that verdicts need: give --budget {enough}, or fewer shapes."))
     if results.num_lost:
-        lines.append(Warn.salvaged.says(f"It was salvaged from a damaged one, in {LOST.format(results.num_lost)}."))
+        lines.append(Warn.salvaged.says(f"This run is the rest of a damaged one, in {LOST.format(results.num_lost)}."))
     if results.num_restored:
-        text = "Another program changed its journal during the run; the earlier lines were restored."
+        text = "Another program changed the journal during the run; the earlier lines were restored."
         lines.append(Warn.journal_changed.says(text))
     if not results.has_digests:
-        text = "Its journal is older than digests: a number that was changed since would not be noticed."
+        text = "The journal is from a version without digests, so edited numbers would not be noticed."
         lines.append(Warn.no_digests.says(text))
     if busy is not None and busy not in doubtful:
         lines.append(busy)
@@ -247,7 +247,7 @@ def troubles(results: Results) -> list[Warned]:
 def findings(results: Results) -> list[str]:
     """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths.
 
-    If two states of the code are compared, they are the candidate's losses.
+    If two states of the code are compared: the candidate's losses, one line each.
     """
     if results.plan.sides is not None:
         return [sanitize_line(line) for line in losses(results)]
@@ -274,7 +274,7 @@ def kept_memory(results: Results) -> list[str]:
 
 
 def answer(results: Results) -> list[str]:
-    """Recommend an implementation in a few sentences."""
+    """The answer in a few sentences: a recommendation or, with two states of the code, the conclusion."""
     if results.plan.sides is not None:
         return [exit_status.of_sides(results).sentence]
     if results.plan.command != "run":
@@ -284,17 +284,17 @@ def answer(results: Results) -> list[str]:
 
 
 def hosts(results: Results) -> str:
-    """The hosts of a run over several machines, with their numbers of workloads; else ""."""
+    """The hosts of a run over several machines, with their numbers of shapes; "" in other runs."""
     if not results.hosts:
         return ""
     measured = dict.fromkeys((each.workload.id, each.host) for each in results.records)
     counts = Counter(host for _, host in measured)
     members = ", ".join(f"{host or 'no host'} ({number})" for host, number in counts.items())
-    return sanitize_line(f"Each shape was measured by one host, and no comparison spans two: {members}.")
+    return sanitize_line(f"Each shape was measured on one host: no comparison mixes hosts. Shapes per host: {members}.")
 
 
 def decided(results: Results) -> str:
-    """The number of decided comparisons."""
+    """The number of decided comparisons in words: "5 of 6 comparisons decided"."""
     judged = verdicts.comparisons(results)
     num_decided = sum(each.verdict is not Verdict.undecided for each in judged)
     return f"{num_decided} of {len(judged)} comparisons decided" if judged else "nothing was compared"
@@ -307,7 +307,7 @@ def interference(results: Results) -> str:
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
     if results.system_load is not None:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
-        text += f"; others had {others} of the processors' time, and the host took {host}"
+        text += f"; other processes used {others} of the processors' time, and the hypervisor {host}"
     return text
 
 

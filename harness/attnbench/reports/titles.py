@@ -22,7 +22,7 @@ from attnbench.workloads.workload import Workload, following
 Axes = Mapping[str, Any]  # the value of every axis, as in `Workload.axes()`
 SIZES = {"batch_size": "B", "num_heads": "H", "num_kv_heads": "G", "head_dim": "K", "value_dim": "V", "embed_dim": "D"}
 SCOPES = {"attention": "attention only", "module": "whole module"}
-LONG_MASK = 60  # most characters of a mask: some have long lists of numbers
+LONG_MASK = 60  # characters of a mask that a title shows, since some masks list many numbers
 WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
@@ -34,7 +34,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 """Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
 """Axes that every title names."""
-OF_REQUESTS = {"mask", "batch_size"}  # axes that a batch of requests decides
+OF_REQUESTS = {"mask", "batch_size"}  # axes whose values follow from a batch of requests
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 SHORT = {"attention": "attention", "module": "module", "forward_backward": "fwd+bwd"}
@@ -92,7 +92,7 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def shared(workloads: Sequence[Workload], place: str = "row") -> str:
-    """Describe the axes that all or most of the workloads share; labels, in each `place`, name those that differ."""
+    """Describe the values that all or most of the workloads share; the labels in each `place` name other values."""
     usual, varying = _usual(workloads)
     text = title({**workloads[0].axes(), **usual}, leave_out=varying & {"mask"})
     return f"{text[:1].upper()}{text[1:]}{f', unless a {place} says otherwise' if varying - {'mask'} else ''}"
@@ -105,7 +105,7 @@ def names(results: Results) -> dict[str, str]:
 
 
 def caveat(results: Results) -> str:
-    """Words before the title of a picture that must not be read without them: "UNFINISHED, DOUBTFUL: "; or ""."""
+    """A prefix for the titles of an unfinished or doubtful run's pictures: "UNFINISHED, DOUBTFUL: "; or ""."""
     words = ["UNFINISHED"] * (results.elapsed_s is None)
     words += [f"DOUBTFUL{' IN PART' * (not is_doubtful(results))}"] * bool(doubts(results))
     return f"{', '.join(words)}: " if words else ""

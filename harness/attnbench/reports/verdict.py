@@ -27,7 +27,7 @@ from attnbench.storage.records import BASE, Status, Verdict
 from attnbench.units import sanitize_line
 
 SCHEMA = 1
-"""The version of the schema: it grows if a field goes or changes its meaning, and not if one is added."""
+"""Version of the schema: it is raised if a field is removed or changes its meaning, not if one is added."""
 WORST_FIRST = (Verdict.slower, Verdict.undecided, Verdict.equivalent, Verdict.faster)
 
 
@@ -50,7 +50,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     is_doubtful: bool = False  # other work may have changed the times
     reason: str = ""  # why it is undecided
     num_processes: int = 0
-    detectable_slowdown: float | None = None  # a share: 0.05 would have shown in 80 % of such sessions
+    detectable_slowdown: float | None = None  # 80 % of such sessions would detect it; 0.05 is 5 %
 
 
 class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +70,14 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
     error_ratio: float | None = None  # largest error / tolerance; null if it is not finite or nothing was compared
     seconds: float | None = None  # of a call; null unless the answer is right or imprecise
     speed: Speed | None = None
-    break_even: BreakEven | None = None  # with the baseline, if first calls were measured
+    break_even: BreakEven | None = None  # against the baseline, if first calls were measured
     peak_memory_bytes: float | None = None  # of a call, beyond its inputs
-    metrics: dict[str, float] = {}  # by name: attnbench list metrics
+    metrics: dict[str, float] = {}  # metric name -> value; `attnbench list metrics` gives names and units
     warnings: tuple[Warning, ...] = ()
 
 
 class Implementation(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one implementation over all cells. `is_right` includes imprecise ones."""
+    """The verdict on one implementation over all cells. `is_right` is also true if the verdict is imprecise."""
 
     is_right: bool
     verdict: CheckVerdict
@@ -91,11 +91,11 @@ class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     mistakes: tuple[str, ...] = ()
     broken_rules: tuple[str, ...] = ()
     worst_error_ratio: float | None = None
-    speed: Speed | None = None  # the worst of its cells: slower, undecided, equivalent, faster
+    speed: Speed | None = None  # that of the worst cell, in the order slower, undecided, equivalent, faster
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The implementation to take for one workload."""
+    """The recommended implementation for one workload."""
 
     workload: str
     axes: dict[str, Any]
@@ -110,17 +110,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     slower_by: dict[str, Lead] = {}
     excluded: dict[str, str] = {}
     first_call_seconds: dict[str, float] = {}
-    break_even: BreakEven | None = None  # of the choice with the reference
+    break_even: BreakEven | None = None  # of the choice against the reference
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """A learned policy, and the cost of its choices on shapes that were left out."""
 
     file: str
-    chosen: dict[str, int]
-    workloads: int
-    regret: dict[str, float] | None
-    seconds: float
+    chosen: dict[str, int]  # number of shapes by chosen implementation
+    workloads: int  # number of shapes
+    regret: dict[str, float] | None  # fields of workloads.policy.Regret; null for a single shape
+    seconds: float  # time that the run took
 
 
 class Next(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class Next(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a command: right, covered, fastest, decided, memory, warnings, and what to run next."""
+    """The findings of a command: correctness and its coverage, speed, memory, warnings, and what to run next."""
 
     schema: int = SCHEMA
     command: str
@@ -289,7 +289,7 @@ def _choices(results: Results) -> Iterator[Choice]:
             axes=shape.workload.axes(),
             choice=shape.best.name,
             is_clear=not shape.is_open,
-            answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be" * bool(alike),
+            answer=f"{shape.best.name}: {what}" + f"; {', '.join(alike)} may be faster" * bool(alike),
             equals=tuple(alike),
             reference=shape.base.name,
             seconds={cell.name: cell.seconds for cell in shape.cells if cell.seconds is not None},
@@ -299,7 +299,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
     """Commands that answer open questions, the most urgent first."""
-    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files were a copy
+    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files are deleted
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)
     same = "".join(f" --set {shlex.quote(value)}" for word, value in pairs if word == "--set")
@@ -307,10 +307,10 @@ def _next(results: Results, implementations: Mapping[str, Implementation], words
         spec = specs.get(name, name)
         if each.verdict is CheckVerdict.wrong:
             if "--repro" not in words and not is_gone:
-                why = f"{name} is wrong: it writes a script that fails with torch alone"
+                why = f"{name} is wrong: writes a script that shows this with torch alone"
                 yield Next(command=f"attnbench check {spec}{same} --repro repro", why=why)
             for mistake in each.mistakes:
-                yield Next(command=f"attnbench explain {mistake}", why="the mistake, and what to do")
+                yield Next(command=f"attnbench explain {mistake}", why="explains the mistake and what to do")
         elif words[0] == "check" and each.is_right:
             yield Next(command=f"attnbench run {spec}{same} --json", why=f"{name} is right: how fast is it?")
         elif words[0] == "check":

@@ -213,7 +213,7 @@ def test_fewer_than_four_processes_decide_nothing(base: Results, tmp_path: Path,
     short = run(tmp_path / "run", scales("fused", 1.3), num_epochs=epochs, num_visits=visits)
     decision = judge(base, short)
     assert decision.outcome is Outcome.inconclusive
-    assert all("a gate judges from 4" in r.words for r in decision.rulings if r.kind is Kind.undecided)
+    assert all("a gate needs at least 4" in r.words for r in decision.rulings if r.kind is Kind.undecided)
     assert all("--rounds" in r.words for r in decision.rulings if r.kind is Kind.undecided)
     assert attnbench(monkeypatch, "gate", base.folder, short.folder) == 3
 

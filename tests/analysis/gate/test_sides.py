@@ -154,7 +154,7 @@ def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatc
     one = scripts.run(tmp_path / "one").folder
     for pair in ((one, session), (session, one)):
         assert attnbench(monkeypatch, "gate", *pair) == 2
-        reported = f"{NAME} compared two sides, and is judged by itself and against no other run: give it alone"
+        reported = f"{NAME} compared two sides, so it cannot be compared with another run: give it alone"
         assert reported in capsys.readouterr().err
 
 

@@ -98,6 +98,6 @@ def test_a_run_that_went_wrong_becomes_no_baseline(change, reported, tmp_path):
 
 def test_a_run_of_fewer_processes_than_a_gate_needs_becomes_no_baseline(tmp_path):
     run(tmp_path / "runs" / "run", num_epochs=2)
-    with pytest.raises(ValueError, match=r"of 2 processes, .*: give --rounds 4"):
+    with pytest.raises(ValueError, match=r"from 2 processes, .*: give --rounds 4"):
         accept(tmp_path, "run")
     assert baselines(tmp_path) == []

@@ -49,8 +49,8 @@ def rulings(match: Match, thresholds: Thresholds, *, has_same_inputs: bool = Tru
 def changed(results: Results) -> list[str]:
     """A line for each cell of a session with two sides whose results differ, times excluded.
 
-    Both sides get the same inputs, so another error means other numbers in the answer. Facts that are unknown on one
-    side, such as the memory of a wrong answer, are not compared.
+    Both sides get the same inputs, so a different error means a different answer. Facts that are unknown on one side,
+    such as the memory of a wrong answer, are not compared.
     """
     lines = []
     for match in matched(*by_side(results)):
@@ -67,7 +67,7 @@ def _shown(value: float | str | None, unit: str) -> str:
 
 
 def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Kind, Outcome | None]:
-    """Classify the change of a cell's status; None stands for the usual outcome of its kind."""
+    """Classify the change of a cell's status; an outcome of None stands for the default of the kind."""
     if candidate is None:
         return Kind.lost, None
     if base is None:
@@ -88,12 +88,12 @@ def _change_of_status(base: Record | None, candidate: Record | None) -> tuple[Ki
 
 def _described(record: Record | None) -> str:
     if record is None:
-        return "not there"
+        return "not in the run"
     return f"{record.status} ({record.message})" if record.message else str(record.status)
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """The mistakes and rules that the check named; if it named none, the exception or the whole message."""
+    """The mistakes and broken rules that the check named; without a check, the message up to its first colon."""
     agreement = record.agreement
     if agreement is None or agreement.agrees:
         return (record.message.partition(":")[0],)
@@ -126,7 +126,7 @@ def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
 
 
 def _numbers_of(record: Record) -> Numbers:
-    """Noise-free numbers of a record; new metrics are included automatically."""
+    """Noise-free numbers of a record, by metric; new metrics are included automatically."""
     known = Numbers()
     if record.agreement is not None and record.agreement.error_ratio is not None:
         known[ERROR_RATIO] = record.agreement.error_ratio, ""

@@ -33,7 +33,7 @@ from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
-SEE = 0.20  # a time of two runs counts as judged if a slowdown of this size would have been detected
+SEE = 0.20  # in two runs, a time counts as judged if a slowdown of this size would have been detected
 JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 """Fields of the plan that two runs must share before their times are compared."""
@@ -47,12 +47,12 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     """
     for results in (base, candidate):
         if results.plan.sides is not None:
-            words = f"{results.run} compared two sides, and is judged by itself and against no other run"
+            words = f"{results.run} compared two sides, so it cannot be compared with another run"
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     if differing := _other_axes(base, candidate):
         raise ValueError(
-            f"{base.run} and {candidate.run} have no shape in common: they differ in {differing}; run those of the "
-            "base, or store a new baseline with --accept"
+            f"{base.run} and {candidate.run} have no shape in common: they differ in {differing}; run the shapes of "
+            "the base, or store a new baseline with --accept"
         )
     return _conclude(_of_runs(base, candidate), thresholds or Thresholds())
 
@@ -108,9 +108,9 @@ def _without_findings(rulings: Sequence[Ruling]) -> tuple[Outcome, str]:
     num_judged = sum(one.outcome is not Outcome.inconclusive for one in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
     if refused := sum(one.reason is Reason.threshold for one in timed):
-        return Outcome.inconclusive, f"{refused} of the thresholds asked for cannot be judged; {words}"
+        return Outcome.inconclusive, f"{refused} times cannot be judged against their thresholds; {words}"
     if untried := sum(one.kind is Kind.undecided for one in statuses):
-        return Outcome.inconclusive, f"{untried} of the cells that were ok were not tried, by a prediction; {words}"
+        return Outcome.inconclusive, f"{untried} cells that were ok before were skipped by a prediction; {words}"
     if num_judged < JUDGED_SHARE * len(timed):
         return Outcome.inconclusive, f"{words}, fewer than {100 * JUDGED_SHARE:g} %"
     if any(one.outcome is Outcome.improved for one in rulings):
@@ -178,12 +178,12 @@ def _of_runs(base: Results, candidate: Results) -> Pair:
 
 
 def _effects(results: Results) -> dict[tuple[str, str], Effect]:
-    """The effects of a run by workload and implementation, whatever the side."""
+    """The effects of a run by workload and implementation; sides are ignored."""
     return {(workload, arm.implementation): effect for (workload, arm), effect in session_effects(results).items()}
 
 
 def _other_axes(base: Results, candidate: Results) -> str:
-    """The axes in which two runs without a common workload differ, with their values; else ""."""
+    """The axes in which two runs without a common workload differ, with their values; "" if they share one."""
     before, after = base.plan.workloads, candidate.plan.workloads
     if not before or not after or {each.id for each in before} & {each.id for each in after}:
         return ""
@@ -207,12 +207,12 @@ def _settings(results: Results) -> dict[str, str]:
 
 
 def invalid_reasons(results: Results) -> list[str]:
-    """Reasons why no time of a run counts."""
+    """Reasons why none of a run's times can be judged."""
     reasons = []
     if results.elapsed_s is None:
         reasons.append(f"it did not finish: continue with {results.plan.resume_command(results.run)}")
     if results.num_lost:
-        reasons.append(f"the rest of a damaged run, in {LOST.format(results.num_lost)}")
+        reasons.append(f"it is the rest of a damaged run, in {LOST.format(results.num_lost)}")
     return [*reasons, *(doubts(results) if is_doubtful(results) else ())]
 
 

@@ -1,4 +1,4 @@
-"""A decision as lines of text, Markdown and JSON: for people, pull requests and programs."""
+"""Write a gate's decision as lines for the terminal, Markdown for pull requests, and JSON for programs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from attnbench.storage.files import write_atomically, writing_to
 from attnbench.units import escaped, readable_json, sanitize_line
 
 MOST_LINES = 100
-"""Lines of gate.md: a comment on GitHub holds 65536 characters. gate.json holds all rulings."""
+"""Largest number of lines in gate.md, since a GitHub comment holds 65536 characters; gate.json holds all rulings."""
 
 
 def write(decision: Decision, folder: Path) -> None:
@@ -24,12 +24,12 @@ def write(decision: Decision, folder: Path) -> None:
 
 
 def conclusion(decision: Decision) -> Conclusion:
-    """The end of the command; improvements pass."""
+    """Conclude the command from its decision; improvements pass."""
     return Conclusion(ending=Ending.__members__.get(decision.outcome.name, Ending.passed), words=decision.words)
 
 
 def screen_lines(decision: Decision) -> list[str]:
-    """Everything that did not pass, most urgent first; then notes, the verdict on all cells together, and both runs."""
+    """All rulings but passes, most urgent first; then notes, the verdict on all cells together, and both runs."""
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     news = [one for one in rulings if one.outcome is not Outcome.passed]
     texts = [f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}" for one in news]

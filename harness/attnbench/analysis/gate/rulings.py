@@ -23,7 +23,7 @@ TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
 """Default limits on growth, relative to the base; for error_ratio relative to the tolerance. Other metrics may not
 grow."""
-Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a share: 0.05 is 5 %
+Share = Annotated[float, msgspec.Meta(ge=0.0)]  # a fraction: 0.05 is 5 %
 
 
 class Outcome(enum.StrEnum):
@@ -121,12 +121,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [gate]. If several rules cover a cell, the last one counts."""
+    """The table [gate] of attnbench.toml. If several rules cover a cell, the last one counts."""
 
     rule: tuple[Rule, ...] = ()
 
     def allowed(self, key: Key, metric: str) -> float:
-        """The allowed growth of a metric of a cell."""
+        """The allowed growth of a metric of a cell, as a fraction: 0.05 is 5 %."""
         limit = self.limit([key], metric)
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
@@ -141,22 +141,22 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(limits, default=None)
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that covers nothing."""
+        """A note on each rule that covers no metric of any cell."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(cell, metric) for cell in cells for metric in known):
                 names = f"rule {number} ({rule.workload}, {rule.implementation}, {rule.metric})"
-                yield f"{names} covers nothing here: is a name in it wrong? Metrics are {', '.join(known)}"
+                yield f"{names} covers no cell or metric: check its names; metrics are {', '.join(known)}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """attnbench.toml as a whole."""
+    """The whole of attnbench.toml."""
 
     gate: Thresholds = msgspec.field(default_factory=Thresholds)
 
 
 def load(path: Path | None) -> Thresholds:
-    """Read the thresholds of a file; without one, of attnbench.toml in the working folder, or the defaults.
+    """Read the thresholds in a file; without `path`, those in attnbench.toml in the working folder, or the defaults.
 
     Raises:
         ValueError: the file cannot be read, or holds an unknown key or a bad value; the message lists the allowed ones.

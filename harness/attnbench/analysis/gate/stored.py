@@ -24,7 +24,7 @@ def path_of(fingerprint: str, results: Path) -> Path:
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """Find the baseline of the candidate's environment; without one, the latest of another, for facts without noise.
+    """Find the baseline of the candidate's environment, or else the latest of another one, to compare noise-free facts.
 
     Raises:
         ValueError: no baseline is stored.
@@ -76,6 +76,6 @@ def _problem(candidate: Results) -> str:
         reasons.append("the run has no cells")
     number = max((effect.num_measured for effect in session_effects(candidate).values()), default=FEWEST_PROCESSES)
     if number < FEWEST_PROCESSES:
-        problem = f"its times are of {processes(number)}, and a gate judges from {FEWEST_PROCESSES} on"
+        problem = f"its times come from {processes(number)}, but a gate needs at least {FEWEST_PROCESSES}"
         reasons.append(f"{problem}: give --rounds {FEWEST_PROCESSES} or more, and run again")
     return "; ".join(reasons)

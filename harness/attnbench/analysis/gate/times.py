@@ -1,4 +1,4 @@
-"""Rulings on times: a judgement with its allowed growth.
+"""Rulings on times: compare each judgement with the allowed growth.
 
 Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
 that affects all times alike cancels in the ratio to the reference, which both runs contain.
@@ -21,20 +21,20 @@ from attnbench.units import percent
 FARTHEST = 9.0  # larger relative differences are not shown as percents
 LARGEST_MARGIN = 1e6  # stands for infinity: any growth is allowed
 LEAST_CHANGE = 1.2
-"""Ceilings of one machine in one state move against each other by a smaller factor. The largest observed is 1.17, for
-copies in main memory shared with others."""
+"""Smallest shift of one ceiling against another, as a factor, that counts as a change of the machine's state. Without
+a change, up to 1.17 was observed, for copies in main memory shared with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two states of the code, ready to be judged."""
+    """Two states of the code with their matched cells and judgements, from which the rulings follow."""
 
     base: Side
     candidate: Side
     matches: Sequence[Match]
-    judged: Mapping[Key, Judgement]  # the candidate's time over the base's, by cell; of two sides, also of all cells
+    judged: Mapping[Key, Judgement]  # candidate's time / base's, by cell; with two sides, also over all cells
     reference: str = ""  # times of two runs are relative to this implementation, which is not judged itself
-    see: float | None = None  # of two runs, which cannot show equality: the slowdown that must be detectable
+    see: float | None = None  # for two runs, which cannot show equality: slowdown that a pass must be able to detect
     has_same_inputs: bool = True
     notes: Sequence[str] = ()
     invalid: Sequence[str] = ()  # reasons why no time counts
@@ -66,7 +66,7 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
     """Rule on the time of all cells together, in a session with two sides.
 
-    It may grow by what the rules allow every cell. None if the session has no such judgement.
+    This time may grow by the least growth that the rules allow any cell. None if the session has no such judgement.
     """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
@@ -95,7 +95,7 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
     if low is None or high is None:
         if allowed >= LARGEST_MARGIN:
             return unlimited
-        measured = f"measured in {processes(judged.effect.num_measured)}; a gate judges from {FEWEST_PROCESSES} on"
+        measured = f"measured in {processes(judged.effect.num_measured)}; a gate needs at least {FEWEST_PROCESSES}"
         return Kind.undecided, Reason.few_processes, f"{measured}: give --rounds {FEWEST_PROCESSES} or more"
     usual = min(allowed, ALLOWED[LATENCY])  # rules that allow growth must not hide improvements
     if high < 1 and judged.ratio < 1 / (1 + usual):
@@ -107,11 +107,11 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
     if high <= 1 + allowed:
         return Kind.same, None, f"no slower: {change}; allowed is {percent(allowed)}"
     if is_asked:
-        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer, or raise it"
+        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer or raise the limit"
         return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
     detectable = math.inf if judged.detectable is None else judged.detectable
-    smallest = percent(detectable) if detectable < FARTHEST else f"{FARTHEST + 1:g} times the time"
-    words = f"{change}; differences above {smallest} would show"
+    smallest = percent(detectable) if detectable < FARTHEST else f"a factor of {FARTHEST + 1:g}"
+    words = f"{change}; differences above {smallest} can be detected"
     if see is not None and low <= 1 and detectable <= see:
         return Kind.same, None, f"no slower: {words}"
     return Kind.undecided, Reason.imprecise, f"undecided: {words}"
@@ -123,7 +123,7 @@ def processes(number: int) -> str:
 
 
 def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
-    """The ruling, undecided if its times cannot be trusted."""
+    """The ruling, changed to undecided if its times cannot be trusted."""
     if not pair.invalid and not judged.is_doubtful:
         return one
     why, kind = "the session is not valid" if pair.invalid else "its times are doubtful", Kind.undecided
