@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -216,7 +217,7 @@ STARTS = {
 def test_what_was_added_to_the_path_of_modules_is_passed_on(start, tmp_path, monkeypatch):
     noted = tmp_path / "noted"
     program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {noted}\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {shlex.quote(str(noted))}\n', encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "dependencies"))
