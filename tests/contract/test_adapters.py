@@ -344,8 +344,8 @@ MISUSES = {
     "dropout as a number": (made_of(dropout=0.1), "adapt is given a float for dropout: give a function"),
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
     "masks that are no texts": (made_of(call=alone, masks=[None]), "masks=[None]: give a list of names"),
-    "sizes as a number": (made_of(sizes=5), "a fact of another type"),
-    "a size as a text": (made_of(sizes={"seq_len": "64"}), "a fact of another type"),
+    "sizes as a number": (made_of(sizes=5), "has the wrong type"),
+    "a size as a text": (made_of(sizes={"seq_len": "64"}), "has the wrong type"),
     "a negative scale": (made_of(scale=-1.0), "scale"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
@@ -415,7 +415,7 @@ LATER = {
     ),
     "the mask itself": (
         made_of(call=lambda m, x, context, mask: m(x, mask)),
-        "call is given a BoundMask: pass on mask.visible, which is boolean, or None where every key",
+        "call is given a BoundMask: pass on mask.visible, a boolean tensor, or None if every key",
     ),
 }
 

@@ -54,9 +54,7 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
         ValueError: `low` is not positive, not below `high`, or not a multiple of `multiple`.
     """
     if not 0 < low < high or low % multiple:
-        raise ValueError(
-            f"{low} to {high} in steps of {multiple} is no range: give the lower first, a multiple of {multiple}"
-        )
+        raise ValueError(f"{low} to {high} in steps of {multiple} is no range: give two multiples, the lower first")
     count = math.ceil(math.log(high / low) / math.log(STEP))
     exact = (low * (high / low) ** (step / count) for step in range(count + 1))
     return sorted({multiple * max(1, round(value / multiple)) for value in exact})
