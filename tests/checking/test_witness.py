@@ -55,7 +55,7 @@ def test_a_result_that_is_not_handed_in_is_wrong(scope, direction, missing):
     drawn = draw_normal(workload, 0)
     found = {"output": torch.zeros(1)} if missing != "output" else {}
     said = agreement.judge(workload, drawn, found, 0, 5, judge_seed=11, is_thorough=False)
-    assert said == f"while it was timed: it handed in no {missing}"
+    assert said == f"while it was timed: it returned no {missing}"
 
 
 def attending(change):

@@ -332,9 +332,9 @@ def made_of(**others):
 
 
 MISUSES = {
-    "one layer twice": (lambda: split("qkv", "qkv", "v", out="proj"), "it takes different names of layers"),
-    "a layer for its name": (lambda: split(nn.Linear(1, 1), "k", "v", out=None), "it takes different names of layers"),
-    "a name for out that is none": (lambda: packed("qkv", out=True), "out=None where the module has no output"),
+    "one layer twice": (lambda: split("qkv", "qkv", "v", out="proj"), "give different names of layers"),
+    "a layer for its name": (lambda: split(nn.Linear(1, 1), "k", "v", out=None), "give different names of layers"),
+    "a name for out that is none": (lambda: packed("qkv", out=True), "out=None if the module has no output"),
     "a part missing": (
         lambda: stacked({"to_q": "q", "to_kv": "k"}, out=None),
         "is not allowed: its letters",
@@ -344,8 +344,8 @@ MISUSES = {
     "dropout as a number": (made_of(dropout=0.1), "adapt is given a float for dropout: give a function"),
     "masks as a text": (made_of(call=alone, masks="causal"), "masks='causal': give a list of names"),
     "masks that are no texts": (made_of(call=alone, masks=[None]), "masks=[None]: give a list of names"),
-    "sizes as a number": (made_of(sizes=5), "a fact of another type"),
-    "a size as a text": (made_of(sizes={"seq_len": "64"}), "a fact of another type"),
+    "sizes as a number": (made_of(sizes=5), "has the wrong type"),
+    "a size as a text": (made_of(sizes={"seq_len": "64"}), "has the wrong type"),
     "a negative scale": (made_of(scale=-1.0), "scale"),
     "a mask that is none": (made_of(call=alone, masks=["casual"]), "did you mean causal?"),
     "numbers that a mask has not": (made_of(call=alone, masks=["causal(3)"]), "causal"),
@@ -415,7 +415,7 @@ LATER = {
     ),
     "the mask itself": (
         made_of(call=lambda m, x, context, mask: m(x, mask)),
-        "call is given a BoundMask: pass on mask.visible, which is boolean, or None where every key",
+        "call is given a BoundMask: pass on mask.visible, a boolean tensor, or None if every key",
     ),
 }
 
@@ -444,7 +444,7 @@ def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():
         return adapt(Split, SPLIT, call=across, masks=masks)
 
     point = Workload(scope="module", mask="causal+alibi")
-    assert "list causal+alibi among its masks" in str(adapted(None).unsupported(point))
+    assert "if it supports causal+alibi, list it in masks" in str(adapted(None).unsupported(point))
     assert "takes no mask causal+alibi, but none, causal" in str(adapted(["none", "causal"]).unsupported(point))
     assert adapted(["causal+alibi"]).unsupported(point) is None
     assert adapt(Split, SPLIT, call=across, changes_scores=True).unsupported(point) is None

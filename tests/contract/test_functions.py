@@ -238,7 +238,7 @@ def test_a_function_that_cannot_be_called_is_reported_with_what_it_can_be_given(
         (lambda query, key, value: None, "returned None"),
         (
             lambda query, key, value: query.transpose(1, 2),
-            '(heads and tokens have changed places: adapt(..., layout="bthk"))',
+            '(if it takes tokens before heads: adapt(..., layout="bthk"))',
         ),
         (lambda query, key, value: query.transpose(1, 2).flatten(2), "(heads are merged, and must stay apart)"),
         (lambda query, key, value: query[..., :1], "returned (2, 4, 13, 1): it must"),

@@ -89,7 +89,7 @@ def test_all_stands_for_what_seems_to_be_here(monkeypatch):
 
 
 def test_a_kernel_that_has_one_kind_of_device_says_so():
-    assert only_on("cuda", Workload(), "the kernel") == "the kernel runs on CUDA alone"
+    assert only_on("cuda", Workload(), "the kernel") == "the kernel runs only on CUDA"
     assert only_on("cuda", Workload(device="cuda:1"), "the kernel") is None
     assert is_on("cpu", Workload())
 

@@ -52,7 +52,7 @@ BAD = [
     ({"batch": "q0kv9"}, "batch=q0kv9", "give at least one q1"),
     ({"batch": "q2", "page_size": 12}, "page_size=12", "16, 64 or 256"),
     ({"batch": "q2kv40", "page_size": 16, "shared_prefix": 20}, "shared_prefix=20", "shared_prefix=32"),
-    ({"batch": "q2kv40_q8kv20", "page_size": 16, "shared_prefix": 32}, "shared_prefix=32", "give less"),
+    ({"batch": "q2kv40_q8kv20", "page_size": 16, "shared_prefix": 32}, "shared_prefix=32", "at most that"),
     ({"shared_prefix": 16}, "shared_prefix=16", "page_size=16"),
     ({"batch": "q2", "cache_dtype": "fp8"}, "cache_dtype=fp8", "float8_e4m3fn"),
     ({"batch": "q2", "mask": "causal"}, "mask=causal", "leave it out"),

@@ -128,7 +128,7 @@ def test_a_configuration_is_read_without_transformers(configuration):
             r"\(strange\) has no heads \(num_attention_heads, n_head, .*\) and no head width \(head_dim, .*hidden_size",
         ),
         ({"model_type": "x", "num_attention_heads": 4}, r"has no head width \(head_dim, .*hidden_size"),
-        (FIELDS | {"layer_types": ["linear_attention"] * 6}, "layers of the kind linear_attention are not known"),
+        (FIELDS | {"layer_types": ["linear_attention"] * 6}, "layers of kind linear_attention cannot be measured"),
         (FIELDS | {"is_encoder_decoder": True}, "an encoder with a decoder: only presets have these"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_configuration(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read the configuration .*: No such file"):
         huggingface.load(str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_text("[1]", encoding="utf-8")
-    with pytest.raises(ValueError, match="is no configuration"):
+    with pytest.raises(ValueError, match="is not a model's config"):
         huggingface.load(str(tmp_path / "config.json"))
 
 

@@ -73,7 +73,7 @@ def test_threads_of_0_are_those_of_the_policy():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"seq_len"', '"seq_length"', "the columns are"),
+        ('"seq_len"', '"seq_length"', "its columns are not"),
         ("64, 64, 64, ", "64, -64, 64, ", ">= 1"),
         ("64, 64, 64, ", '64, "__import__", 64, ', "Expected `int`"),
         ("64, 64, 64, ", "64, 64, ", "."),

@@ -49,7 +49,7 @@ def test_what_is_set_alone_is_on_the_accelerator_where_there_is_one():
 
 @pytest.mark.parametrize("settings", [{"bias": ["none"]}, {"layout": ["transposed"], "scope": ["module"]}])
 def test_what_means_nothing_is_not_silently_left_out(settings):
-    with pytest.raises(ValueError, match="means nothing with scope="):
+    with pytest.raises(ValueError, match="has no effect with scope="):
         sweep.alone(sweep.load("check"), settings, ("cpu",))
 
 

@@ -1,4 +1,4 @@
-"""Check whether an implementation is right with probes and rules, and whether timed calls still are.
+"""Check by probes and rules whether an implementation is right, and whether it is still right while it is timed.
 
 In a refereed sample each timed call has its own inputs: the usual ones with the signs of some columns flipped. That
 changes every score, so no answer follows from an earlier one. A seed determines the columns, so that the judge can
@@ -41,7 +41,7 @@ from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult,
 from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"  # torch's message
-NUM_ROWS = 8  # query rows for the oracle, besides those that are furthest from an honest evaluation
+NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides the suspect rows of `reference.screen`
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
 ROWWISE = "gradient of query"
@@ -68,7 +68,7 @@ def compare(
 
     If a call changes its inputs or other shared state, that is the only result. `known` holds results of the rules at
     other workloads, which may share their short length; new results are added to it. `rejects` are the members of
-    EMPTY_ROWS and HIDDEN_NAN that count as findings here, not as notes or conventions.
+    EMPTY_ROWS and HIDDEN_NAN that count as findings here instead of as notes or conventions.
     """
     workload, on_step = references.workload, references.on_step
     results = list[ProbeResult]()
@@ -113,10 +113,10 @@ def _broken(rule: str, found: str) -> Agreement:
 
 
 def verify(case: Case, reference: Reference) -> str:
-    """Check a case between timings: return its error in words, or "".
+    """Check a case between timings; return a description of its error, or "".
 
-    The timed tensors get other values for this, which exposes memoized answers. With dropout, the answer is compared at
-    dropout 0, and the dropped weights are checked separately.
+    The timed tensors hold the reference's inputs meanwhile, which exposes memoized answers. With dropout, the answer is
+    compared at dropout 0, and the dropped weights are checked separately.
     """
     share = case.workload.dropout
     try:
@@ -139,14 +139,14 @@ def verify(case: Case, reference: Reference) -> str:
 
 
 def _in_words(probe: str, *found: TensorError) -> str:
-    """The worst error of a timed call; "" if every tensor agrees."""
+    """Describe the worst error of a timed call; "" if every tensor agrees."""
     if all(each.agrees for each in found):
         return ""
     return describe(Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe=probe, tensors=found),)))
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
-    """The inputs of the call with this number: each column of each tensor gets a random sign."""
+    """The inputs of call `number` of a refereed sample: each column of each tensor gets a random sign."""
     draws = generator(workload.seed, 7, seed, number)
     tensors = {}
     for name, tensor in inputs.tensors.items():
@@ -156,7 +156,7 @@ def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs
 
 
 def ready(case: Case, inputs: Inputs, num_calls: int, seed: int) -> list[Observed]:
-    """The calls of a refereed sample of a case on `inputs`; for direction `backward`, forward passes run here."""
+    """Prepare the calls of a refereed sample on `inputs`; for direction `backward`, run the forward passes."""
     needs_grad = case.workload.direction != "inference"
     calls = []
     for number in range(num_calls):
@@ -177,12 +177,12 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     is_thorough: bool,
     on_step: Callable[[], object] = lambda: None,
 ) -> str:
-    """Check the output of the call with that number; return its error in words, or "".
+    """Check the tensors `observed` from call `number` of a refereed sample; return a description of the error, or "".
 
     `drawn` are the timed float64 inputs. `judge_seed`, which the runner never has, selects the rows that the oracle
-    computes; the query is the only gradient compared, at these rows. With `is_thorough` every row of the output is
-    compared with an honest evaluation, or at short lengths everything with the oracle. `on_step` is called before each
-    part of the oracle's work.
+    computes. The query's gradient is the only one compared, at these rows. With `is_thorough` every row of the output
+    is compared with a plain textbook evaluation or, at short lengths, every tensor with the oracle. `on_step` is called
+    before each part of the oracle's work.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)
@@ -192,7 +192,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     needed = ["output"] * (workload.direction != "backward")
     needed += [ROWWISE if workload.scope == "attention" else "gradient of x"] * has_backward
     if missing := [name for name in needed if name not in observed]:
-        return f"while it was timed: it handed in no {missing[0]}"
+        return f"while it was timed: it returned no {missing[0]}"
     if not has_gradients and "output" not in observed:
         return ""
     asked = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
@@ -226,7 +226,7 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
 
 
 def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is_whole: bool) -> Iterator[TensorError]:
-    """Compare the gradients of a timed call: that of the query at the reference's rows, and if `is_whole` all others.
+    """Compare the gradients of a timed call: the query's at the reference's rows and, if `is_whole`, all others.
 
     Raises:
         FormError: a gradient has the wrong shape.
@@ -241,7 +241,7 @@ def _gradient_errors(observed: Mapping[str, Tensor], reference: Reference, *, is
 
 
 def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
-    """Whether an output is right for the timed inputs, or for those of a call shortly before it."""
+    """Whether an output is right for the usual inputs, or for those of one of the NUM_EARLIER calls before it."""
     workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
     asked = msgspec.structs.replace(workload, direction="inference")
 

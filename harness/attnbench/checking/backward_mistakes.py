@@ -1,6 +1,6 @@
-"""The catalogue of mistakes in a backward pass alone: the output is right, and some gradients are not.
+"""The catalogue of mistakes in the backward pass only: the output is right, and some gradients are wrong.
 
-Each is the textbook form whose last step has the right value and another gradient. Notation as in FlashAttention-2:
+Each is the textbook form with a last step of the right value but another gradient. Notation as in FlashAttention-2:
 weights P, dP = dO V^T, delta = rowsum(dO * O), and the gradient of the scores dS = P * (dP - delta).
 Source: https://arxiv.org/abs/2307.08691, algorithm 2.
 """
@@ -24,7 +24,7 @@ LEAST_TILE = 16
 
 
 def moved(scores: Tensor) -> Tensor:
-    """Zeros with the gradient of the scores; hidden ones are minus infinity."""
+    """Zeros that pass their gradient on to the scores; those of hidden keys, -inf, get none."""
     return (scores - scores.detach()).where(scores.isfinite(), 0.0)
 
 
@@ -37,7 +37,7 @@ def recomputed(
     has_delta: bool = True,
     is_own: bool = False,
 ) -> Tensor:
-    """The context with a backward pass that recomputes these weights, from the gradient of these scores.
+    """The context with a backward pass that uses these recomputed weights, and passes gradients on to these scores.
 
     Delta is rowsum(dO * O), or with `is_own` rowsum(P * dP) with the recomputed weights.
     """
@@ -62,7 +62,7 @@ def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: 
 
 
 def unmasked(results: Results, mask: RowMask, *, seen: Callable[[RowMask], Tensor], is_own: bool) -> Tensor:
-    """The context with a backward pass under another mask, with the right logsumexp."""
+    """The context with a backward pass under the mask `seen`, but with the logsumexp of the right one."""
     whole = mask.changed(results["scores"])
     logs = results["masked scores"].logsumexp(dim=-1, keepdim=True)
     weights = steps.hide(whole - logs, seen(mask)).exp().nan_to_num(0.0, 0.0)
@@ -86,7 +86,7 @@ def changed(name: str, detail: str = "", *, change: Callable[[Results, RowMask],
 
 
 def cuts(length: int) -> Iterator[int]:
-    """Edges of tiles from which on something may be left out."""
+    """Edges of tiles at which a backward pass may stop early."""
     tiles = [tile for tile in TILE_LENS if LEAST_TILE <= tile < length]
     yield from sorted({*tiles, *((length - 1) // tile * tile for tile in tiles)})
 

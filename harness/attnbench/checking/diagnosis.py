@@ -1,9 +1,9 @@
-"""Diagnose a candidate that disagrees, in words: the nearest known mistake, and the first step that differs.
+"""Diagnose a wrong candidate in words: the nearest known mistake, and the first step that differs.
 
-The verdict is known before, and does not depend on this. Closed forms come first: conventions, factors, float32
-inside. Then every mistake of the catalogue is computed on the probe that shows the error best, and near ones are
-compared on all probes by the tolerance of the check. A mistake may explain only the wrong rows, if the
-others are right. If nothing explains the answers, the weights are recovered from outside, and described.
+The grade does not depend on the diagnosis. Closed forms come first: conventions, constant factors, float32 inside. Then
+every mistake of the catalogue is computed on one probe that shows the error, and near ones are compared on all probes
+by the tolerance of the check. A mistake may explain only the wrong rows if the others are right. If no mistake
+explains the answers, the candidate's weights are recovered from its outputs, and described.
 """
 
 import contextlib
@@ -51,38 +51,38 @@ MOST_KEYS = 2**13
 LEAST_ROWS = 8
 SHORTLIST = 24
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
-MOST_GAPS = 0.7  # a part that begins at a row has at least this share of the rows behind it
+MOST_GAPS = 0.7  # a part "from row n on" contains at least this share of the rows from n on
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-CLOSER = 0.5  # it must also be closer than the right answer, by this factor
-EXPLAINED = 0.9  # a factor must explain at least this share of an error's squares
+CLOSER = 0.5  # its distance must also be at most this share of the distance to the right answer
+EXPLAINED = 0.9  # a factor must explain at least this share of the sum of squared errors
 OF_FEATURES = 0.01
-"""The largest share of an error's squares that factors of features may leave unexplained."""
-HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for old memory
-LEAST_NEAR = 0.02  # of a dtype's tolerance: much smaller errors are not that dtype's roundings
+"""The largest share of the sum of squared errors that factors of features may leave unexplained."""
+HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for uninitialized memory
+LEAST_NEAR = 0.02  # errors below this share of a dtype's tolerance are not that dtype's roundings
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"
 UNUSED_NAN = (
-    "NaN from an unused slot or page of the cache reaches the output: with zeros there it is right. A weight of 0 does "
-    "not help, because 0 * NaN is NaN: leave out the values beyond the length, or set them to 0."
+    "NaN from an unused slot or page of the cache reaches the output, which is right with zeros there. A weight of 0 "
+    "does not help, because 0 * NaN is NaN: leave out the values beyond the length, or set them to 0."
 )
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 RULE_MISTAKES |= {ANOTHER_BATCH: "kept_plan", POOLS: "read_as_contiguous"}
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
-"""The step that makes a factor of an output or gradient."""
+"""The step that a constant factor of an output or of an operand's gradient points to."""
 RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
-SMALL_WEIGHT = 1e-3  # ratios to smaller right weights mean nothing
+SMALL_WEIGHT = 1e-3  # ratios to right weights below this are ignored
 CLOSE = 0.05
-WEIGHT_ROUNDINGS = 16  # weights within this many roundings are right ...
-MOST_OFF = 0.01  # ... but none that is further off than this
+WEIGHT_ROUNDINGS = 16  # weights within this many roundings of the right ones are right
+MOST_OFF = 0.01  # a weight that is further off than this is wrong in any dtype
 AXES = {
     1: ("number",),
     2: ("row", "column"),
     3: ("batch row", "row", "column"),
     4: ("batch row", "head", "row", "column"),
 }
-"""The axes of a tensor by their number."""
+"""Names of a tensor's axes, by the number of axes."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Evidence:
         return away if away <= CLOSER * _apart(observed, expected) or not is_quick else math.inf
 
     def explains_gradients(self, mistake: Mistake, wrong: Iterable[str]) -> bool:
-        """Whether all gradients agree with the mistake's, and the wrong ones are clearly nearer to these."""
+        """Whether all gradients match the mistake's, and each wrong one is much closer to it than to the right one."""
         self.reference.on_step()
         answers = partial(self.reference.answers_of, mistake, rows=self.rows)
         exact, own = answers(), dict[str, Tensor]()
@@ -179,9 +179,9 @@ class Evidence:
 
 
 def explain(references: References, implementation: Implementation, wrong: Agreement) -> Agreement:
-    """The agreement of a wrong candidate with its diagnosis; exceptions of another call to it propagate.
+    """Add a diagnosis to the agreement of a wrong candidate, which is called again; its exceptions propagate.
 
-    To compute float64 inputs in float32 is a convention, and no mistake.
+    Computing float64 inputs in float32 counts as a convention, not as a mistake.
     """
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
@@ -207,12 +207,12 @@ def explain(references: References, implementation: Implementation, wrong: Agree
 
 
 def _of_scales(evidence: list[Evidence]) -> Finding | None:
-    """The known mistakes of a cache of 8 bits first: with few heads, wrong scales look like a factor of the output."""
+    """Try the catalogue first on an 8-bit cache: with few heads, wrong scales look like a factor of the output."""
     return _known(evidence) if evidence[0].reference.workload.cache_dtype != SAME else None
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers; at a simpler workload, which is faster to diagnose, if it is wrong there too."""
+    """The candidate's answers to all probes, at a simpler workload if it is wrong there, which is faster."""
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
         evidence: list[Evidence] = []
@@ -232,7 +232,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
 
 
 def extent(evidence: list[Evidence]) -> str:
-    """The part of the output, or of gradients, that is wrong on any probe, as a sentence; "" if it is no clear part."""
+    """Describe the part of the output, or of gradients, that is wrong on any probe; "" if it is no clear part."""
     sentences = []
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
@@ -267,7 +267,7 @@ def _part(marked: Tensor, seen: Evidence, name: str) -> str:
 
 
 def cut(evidence: list[Evidence]) -> None:
-    """Reduce very many scores of a wrong output to the rows that are worst on some probe, and some others."""
+    """At many scores, reduce a wrong output to the rows that are worst on some probe, and evenly spaced others."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
@@ -295,7 +295,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 
 
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
-    """Test conventions, float32 inside, and constant factors on outputs or gradients."""
+    """Explain answers by float32 inside, factors, conventions, or state kept between calls; None if impossible."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
         if evidence[0].reference.workload.dtype == "float64" and _narrower(evidence, "float32"):
             return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
@@ -307,12 +307,12 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
     if lost := {name: None for each in evidence for name in each.not_finite}:
         words = f"The {', '.join(lost)} is not finite where it is 0: each query has all its weight on one key."
         return Finding(words, (), "weights")
-    words = "It looks as if something is kept from an earlier call: asked once more, the candidate is right."
+    words = "It looks as if something is kept from an earlier call: called once more, the candidate is right."
     return Finding(words, (STALE_MISTAKE,), "output")
 
 
 def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
-    """The first of these dtypes, narrower than the inputs', by whose tolerance all answers are right; "" for none."""
+    """The first of these narrower dtypes by whose tolerance all answers are right; "" for none."""
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
         is_right, nearest = True, 0.0
         for each in evidence if is_right else ():
@@ -341,7 +341,7 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 
 
 def _factor(evidence: list[Evidence]) -> Finding | None:
-    """Test whether the wrong part is a constant times the right one: in all rows, from one on, in some heads, ..."""
+    """Test whether the wrong part of a tensor is a constant times the right one, and describe the part."""
     sentences, kinds, step = [], [], "context"
     of_tokens = {"gradient of x", "gradient of context"}  # sums over several queries
     names = [name for name in _wrong_names(evidence) if name not in of_tokens]
@@ -382,7 +382,7 @@ def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
 
 
 def _unwritten(evidence: list[Evidence]) -> Finding | None:
-    """Test whether rows hold old memory, not finite or huge, while all other rows are right."""
+    """Test whether the wrong rows, and only these, hold uninitialized memory: numbers that are not finite or huge."""
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
         most = HUGE * max(float(each.expected[name].abs().max()) for each in these)
@@ -430,7 +430,7 @@ def _by_feature(evidence: list[Evidence]) -> Finding | None:
 
 
 def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...] = ()) -> str:
-    """A region of a tensor, given by indices along some axes, in words: "" for all of it."""
+    """Describe a region of a tensor, given by indices along some axes; "" for all of the tensor."""
     shape, words = seen.observed[name].shape, ""
     every = AXES[len(shape)]
     for axis, chosen in zip(axes or every, region, strict=True):
@@ -449,7 +449,7 @@ def _where(region: list[Tensor], seen: Evidence, name: str, axes: tuple[str, ...
 
 
 def _known(evidence: list[Evidence]) -> Finding | None:
-    """The mistakes that explain everything, or only the wrong rows if the others are right; all are equally likely."""
+    """Find the mistakes that explain the whole output or, if the other rows are right, the wrong rows."""
     if not any(each.is_wrong("output") for each in evidence):
         return None
     workload, where = evidence[0].reference.workload, ""
@@ -489,7 +489,7 @@ def _backward(evidence: list[Evidence]) -> Finding | None:
 
 
 def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor | None = None) -> list[Mistake]:
-    """The mistakes that explain a wrong output, best first; those that are nearly as good as the best are as likely.
+    """The mistakes that explain a wrong output about as well as the best one, best first.
 
     With `region` (B, H, R), only those rows of the output are compared.
     """
@@ -509,7 +509,7 @@ def match(evidence: list[Evidence], mistakes: Iterable[Mistake], region: Tensor 
 
 
 def _apart(candidate: Tensor, mistaken: Tensor) -> float:
-    """The largest difference; NaN must match NaN, and an empty row may be 0 or NaN."""
+    """The largest difference; NaN must match NaN, but a row of NaN may match a row of 0."""
     empty = (mistaken == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
     return distance(torch.where(empty, mistaken, candidate), mistaken)
 
@@ -547,7 +547,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 
 
 def _differs(implementation: Implementation, reference: Reference) -> bool:
-    """Whether equal calls differ by more than rounding: sums are split elsewhere at other addresses."""
+    """Whether equal calls differ by more than the tolerance; roundings may differ with the addresses of tensors."""
     try:
         one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls
@@ -556,7 +556,7 @@ def _differs(implementation: Implementation, reference: Reference) -> bool:
 
 
 def _between_calls(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding | None:
-    """Whether equal calls differ because something is kept from an earlier one, or because of a race."""
+    """Explain why equal calls differ: by state kept from an earlier call, or by a race; None if by neither."""
     reference, *others = [each.reference for each in evidence]
     if not others:
         return None
@@ -642,7 +642,7 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
 
 
 def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask, allowed: float) -> Finding | None:
-    """Whether the weights (B, H, T, S) are the softmax of scaled scores, or of the right scores of other keys."""
+    """Test whether the weights (B, H, T, S) are the softmax of scaled scores, or of the right scores of other keys."""
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
     if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
@@ -662,7 +662,7 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
 
 
 def _visible(seen: Tensor) -> str:
-    """The keys that queries see (T, S), in words: a range relative to the query, if they are one."""
+    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are one."""
     ahead = torch.arange(seen.shape[1]) - torch.arange(len(seen))[:, None]
     low, high = int(ahead[seen].min()), int(ahead[seen].max())
     if not torch.equal(seen, (low <= ahead) & (ahead <= high)):
@@ -679,7 +679,7 @@ def _distinct(actual: float, right: float) -> tuple[str, str]:
 
 
 def describe(agreement: Agreement) -> str:
-    """The place and size of the worst error of the output, or else of a gradient, and the probes that show it."""
+    """Describe the worst error of the output, or else of a gradient: its place, its size, the probes that show it."""
     is_worst = {tensor.grade for _, tensor in agreement.tensors()} & {Grade.wrong} or {Grade.imprecise}
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if tensor.grade in is_worst]
     ratios = [math.inf if each.ratio is None else each.ratio for _, each in wrong]

@@ -1,8 +1,8 @@
 """Check attention dropout: recover the dropped weights from outputs, and compare them with chance.
 
 Each weight must be 0, or its value without dropout divided by 1 - p; the share of zeros must be that of independent
-draws, everywhere; and the gradients must belong to the same draw. Randomness is judged by exact tests, which fail an
-honest implementation once in 10^9 checks, and from a seed, so that a check repeats. Two errors stay hidden: a rescaling
+draws, everywhere; and the gradients must belong to the same draw. Randomness is judged by exact tests, which fail a
+correct implementation once in 10^9 checks, and from a seed, so that a check repeats. Two errors are missed: a rescaling
 that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
 
 Attention is linear in its values, so column j of the output is the weight of the key whose value is unit vector j. In
@@ -49,7 +49,7 @@ class DropoutTrial:
         # In scope `module` D = H*V, so that the output projection can be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
         self.merged = msgspec.structs.replace(asked, embed_dim=width)
-        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)  # as many as one call can show
+        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)  # one call shows at most one key per column of the values
         queries = keys if asked.seq_len == asked.kv_len else min(asked.seq_len, MOST_KEYS)
         mask = str(asked.mask_rule.at_other_length())
         self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
@@ -84,7 +84,7 @@ class DropoutTrial:
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
-    """Inputs with unit vectors as values, key j's at column j; or with 1 in every column."""
+    """Inputs in which the value of key j is unit vector j or, with `are_all_ones`, 1 in every column."""
     drawn, keys = draw_normal(workload, seed), torch.arange(workload.kv_len)
     columns = slice(None) if are_all_ones else keys
     if workload.scope == "attention":
@@ -111,7 +111,7 @@ def by_heads(output: Tensor, workload: Workload) -> Tensor:
 
 
 def rescaled(trial: DropoutTrial) -> str:
-    """Each weight is 0, or its value without dropout divided by 1 - p."""
+    """Check that each weight is 0, or its value without dropout divided by 1 - p."""
     dropped, right, tolerance = trial.dropped, trial.weights, trial.tolerance
     kept = trial.measurable & ~trial.zeros
     if not dropped.isfinite().all():
@@ -137,21 +137,21 @@ def rescaled(trial: DropoutTrial) -> str:
 
 
 def of_weights(trial: DropoutTrial) -> str:
-    """Weights are dropped, not columns of the output: if all values are 1, all columns are equal."""
+    """Check that weights are dropped, not columns of the output: if all values are 1, all columns are equal."""
     case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
     with case.grad_mode():
         output = by_heads(case.output().detach(), trial.workload).where(trial.sees, 0.0)
     spread = float((output.amax(dim=-1) - output.amin(dim=-1)).max())
     if spread <= 0.1 * float(output.abs().max()):
         return ""
-    return "the output is dropped, not the weights: where all values are 1, columns of one row differ"
+    return "the output is dropped, not the weights: if all values are 1, columns of one row differ"
 
 
 def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
-    """Whether a weight is dropped does not depend on its neighbour: the next call's, batch row's, head's, ...
+    """Check that a weight is dropped independently of its neighbour in the next call, batch row, head, query or key.
 
-    Two neighbours may be both dropped or both kept too often or too rarely for independent draws. With `is_total`, only
-    neighbours that are always alike count.
+    It fails if two neighbours are both dropped or both kept too often or too rarely for independent draws, or with
+    `is_total` only if they always are.
     """
     p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
@@ -173,7 +173,7 @@ def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
 
 
 def share(trial: DropoutTrial) -> str:
-    """The dropped share is p: overall, and for each call, batch row, head, query and key."""
+    """Check that the dropped share is p, overall and for each call, batch row, head, query and key."""
     zeros, p = trial.zeros & trial.measurable, trial.workload.dropout
     measurable, axes = trial.measurable.expand_as(zeros), range(zeros.dim())
     unlikely = []
@@ -190,16 +190,16 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """The weights after dropout add up to 1 on average, at a longer length as well."""
+    """Check that the weights after dropout add up to 1 on average at a longer length, too."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged
     plain = msgspec.structs.replace(longer, direction="forward")  # several small tiles
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))
 
 
 def consistent(trial: DropoutTrial) -> str:
-    """Output and gradients come from the same draw."""
+    """Check that output and gradients come from the same draw."""
     case, right = trial.case(), trial.right
-    for _ in range(2000):  # until something is left
+    for _ in range(2000):  # until a draw keeps some weight
         with torch.enable_grad():
             output = case.output()
         seen = trial.weights_in(output.detach())
@@ -219,7 +219,7 @@ def consistent(trial: DropoutTrial) -> str:
 
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
-    """The two-sided p-value of each binomial count."""
+    """The two-sided p-value (n,) of each binomial count (n,) among `sizes` draws (n,) of probability `share`."""
     from scipy.special import bdtr, bdtrc  # not needed in a worker that checks no dropout
 
     below, above = bdtr(counts.astype(float), sizes, share), bdtrc(counts.astype(float) - 1, sizes, share)
@@ -262,7 +262,7 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 
 
 def still_drops(case: Case) -> str:
-    """Check the dropout of a timed case: return its error in words, or "".
+    """Check the dropout of a timed case; return a description of its error, or "".
 
     In scope `attention`, if possible, all values become 1 for two calls: a row's output is then the sum of its weights,
     whose mean over n independent rows is 1 within Hoeffding's bound, at any length.

@@ -10,19 +10,19 @@ GAP = 3  # unused numbers after each row, or unused rows after the last
 
 
 def transposed(tensor: Tensor, _: int = 1) -> Tensor:
-    """Tokens innermost, as a projection leaves them."""
+    """Store a tensor (..., T, K) with tokens contiguous: stride 1 along T."""
     return tensor.mT.contiguous().mT
 
 
 def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """One number after the start of a buffer, or the fewest that keep the alignment."""
+    """Store a tensor one number after the start of a buffer, or the fewest that keep the alignment."""
     step = max(1, alignment_bytes // tensor.itemsize)
     buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
     return buffer[step:].view(tensor.shape).copy_(tensor)
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Tokens before heads, with unused numbers between the rows: GAP, or as alignment needs."""
+    """Store a tensor with tokens before heads and GAP or more unused numbers between rows, as aligned."""
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -40,7 +40,7 @@ def longer(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def _unused(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Filler that must not be read: NaN, or True."""
+    """A tensor of filler that must not be read: NaN, or True for a boolean one."""
     return torch.full(shape, math.nan if like.is_floating_point() else 1, dtype=like.dtype, device=like.device)
 
 
@@ -51,7 +51,7 @@ def packed(tensors: list[Tensor], axis: int) -> list[Tensor]:
 
 
 def _first_keys(mask: Tensor, score: float) -> Tensor:
-    """A bias (..., S) with this score at the first keys; any other mask as it is."""
+    """A bias (..., S) with `score` at the first FIRST_KEYS keys; a boolean mask is returned unchanged."""
     is_first = torch.arange(mask.shape[-1], device=mask.device) < FIRST_KEYS
     return mask.masked_fill(is_first, score) if mask.is_floating_point() else mask
 
@@ -65,7 +65,7 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
 OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
-"""Half precision has no digits left at that constant."""
+"""At that constant, half precision has too few digits for a bias."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
 """More keys than the first tile of any kernel has; -30000 is within the range of float16."""
@@ -87,6 +87,6 @@ MASK_FORMS = SAME_MASK | {
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S): the same mask in memory; other masks,
-in which each key takes its neighbour's rule, the first keys are hidden, or all queries take the first one's row; and
-forms that some code refuses."""
+"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S). Some are the same mask in another
+memory layout; some are other masks, in which each key has its neighbour's visibility, the first keys are hidden, or all
+queries have the first one's row; and some are forms that some code refuses."""

@@ -62,7 +62,7 @@ TILE = "a tile"
 CLAMPS = (10.0, 20.0, 50.0, 80.0)
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
-"""In half precision, roundings to bfloat16 and small numbers in sums or leaks are within honest errors."""
+"""In half precision, roundings to bfloat16 and small numbers in sums or leaks are within the tolerance."""
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
@@ -193,7 +193,7 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
 
 
 def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The step that reads one of OPERANDS, or returns the output, with that tensor changed."""
+    """The step that reads `operand`, one of OPERANDS, or returns the output, with `change` applied to that tensor."""
     if operand == OUTPUT:
         return {"context": after("context", change)}
     return {"heads": before("heads", change, *OPERANDS[operand])}
@@ -303,7 +303,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """The rest after the last whole tile of each usual length, and whole tiles, each with its description."""
+    """The keys after the last whole tile of each usual length, and those of whole tiles, each with its description."""
     lengths = [tile for tile in TILE_LENS if tile < length]
     for start in sorted({length // tile * tile for tile in lengths if length % tile}):
         yield "what lies past the last whole tile", range(start, length)
@@ -322,7 +322,7 @@ def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """A tile of keys that is left out or counted twice."""
+    """One tile of keys is left out or counted twice."""
     for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == TILE else "last_partial_tile_dropped"
@@ -635,7 +635,7 @@ def catalogue(workload: Workload) -> Iterator[Mistake]:
 
 
 def where_nothing_is_seen(kind: str, fill: Callable[[Tensor], Tensor]) -> Mistake:
-    """The textbook form, with scores that `fill` makes of the usual ones for queries that see no key."""
+    """The textbook form in which queries that see no key have the scores `fill(scores)`."""
 
     def filled(scores: Tensor, mask: RowMask) -> Tensor:
         changed = mask.changed(scores)

@@ -1,4 +1,4 @@
-"""The oracle: attention in float64, one batch row and head at a time, and honest forms to compare it with.
+"""The oracle: attention in float64, one batch row and head at a time; and textbook forms as yardsticks for errors.
 
 It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients come from
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
@@ -35,9 +35,9 @@ MOST_TILES = 512
 
 
 def on_host(workload: Workload) -> Workload:
-    """The workload at which a judge of code in another process computes: on the host, unless there are many scores.
+    """The workload on which the oracle judges code in another process: on the host, unless there are many scores.
 
-    Its thousands of small operations would each be a launch on the device. TF32 exists only there.
+    Each of the oracle's thousands of small operations would be a launch on the device. TF32 exists only on the device.
     """
     is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
     return msgspec.structs.replace(workload, device="cpu") if is_small else workload
@@ -66,18 +66,18 @@ class RowMask:
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and tensors of learned biases
-    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this is that of one
+    whole: "RowMask | None" = None  # the mask of all batch rows and heads, if this one is a `part`
     batch: slice = field(default_factory=lambda: EVERY)
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, row: int, head: int) -> "RowMask":
-        """The mask of one batch row and head; it looks up visible keys in the whole one."""
+        """The mask of one batch row and head; it looks up visible keys in the whole mask."""
         if self.whole is not None:
             return self
         return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
 
     def scale_for(self, head_dim: int) -> float:
-        """The factor of products of queries and keys of that width."""
+        """The factor of products of queries and keys of width `head_dim`."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
@@ -177,9 +177,10 @@ def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, detach
 
 
 def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed: int) -> Tensor:
-    """The textbook form, whose gradients are as large as their terms: each query's part in a key has a random sign.
+    """The textbook form with random signs in its backward pass, so that terms of gradients do not cancel.
 
-    Roundings are a share of the terms of a sum, which may all but cancel, as where all scores are shifted.
+    It measures the size of these terms, because roundings are proportional to them even if they nearly cancel, as when
+    all scores are shifted.
     """
     value, signs = _all_heads(value, query), torch.empty(0)
 
@@ -196,7 +197,7 @@ def scattered(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, *, seed:
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The textbook form with FlashAttention's backward pass: as honest, but with roundings in other places.
+    """The textbook form with FlashAttention's backward pass: as accurate, but it rounds at other steps.
 
     Its backward pass perturbs the output: by a rounding in each number, because other code sums in another order, and
     by a rounding of each row's logsumexp (float32 at least), because parts of a row are merged by their logsumexp. With
@@ -262,7 +263,7 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
 
 
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
-YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # honest forms that round differently
+YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)  # correct forms that round differently
 OF_MOVED: tuple[Form, ...] = (partial(textbook, detaches=True), recomputed)  # for inputs moved by a rounding
 
 
@@ -378,7 +379,7 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
     num_pairs = heads.shape[-1] // 2
-    dtype = torch.promote_types(heads.dtype, torch.float32)  # as in honest code: half would be off by radians
+    dtype = torch.promote_types(heads.dtype, torch.float32)  # half precision would be off by radians
     angles = sign * places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
@@ -395,10 +396,9 @@ def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """A bound on the scores that get weight: the longest query times the longest key, scaled.
+    """A bound on the scores that get weight: the longest query times the longest key, scaled (Cauchy-Schwarz).
 
-    It follows from Cauchy-Schwarz. A bias shifts the scores by at most the best one that a row sees; a softcap squashes
-    them.
+    It grows by the largest row maximum of each bias, and is passed through a softcap.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale

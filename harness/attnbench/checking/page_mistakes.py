@@ -1,7 +1,7 @@
-"""Known mistakes of functions that read a paged cache, on a pool whose unused slots hold 0: a function for each kind.
+"""Known mistakes of functions that read a paged cache whose unused slots hold 0, by one function for each kind.
 
-Each is the textbook form of a batch with steps replaced, as in mistakes.py. Keys and values stand in the order of
-the requests there; `Pages` says where each lies in the pool, so that reading another slot is an index of keys.
+Each is the textbook form of a batch with steps replaced, as in mistakes.py. The textbook form has keys and values in
+the order of the requests. `Pages` maps them to slots of the pool, so that reading a wrong slot selects another key.
 """
 
 import math
@@ -23,7 +23,7 @@ NUM_PARTS, MOST_PARTS = (2, 3, 4), 256
 
 
 class Pages:
-    """A batch's places: of each query (T,) and key (S,) its request and place in it, and of keys the pool's slot."""
+    """For each query (T,) and key (S,) of a batch, the index of its request and its position there; and the layout."""
 
     def __init__(self, cache: Cache) -> None:
         news, totals = (torch.tensor(each) for each in zip(*cache.requests, strict=True))
@@ -36,7 +36,7 @@ class Pages:
         self.page_ends = -(-totals // cache.page_size) * cache.page_size
 
     def seen(self, mask: RowMask, last: Tensor) -> Tensor:
-        """Whether the mask's queries see each key (R, S), if `last` (T,) is the last place that a query sees."""
+        """Whether the mask's queries see each key (R, S), if `last` (T,) is the last position that each query sees."""
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Pages:
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
     def read(self, table: Tensor, *, is_swapped: bool = False) -> Tensor:
-        """For each key (S,) the key whose slot is read through another block table; -1 for a slot that holds none."""
+        """For each key (S,), the index of the key read instead through block table `table`; -1 for an unused slot."""
         size, num_pages = self.cache.page_size, self.layout.num_pages
         keys_of = torch.full((num_pages * size,), -1)
         slots = torch.from_numpy(self.layout.slots)
@@ -56,7 +56,7 @@ class Pages:
 
 
 def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
-    """The step `heads` on the keys and values of other slots; an empty slot has zeros."""
+    """The step `heads` with the keys and values at the indices `sources` (S,); -1 stands for zeros."""
 
     def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Any:  # noqa: ANN401 - as the step
         moved = (each[:, :, sources].where((sources >= 0)[:, None], 0.0) for each in (key, value))
@@ -66,7 +66,7 @@ def read_elsewhere(sources: Tensor) -> Callable[..., Any]:
 
 
 def lengths(pages: Pages) -> Iterator[Mistake]:
-    """Keys beyond the length of a request are read, or its last one is not; queries move with the length, or do not."""
+    """Keys beyond a request's length are read, or its last key is not; positions of queries shift with that, or not."""
     whole = pages.page_ends - pages.totals
     ones = torch.ones_like(whole)
     for name, more in (("last_page_whole", whole), ("one_key_more", ones), ("one_key_less", -ones)):
@@ -105,7 +105,7 @@ def tables(pages: Pages) -> Iterator[Mistake]:
 
 
 def alignments(pages: Pages) -> Iterator[Mistake]:
-    """The new tokens of a request see other keys of it, or those of other requests."""
+    """The new tokens of a request see wrong keys of their request, or keys of other requests."""
     ends = pages.totals[pages.of_query] - 1
     for name, last in (("chunk_at_the_start", pages.token), ("new_tokens_not_causal", ends)):
 
@@ -193,7 +193,7 @@ def scales(pages: Pages) -> Iterator[Mistake]:
 
 
 def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: ANN401 - arrays
-    """Scales along the query heads, as if these were interleaved."""
+    """Scales assigned to query heads as if query heads were interleaved: query head h gets scale h % G."""
 
     def heads(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
         num_heads = query.shape[1]
@@ -208,7 +208,7 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Parts of a request's keys, each with its own softmax, are merged without their logsumexp: all count alike."""
+    """Parts of a request's keys, each with its own softmax, are merged with equal weights, without their logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         total, count = torch.zeros_like(scores), torch.zeros_like(scores[..., :1])

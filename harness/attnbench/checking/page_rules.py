@@ -1,4 +1,4 @@
-"""Rules of functions that read a paged cache: what no single call shows. They are tried as those of rules.py."""
+"""Rules for functions that read a paged cache, about errors that no single call shows; they join those of rules.py."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from attnbench.workloads.batch import written
 
 @rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
-    """A call is right after one whose pages lie elsewhere, and after one of as many requests of other lengths."""
+    """A call is right after one with its pages in other places, and after one with the requests in another order."""
     workload, case = candidate.workload, candidate.case()
     if workload.cache is None or candidate.off(candidate.output, candidate.normal):
         return
@@ -39,7 +39,7 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(POOLS, *USUAL, may_refuse=True)
 def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
-    """Pools that are views of one buffer, keys and values in turn for each page, give the same answer."""
+    """Pools of keys and values that are views of one buffer, alternating page by page, give the same answer."""
     if candidate.workload.page_size and candidate.workload.cache is not None:
         views = msgspec.structs.replace(candidate.workload.cache, form=STRIDED)
         words = "pools that are views of one buffer, page by page, give"

@@ -23,22 +23,23 @@ HUGE_LOGITS = {
     "attention": {"float64": 1e6, "float32": 8e4, "bfloat16": 8e4},
     "module": {"float64": 1e6, "float32": 6e4},
 }
-"""Honest forms are off by a few roundings of a score: at 1e6 these are half a weight in float32. The best visible score
+"""Correct code is off by a few roundings of a score: at 1e6 these are half a weight in float32. The best visible score
 of half of the rows is below -4e4, so that a fill value of -4e4 or more, used instead of minus infinity, hides nothing.
 """
 SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.0}
 """Exponentials of such scores overflow float32, or vanish; bfloat16 lacks the digits for larger shifts."""
 LARGEST_PRODUCT = 3e4
-"""Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
+"""Half of float16's range, because correct code may multiply query and key before it divides by sqrt(K)."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
 """The lead of a query's own key over the others, as a share of the largest logit."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
-"""Smaller in half precision, where a rounding of a projected query or key would decide between keys."""
+"""Factor of the tokens. In half precision it is smaller, because a rounding of a projected query or key would else
+decide between keys."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
-"""Added to normal values; a rounding of the sum is a small share of the values' spread."""
+"""Added to normal values; a rounding of the sum is small compared with the values' spread."""
 FLAT, MANY_KEYS = 0.3, 1024
 TOKENS = ("query", "key", "value", "x", "context")
-NEAR = "near"  # the inputs of a second call that a rule makes
+NEAR = "near"  # name of the inputs of `draw_near`, for the second call of some rules
 
 
 class VacuousError(ValueError):
@@ -73,7 +74,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The key that each query points at (T,), drawn from kinds: places, tile edges, edges of its visible keys."""
+    """The index of the key that each query points at (T,): a neighbour, an end, a tile edge, a random one, ..."""
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
@@ -110,10 +111,10 @@ def marked(value: Tensor, draws: Generator) -> Tensor:
 
 
 def draw_large(workload: Workload, seed: int) -> Inputs:
-    """Scores of up to 10 000 in size, of either sign: exponentials overflow, maxima are far below 0.
+    """Scores of up to 10 000 in size, of either sign: exponentials overflow, or maxima are far below 0.
 
-    Query i points at a visible key with part of that size; the rest is added to all its scores, or subtracted. The key
-    is therefore clear in any dtype. Scores are smaller if products of query and key must fit into float16.
+    Query i points at a visible key with part of that size; the rest is added to all its scores, or subtracted, so that
+    this key leads clearly in any dtype. Scores are smaller if products of query and key must fit into float16.
     """
     if workload.scope == "module" or workload.head_dim == 1:
         return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
@@ -125,8 +126,8 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 def draw_huge(workload: Workload, seed: int) -> Inputs:
     """Scores beyond common clamps: the largest that the dtype can separate.
 
-    In scope `module` every query's scores are shifted equally, up or down. Only outputs are compared: the gradients of
-    an honest form have lost their digits.
+    In scope `module` all scores of a query are shifted up or down by the same amount. Only outputs are compared,
+    because even correct gradients have lost their digits.
     """
     if not (size := HUGE_LOGITS[workload.scope].get(workload.dtype, 0.0)):
         raise VacuousError(f"{workload.dtype} has no digits left at larger scores")
@@ -139,8 +140,8 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 def draw_shifted(workload: Workload, seed: int) -> Inputs:
     """Normal scores, with all scores of a query shifted far down or up by the same amount: no weight is nearly 1.
 
-    The right weights do not change. They do change without subtracting the row's maximum, with a finite initial
-    maximum, with a clamp, and with scores that are recomputed with fewer digits.
+    The right weights do not change. Those of code that does not subtract the row's maximum, starts from a finite
+    maximum, clamps scores, or recomputes them with fewer digits do.
     """
     _require_width(workload)
     size = SHIFTS[workload.dtype]
@@ -205,9 +206,9 @@ def _shifted(inputs: Inputs, shift: float, workload: Workload, draws: Generator)
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
-    """Equal queries and equal keys: every visible key has the same weight, and an extra key shows."""
+    """Equal queries and equal keys: every visible key has the same weight, and an extra key changes all of them."""
     if workload.scope == "module":
-        raise VacuousError("where all tokens are alike, so are all values")
+        raise VacuousError("if all tokens are equal, all values are, too")
     inputs = draw_normal(workload, seed)
     query, key = (inputs.tensors[name][:, :, :1].expand_as(inputs.tensors[name]) for name in ("query", "key"))
     return replace(inputs, tensors=inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()})

@@ -40,11 +40,11 @@ from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 SCREENED = "needles"
 """The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
 NUM_SUSPECTS = 8
-"""The number of extra rows for the oracle: those furthest from an honest evaluation."""
+"""Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
 """Up to this many scores, yardsticks may be right by luck, so they are computed on more inputs moved by a rounding."""
 LENIENCY_OF_LARGE = 4.0
-"""With large logits a weight near a tie depends on a score's last bit, so a few draws of an honest error say less."""
+"""Factor of the limits at large logits: a weight near a tie depends on a score's last bit, so errors vary more."""
 BY_QUERY = ("output", "gradient of query")
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
@@ -54,9 +54,8 @@ PER_ROOT_IN_HALF = 0.6
 """Roundings of the gradients of key and value per sqrt(T): autograd turns a loop into sums of T terms."""
 OVER_QUERIES = ("gradient of key", "gradient of value")
 OF_SCORES = ("gradient of query", "gradient of key")
-"""At large scores these are 0 except for roundings of terms that are thousands of times larger. Half precision cannot
-resolve them, so only finiteness is compared.
-"""
+"""At large scores these gradients are 0 except for roundings of terms that are thousands of times larger. Half
+precision cannot resolve them, so only finiteness is compared."""
 SUMMED = "gradient of value"
 """The gradient whose terms are known without another backward pass: see `group_sum`."""
 
@@ -75,7 +74,7 @@ class UncheckableError(Exception):
 
 
 def _require_informative(output: Tensor) -> None:
-    """Refuse a reference output that nothing can be compared with."""
+    """Raise ValueError for a reference output that is not finite, VacuousError for a constant one."""
     numbers = output.cpu().flatten()
     if not numbers.isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
@@ -99,18 +98,17 @@ class Reference:
         has_gradients: bool = True,
         on_step: Callable[[], object] = lambda: None,
     ) -> None:
-        """Evaluate the oracle and the textbook forms, under the mask that `mask` makes of the workload's.
+        """Evaluate the oracle and the textbook forms at some query rows.
 
-        They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035).
-
-        `rows` are the query rows to compare, chosen at random by default. Gradients are compared if the direction has
-        them and the reference `has_gradients`; that of the query has these rows, too. The output's gradient at those
-        rows is `grad_rows`, or else drawn. Some probes compare fewer gradients, or with wider limits. `on_step` is
-        called before each part of an answer.
+        They compute on the workload's device, or on the CPU if the device has no float64 (docs/adr/0035). `rows` (R,)
+        are the rows of the output and of the query's gradient to compare, by default those of `oracle.checked_rows`.
+        `grad_rows` (B, H, R, V), in scope `module` (B, R, D), is the output's gradient there, by default random. `mask`
+        changes the workload's mask. Gradients are compared if the direction has them and `has_gradients` is True. Some
+        probes compare fewer gradients, or with wider limits. `on_step` is called before each part of an answer.
 
         Raises:
-            ValueError: the reference is not finite.
-            VacuousError: it is constant, so that a comparison would show nothing.
+            ValueError: the reference output is not finite.
+            VacuousError: it is constant, or a textbook form overflows, so that a comparison would show nothing.
         """
         dtype = TORCH_DTYPES[workload.dtype]
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
@@ -141,10 +139,10 @@ class Reference:
         derive = partial(self._tolerance_of, oracle.score_bound(workload, exact, self.rows), leniency)
         self.tolerances = {name: derive(name, yardsticks[name], scales[name], terms.get(name)) for name in expected}
         if not all(each.is_finite for each in self.tolerances.values()):
-            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
+            raise VacuousError(f"correct code overflows {workload.dtype} here: nothing can be compared")
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """The size of each tensor of an answer, with the terms of the summed gradient."""
+        """The size of each tensor of an answer, or of the terms of the gradient SUMMED if these are larger."""
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -202,7 +200,7 @@ class Reference:
         expected: Mapping[str, Tensor],
         draws: torch.Generator,
     ) -> dict[str, list[RowErrors]]:
-        """The errors of honest forms in the dtype, by tensor: on the inputs, and on slightly moved ones."""
+        """The errors of textbook forms in the dtype, by tensor: on the inputs, and on inputs moved by a rounding."""
         workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         where = target.torch_device if target.has_float64 or has_own_products else "cpu"
@@ -254,7 +252,7 @@ class Reference:
         rows: Tensor | None = None,
         has_gradients: bool = True,
     ) -> dict[str, Tensor]:
-        """Another form's answers at the rows, and gradients, computed in that dtype and returned in float64."""
+        """A mistake's output at the rows and its gradients, by name, computed in `dtype` and returned in float64."""
         compared = self.workload if has_gradients else msgspec.structs.replace(self.workload, direction="inference")
         ask = form.answer(self.workload, self.rows if rows is None else rows)
         inputs = self.drawn.map(lambda tensor: tensor.to(dtype))
@@ -277,7 +275,7 @@ class Reference:
         return Observation(output, {"output": output.index_select(-2, self.rows.to(output.device))})
 
     def at_rows(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients, that of the query at the compared rows: its other rows, which must be 0, are added to them."""
+        """The gradients, with the query's at the compared rows only; its other rows, which must be 0, are added."""
         query = gradients.get("gradient of query")
         if query is None or query.shape[-2] == len(self.rows):
             return gradients
@@ -286,7 +284,7 @@ class Reference:
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """An honest answer at every row, in float32 at least, if the oracle computes only some rows; else None."""
+        """The textbook output at every row, in float32 at least, if the oracle computes only some rows; else None."""
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
@@ -358,7 +356,7 @@ class References:
 def answers(
     workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
 ) -> dict[str, Tensor]:
-    """The result of `answer` at the rows and, with gradients, those of each input and canonical weight."""
+    """The output of `answer` and, unless in inference, the gradient of each input and canonical weight, by name."""
     if workload.direction == "inference":
         return {"output": answer(inputs)}
     watched = inputs.map(lambda tensor: tensor.detach().requires_grad_())
@@ -424,7 +422,7 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
-    """The size of intermediate sums in the gradient of a value that several query heads read; 0 if only one does.
+    """The size of intermediate sums in a value's gradient if several query heads read the value; else 0.
 
     With few keys these sums may cancel in every element and leave only rounding errors. At least one of a query's
     weights on S keys is at least 1/S, so its term is at least that share of the output's gradient.
@@ -434,12 +432,12 @@ def group_sum(workload: Workload, grad_rows: Tensor) -> float:
 
 
 def largest(candidate: Tensor, reference: Tensor) -> float:
-    """The largest difference; NaN if there is one."""
+    """The largest absolute difference; NaN if any difference is NaN."""
     return float((candidate.double() - reference).abs().max())
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if only one is finite; 0 where both are not finite."""
+    """The largest absolute difference; infinite if only one of two numbers is finite, and 0 if neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -456,7 +454,7 @@ class Observation:
 
 
 def call_candidate(implementation: Implementation, reference: Reference, form: str = "") -> Observation:
-    """Call a candidate with copies of a reference's inputs; of a batch, in a cache of that form.
+    """Call a candidate with copies of a reference's inputs; for a batch of requests, in a cache of form `form`.
 
     Raises:
         FormError: the output has the wrong type, shape or dtype.
@@ -486,17 +484,17 @@ def call_candidate(implementation: Implementation, reference: Reference, form: s
 def gradients(
     case: Case, output: Tensor, reference: Reference, grad_output: Tensor | None = None, *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """The gradient of each input that needs one and, for modules with `pack`, of each canonical weight, by name.
+    """Gradients of the inputs that require one and, for modules with `pack`, of the canonical weights, by name.
 
-    There is none if the output has no graph.
-
-    The candidate gets `grad_output`, or a copy of the reference's, which later candidates use too. `pack` is linear, so
-    its transpose, applied by automatic differentiation, maps packed gradients to canonical ones.
+    Each has the shape of its input or weight, but the query's only has the compared rows. Empty if the output has no
+    graph. `grad_output` has the output's shape; the default is a copy of the reference's, since a candidate might
+    change it. `pack` is linear, so autograd applies its transpose to turn gradients of packed parameters into those of
+    canonical weights.
 
     Raises:
-        SideEffectError: the call changed that gradient, its inputs, the mask, or the random seed.
-        FormError: a gradient has its own tensor class.
-        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
+        SideEffectError: the backward pass changed the output's gradient, an input, the mask or the random seed.
+        FormError: a gradient is a tensor subclass or not dense.
+        ValueError: `pack` omits a parameter, so that its gradient would not be checked.
     """
     assert reference.grad_output is not None
     leaves = {name: leaf for name, leaf in case.leaves.items() if leaf.requires_grad}
@@ -552,7 +550,7 @@ def require_form(workload: Workload, output: Tensor) -> None:
 
 
 def require_plain(name: str, tensor: object) -> None:
-    """Raise FormError unless it is a dense tensor of PyTorch's own class: any other may compute when it is read."""
+    """Raise FormError unless `tensor` is dense and not of a subclass, which might compute only when it is read."""
     if type(tensor) is not Tensor:
         kind = type(tensor)
         raise FormError(f"the {name} is a {kind.__module__}.{kind.__qualname__}; it must be exactly a torch.Tensor")
@@ -561,7 +559,7 @@ def require_plain(name: str, tensor: object) -> None:
 
 
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
-    """The error of each tensor; if its reference is constant, only if it is not finite."""
+    """The error of each tensor; one without a tolerance is listed only if it is not finite."""
     lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
     limits = reference.tolerances
     compared = [limits[name].judge(tensor) for name, tensor in observed.items() if name in limits]
@@ -587,8 +585,8 @@ def apply_empty_row_convention(
 
     The right one is 0, as in scaled_dot_product_attention. The textbook form gives NaN. A large finite number instead
     of minus infinity gives the mean of all values or, if it preserves the differences between scores, attention without
-    a mask, as cuDNN's. None is wrong by itself. NaN in gradients is replaced, too, where the textbook form has it; with
-    a finite answer no gradients are compared here, since such queries have a part in them.
+    a mask, as cuDNN does. None of these counts as wrong. NaN in gradients is replaced, too, where the textbook form has
+    it. After a finite answer no gradients are compared, because such queries contribute to them.
 
     The convention is "" if there are no such queries, or if their answer is right or matches no convention: nothing is
     changed. `only` is the convention on another probe, since it is the same on all.

@@ -1,7 +1,7 @@
 """Rules: properties of any attention, for any inputs. Each is tried at a short length; `attnbench explain` lists them.
 
 A rule is a generator of a `Candidate` that yields "" for each trial that holds, a description of each violation, and
-the exception of a trial that raised; without any trial it does not apply to the workload. Most trials compare a call
+the exception of a trial that raised; a rule that yields nothing does not apply. Most trials compare a call
 with the right answer that follows from another call: other memory layouts, numbers of another size, operands that need
 no gradient. Violations by PyTorch's own kernels are only noted (docs/adr/0007).
 """
@@ -62,7 +62,7 @@ KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER = 2  # the number of keys that a later call drops
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
-"""Powers of 2 by which keys, values and incoming gradients are multiplied or divided, which changes no digit."""
+"""Exponents of the powers of 2 that scale keys, values and incoming gradients; such factors change no digit."""
 LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
 """Queries scaled by these have scores of similar size, or so different that exponentials of differences overflow."""
@@ -76,19 +76,19 @@ EXPANDED = (
 )
 """The axis along which each operand is one expanded row."""
 CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"
-TWICE = 20.0  # errors of the textbook form that a second derivative may have
+TWICE = 20.0  # limit of a second derivative's error, in errors of the textbook form
 LEAST_APART = 2.0**-18
-"""Answers that differ by a smaller share differ only in precision, in any dtype."""
+"""Answers whose relative difference is smaller differ only by rounding, in any dtype."""
 AXES = ("batch rows", "heads", "tokens")
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
 RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
-"""Rules that are tried on batches, too: others change keys as no cache holds them, or layouts that no pool has."""
+"""Rules that are also tried on batches of requests. Other rules use keys that no cache can hold, or other layouts."""
 Answer = dict[str, Tensor]
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""Results for one implementation, by a rule's name and its axes; None by the workload, where a rule does not apply."""
+"""Results for one implementation, by a rule's name and values of its axes; None by the workload where none applies."""
 
 
 class Rule(NamedTuple):
@@ -153,10 +153,10 @@ class Candidate:
         num_passes: int = 1,
         **of_mask: Any,  # noqa: ANN401 - any attribute
     ) -> Answer:
-        """The output and the gradients of a call on the normal inputs, some replaced, with attributes of the mask.
+        """The output and the gradients of a call on the normal inputs, some replaced by `tensors`, by name.
 
-        `grad` is the output's gradient, leaves in `frozen` need none, and the last of several backward passes counts.
-        There are no gradients in inference, or without a backward pass.
+        `of_mask` sets attributes of the BoundMask. `grad` replaces the output's gradient, and leaves in `frozen` need
+        none. The last of `num_passes` backward passes counts. There are no gradients in inference.
         """
         case, tensors = self.case(), dict(tensors or {})
         if self.workload.layout == "value_in_key" and "key" in tensors:
@@ -178,7 +178,7 @@ class Candidate:
         return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
-        """The output of a changed call."""
+        """The output of a call on the normal inputs, changed as in `ask`."""
         return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
     @cached_property
@@ -194,10 +194,11 @@ class Candidate:
         least: float = LEAST_APART,
         **changes: Any,  # noqa: ANN401 - those of `ask`, or of `call`
     ) -> Outcome:
-        """Compare the answer of a changed call, described by `words`, or that of `give`, with the required one.
+        """Compare the answer of a changed call, described by `words`, or that of `give`, with the `expected` one.
 
-        A tensor is an output alone. Its queries that see no key are left out. Answers may differ by twice the
-        tolerance, and by the share `least` of the largest number.
+        Answers may differ by twice the tolerance, or by `least` times the largest number. If `expected` is a tensor,
+        only outputs are compared. Queries that see no key are left out. Returns "", the difference in words, or the
+        exception of the call.
         """
         asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
@@ -220,7 +221,7 @@ class Candidate:
         return ""
 
     def off(self, output: Tensor, reference: Reference) -> str:
-        """The error of an output, in words; "" if it is right."""
+        """Describe the error of an output; "" if it is right."""
         settled, _ = apply_empty_row_convention(reference.observe(output), reference, self.convention)
         found, _ = output_error(settled.output, reference)
         if found.grade is not Grade.wrong:
@@ -234,7 +235,7 @@ class Candidate:
 
 @rule("right when short", *USUAL, "square")
 def _right_when_short(candidate: Candidate) -> Iterator[Outcome]:
-    """The answer is right at the short length; this comes first, before other rules are tried there."""
+    """The answer is right at the short length, which the other rules assume."""
     yield candidate.off(candidate.output, candidate.normal)
 
 
@@ -280,7 +281,7 @@ def _training_mode(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("another mask", "scope", "direction", "way")
 def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A call under another mask of the same sizes, right by itself, is right after one under the workload's."""
+    """A call under another mask of the same sizes is right after one under the workload's, if it is right alone."""
 
     def answer(*masks: str) -> Tensor:
         case = candidate.case()
@@ -310,7 +311,7 @@ def _another_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _other_masks(workload: Workload) -> Iterator[str]:
-    """Masks that code which takes the workload's may take: the same kind with other numbers, then other kinds."""
+    """Other masks that code for the workload's mask may support: the same kind with other numbers, then other kinds."""
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
     if isinstance(rule, Padding):
         yield f"padding({','.join(map(str, rule.lengths(*sizes)[::-1]))})"
@@ -344,7 +345,7 @@ def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) -> str:
-    """The keys that queries of a chunk seem to see, if they explain a wrong output; "" if none do."""
+    """Describe which keys queries of a chunk seem to see, if that explains a wrong output; else ""."""
     rows = torch.arange(sum(chunks))
     number = torch.arange(len(chunks)).repeat_interleave(torch.tensor(chunks))
     first = (torch.tensor(chunks).cumsum(0) - torch.tensor(chunks))[number][:, None]
@@ -450,7 +451,7 @@ def _gradients_apart(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("second derivatives", "scope", "direction", is_noted=True)
 def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
-    """Second derivatives are right, or an error: never silently wrong, as if a saved tensor were a constant."""
+    """Second derivatives are right or raise an error, and are never silently wrong by treating a tensor as constant."""
     reference = candidate.normal
     if candidate.grad_output is None or is_half(candidate.workload) or candidate.off(candidate.output, reference):
         return
@@ -483,7 +484,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
-    """The second derivatives of the sum of all gradients; 0 where there is none."""
+    """The derivatives of the sum of all gradients, by name, in the shapes of `tensors`; 0 for a tensor without one."""
     leaves = [*tensors.values()]
     made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
     return {
@@ -534,9 +535,9 @@ def _large_values(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("large products", "scope", "direction", "dtype", may_refuse=True)
 def _large_products(candidate: Candidate) -> Iterator[Outcome]:
-    """Products of query and key beyond the end of float16 overflow in some code, before a scale makes them small.
+    """Products of query and key beyond float16's range must not overflow before the scale makes them small.
 
-    One key has all the weight of a query, so that scores need no digits.
+    One key has all the weight of a query, so that a right output needs no accurate scores.
     """
     if (candidate.workload.scope, candidate.workload.dtype) == ("attention", "float16"):
         large = draw_large(candidate.workload, candidate.normal.seed).tensors
@@ -557,10 +558,10 @@ def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
 
 @rule("other scales", "scope", "direction", may_refuse=True)
 def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
-    """A scale of 0 gives every visible key the same weight, and a negative scale is like the opposite query.
+    """A scale of 0 must weight every visible key equally; a negative scale must equal a negated query.
 
-    It applies if the workload gives a scale. At 0 a result that is not finite is ignored: -inf scores were multiplied
-    by 0. With a negative scale scores are large: some code takes maxima before it scales.
+    Applies if the workload sets a scale. NaN or Inf at scale 0 is ignored: some code multiplies scores of -inf by the
+    scale. The query is enlarged, so that code that takes a row's maximum before it scales fails at a negative scale.
     """
     if candidate.workload.scale and candidate.workload.scope == "attention":
         query = LARGER * candidate.tokens["query"]
@@ -602,7 +603,7 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
         return
     for form in memory.SAME_MASK:
         yield candidate.compare(f"a mask that is {form} gives", candidate.output, form=form)
-    if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it takes such a mask
+    if not candidate.compare("", candidate.output, form=memory.OF_TWO_AXES):  # it accepts such a mask
         words = f"a mask {memory.TRANSPOSED_OF_TWO} gives"
         yield candidate.compare(words, candidate.output, form=memory.TRANSPOSED_OF_TWO)
     if candidate.grad_output is not None and candidate.workload.mask_rule.is_learned:
@@ -612,7 +613,7 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("bias in float32", "scope", "direction", "half", "mask", is_noted=True)
 def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
-    """A bias in float32 keeps its digits next to a query in half precision: a constant on top changes nothing."""
+    """A bias in float32 keeps its digits with a query in half precision, so that a constant on top changes nothing."""
     workload = candidate.workload
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:
@@ -622,7 +623,7 @@ def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("minus infinity in a bias", "scope", "direction", "mask", may_refuse=True)
 def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
-    """A bias of -inf hides the first keys of a long row as a number far below every score does."""
+    """A bias of -inf at the first keys of a long row hides them, as a number far below every score does."""
     workload, rule = candidate.workload, candidate.workload.mask_rule
     if workload.scope == "module" or rule.hides or not rule.changes_scores:
         return
@@ -643,9 +644,9 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A function that takes both combines them, or refuses them: some code takes `mask` alone.
+    """A function given both is_causal and a mask combines them or refuses them; some code ignores is_causal.
 
-    Next to a mask without a causal part, which is_causal changes, only side effects count.
+    If the mask has no causal part, is_causal changes the answer, so that only side effects are checked.
     """
     rule = candidate.workload.mask_rule
     if candidate.workload.scope == "attention" and rule.without_causal is not None:
@@ -662,7 +663,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
     """A function takes masks that differ between heads, or refuses them.
 
-    Not tried for the causal mask and padding, which are the same in all heads: code may look for unused keys in one.
+    Not tried for causal and padding masks, because code may rely on these being the same in all heads.
     """
     workload = candidate.workload
     is_alike = workload.mask == "causal" or any(isinstance(part, Padding) for part in workload.mask_rule.parts)
@@ -710,11 +711,11 @@ def _layouts(candidate: Candidate) -> Iterator[Outcome]:
     grads = [f"gradient of {name}" for name in alike if f"gradient of {name}" in copies]
     total = sum((copies[name].double() for name in grads), torch.zeros(()))
     summed = copies | dict.fromkeys(grads, total)
-    yield candidate.compare(f"one tensor as {' and '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
+    yield candidate.compare(f"one tensor as {', '.join(alike)} gives", summed, tensors=dict.fromkeys(alike, one))
 
 
 def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> str:
-    """The violation of one operand alone in such a layout; "" if it takes several."""
+    """The violation if only one operand has the layout `words`; "" if no single one is enough."""
     for token, tensor in tensors.items() if words in memory.LAYOUTS and len(tensors) > 1 else ():
         outcome = candidate.compare(f"the {token} alone, {words}, gives", candidate.answer, tensors={token: tensor})
         if isinstance(outcome, str) and outcome:
@@ -750,7 +751,7 @@ def _hidden_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(HIDDEN_NAN, *HIDING, is_noted=True)
 def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """NaN, Inf or a number near the end of the dtype's range in a hidden key or value stays there."""
+    """NaN, Inf or a number near the end of the dtype's range in a hidden key or value does not reach any query."""
     huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.workload.dtype]).max)
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "NaN in the {}": partial(torch.full_like, fill_value=math.nan),
@@ -762,7 +763,7 @@ def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("visible NaN", *HIDING, is_noted=True)
 def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """Values of NaN give NaN to each query that sees a key: nan_to_num, for example, hides them."""
+    """If all values are NaN, the output of each query that sees a key is NaN; nan_to_num, for example, hides it."""
     if "value" in candidate.sources:
         answer = candidate.call({"value": torch.full_like(candidate.tokens["value"], math.nan)})
         is_lost = ~answer.isnan().all(dim=-1) & _along_queries(candidate.seen.any(dim=-1), answer)[..., 0]
@@ -773,7 +774,7 @@ def _visible_nan(candidate: Candidate) -> Iterator[Outcome]:
 def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
     """Two calls on the same tensors, in the same memory, give the same answer, bit for bit.
 
-    At other addresses a vectorised sum is split elsewhere, so that honest code rounds differently.
+    At other addresses a vectorised sum is split at other numbers, so that even correct code rounds differently.
     """
     case = candidate.case()
     with side_effects.watch_call(case.tensors, case.mask), case.grad_mode():
@@ -793,7 +794,7 @@ def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
 
 
 def _values(workload: Workload) -> dict[str, object]:
-    """A workload's values on the axes of rules."""
+    """A workload's value for each name in `Rule.axes`."""
     rule, direction = workload.mask_rule, workload.direction
     if direction != "inference" and rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
         direction += ", some rows empty"  # where no gradients are compared (see Candidate)
@@ -860,7 +861,7 @@ def examine(
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
-    """Try a rule; an exception of the candidate breaks it, unless a wrong answer does. None if it does not apply."""
+    """Try a rule, up to the first violation; None if it does not apply. A candidate's exception breaks the rule."""
     trials, _, may_refuse, is_noted = RULES[name]
     violated = partial(RuleResult, rule=name, holds=False)
     refusal, is_tried = None, False

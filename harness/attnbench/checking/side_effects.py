@@ -1,8 +1,8 @@
 """Forbidden side effects of a call: writing into its inputs or the mask, or setting the random seed.
 
 `watch_call` wraps one call of a candidate, forward or backward, in the candidate's process, and reports the changes in
-words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it poisons
-free memory, so that an answer read from uninitialized memory is wrong.
+words. It does not depend on the rest of the check, so that other processes can use it too. Before the call it fills
+free memory with NaN, so that an answer read from uninitialized memory is wrong.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
-INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # the rules about conduct
+INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # the rules about side effects
 NAN_BYTE = 255  # numbers that consist of such bytes are NaN in every dtype
 POISON_BYTES = 2**20
 """Larger blocks are not poisoned: the system provides them fresh, filled with zeros."""
@@ -31,13 +31,13 @@ class SideEffectError(ValueError):
 
 
 def require_faultless(faults: Mapping[str, str]) -> None:
-    """Raise the first of the forbidden changes that a call made, by rule, in words, as SideEffectError."""
+    """Raise SideEffectError for the first of the forbidden changes that a call made; `faults` maps rules to words."""
     for rule, found in faults.items():
         raise SideEffectError(rule, found)
 
 
 def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
-    """Fill free memory, which allocators reuse first, with NaN where a call allocates scores, sums and output."""
+    """Fill free memory with NaN, in blocks of the sizes of inputs, scores and sums, which allocators reuse first."""
     tensors = list(inputs)
     if not tensors:
         return
@@ -57,11 +57,11 @@ def poison(inputs: Iterable[Tensor], mask: BoundMask | None) -> None:
 def watch_call(
     given: Mapping[str, Tensor], mask: BoundMask | None = None, *, name: str = "call", inputs: Collection[Tensor] = ()
 ) -> Iterator[dict[str, str]]:
-    """Watch one call: `given` are the tensors that it must not change, `mask` the mask, `name` the call's name.
+    """Watch one call, named `name` in messages, which must not change the tensors `given` or the `mask`.
 
-    The forbidden changes that it made, by rule, in words, are filled in when it has returned. Free memory is poisoned
-    in the sizes of `inputs`, or of `given`. A seed that the call has set is undone, and a mask
-    that it has changed is restored. Its exceptions propagate.
+    Yields a mapping from rules to descriptions of the forbidden changes, filled in after the call. Free memory is
+    poisoned in the sizes of `inputs`, or of `given`. A seed that the call has set is reset, and a mask that it has
+    changed is restored. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:

@@ -2,7 +2,7 @@
 
 The steps in order, with their results: `projection` query, key and value; `heads` the same, with a key/value head for
 every query head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
-Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as everywhere.
+Source: https://arxiv.org/abs/1706.03762, section 3.2. Shapes: R chosen queries; the other letters as in the contract.
 """
 
 import math
@@ -33,7 +33,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Tensor, Tensor, Tensor]:
-    """The query, key (B, G, S, K) -> (B, H, S, K), and the same for value: query head h reads head h // (H / G)."""
+    """The query, and key and value (B, G, S, K or V) repeated to (B, H, S, K or V): head h reads head h // (H / G)."""
     return query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
 
 
@@ -76,7 +76,7 @@ def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
 
 def backward_pass(results: Mapping[str, Tensor], mask: RowMask) -> Tensor:
-    """The context (B, H, R, V) itself: a change of this step gives it another gradient."""
+    """The unchanged context (B, H, R, V); mistakes replace this step to give it another gradient."""
     return results["context"]
 
 
@@ -95,9 +95,9 @@ DEFAULTS: Changes = {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: RowMask, changes: Changes | None = None
 ) -> dict[str, Tensor]:
-    """Each step's result by its name, from `scores` to `context`; `query`, `key` and `value` are those of `heads`.
+    """Each step's result by its name, from query (B, H, R, K), key (B, G, S, K) and value (B, G, S, V) to `context`.
 
-    Query (B, H, R, K), key (B, G, S, K), value (B, G, S, V).
+    The results `query`, `key` and `value` are those of the step `heads`.
     """
     step = {**DEFAULTS, **(changes or {})}
     query, key, value = step["heads"](query, key, value, mask)
@@ -132,7 +132,7 @@ class Mistake:
     words: str
     changes: Changes = field(repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
-    declare: str = ""  # the line that declares to an adapter what its author may mean
+    declare: str = ""  # the argument of `adapt` that declares this as intended
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
@@ -146,9 +146,9 @@ class Mistake:
 
 
 def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **changes: Callable[..., Any]) -> Mistake:
-    """A mistake that replaces the named steps (`_` for a space).
+    """Create a mistake that replaces the steps named by keyword, with _ for a space.
 
-    Its words are the meaning of its name in `attnbench explain` and the detail, or the detail of a name without one.
+    Its words are the meaning of its name in `attnbench explain`, if there is one, and `detail`.
     """
     means, declare = next(((each.means, each.declare) for each in explanations() if each.name == name), ("", ""))
     words = ": ".join(filter(None, (means[:1].lower() + means[1:].removesuffix("."), detail)))
@@ -158,12 +158,12 @@ def wrong(name: str, detail: str = "", *, needs_all_rows: bool = False, **change
 
 
 def before(step: str, change: Callable[[Any], Any], *places: int) -> Callable[..., Any]:
-    """The step with its operands at these places changed first."""
+    """The step, with `change` applied to its operands at the indices `places`."""
     return lambda *operands: DEFAULTS[step](*(change(x) if at in places else x for at, x in enumerate(operands)))
 
 
 def after(step: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The step with its result changed."""
+    """The step, with `change` applied to its result."""
     return lambda *operands: change(DEFAULTS[step](*operands))
 
 

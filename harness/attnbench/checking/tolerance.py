@@ -1,11 +1,11 @@
-"""Tolerances for honest answers: one rule for outputs, gradients, models, ranks and dropout.
+"""Tolerances that correct code meets in its dtype: one rule for outputs, gradients, models, ranks and dropout.
 
-The yardsticks are honest forms in the workload's dtype, on the inputs unchanged and moved by a rounding. A tensor is
+The yardsticks are textbook forms in the workload's dtype, on the inputs unchanged and moved by a rounding. A tensor is
 divided into segments of rows (queries, keys or tokens; for a parameter, its first axis), because rows may differ in
 size by a factor of ten: under a causal mask early queries average few values. Each segment has its own limits for the
 largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
 
-Four yardsticks may be right by luck if few numbers are compared. A segment therefore holds at least LEAST_NUMBERS
+With few numbers, all four yardsticks may be exact by luck. A segment therefore holds at least LEAST_NUMBERS
 numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments (and in gradients, of the largest
 relative error of large segments), and the roundings are those of numbers no smaller than FLOOR_SHARE of the
 tensor's largest. `python -m studies.margins` shows the margins of honest code.
@@ -33,7 +33,7 @@ LEAST_NUMBERS = 1024
 NEIGHBOUR_SHARE = 0.5
 FLOOR_SHARE = 1 / 16
 YARDSTICKS_PER_LIMIT = 2.5
-"""Largest error allowed, in yardstick errors: the worst honest code shows half of it."""
+"""Limit of an error, in yardstick errors; correct code shows at most half of it."""
 ROUNDINGS_PER_LIMIT = 1.5
 RMS_YARDSTICKS_PER_LIMIT = 2.0
 RMS_ROUNDINGS_PER_LIMIT = 1.0
@@ -49,7 +49,7 @@ about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
 MOST_LENIENCY = 8.0
 VANISHING_SHARE = 1e-12  # a tensor smaller than this share of its terms is 0 except for rounding
 LEAST_SPREAD = 0.25
-"""An imprecise tensor's errors are spread: the median RMS error of its segments, in limits, over the worst one."""
+"""Smallest ratio of the median RMS error of a tensor's segments, in limits, to the worst one: imprecise, not wrong."""
 
 
 class RowErrors(NamedTuple):
@@ -128,7 +128,7 @@ class Tolerance:
         )
 
     def _by_segment(self, rows: RowErrors) -> RowErrors:
-        """The largest and the root mean square of each segment (N,)."""
+        """The largest number and the root mean square of each segment, both (N,)."""
         empty = torch.zeros(self.count, dtype=torch.float64)
         mean = empty.scatter_reduce(0, self.segment, rows.square, "mean", include_self=False)
         return RowErrors(empty.scatter_reduce(0, self.segment, rows.peak, "amax"), mean.sqrt())
@@ -183,7 +183,7 @@ class Tolerance:
         )
 
     def beyond(self, candidate: Tensor) -> Tensor:
-        """The elements beyond their limit, or beyond the RMS limit if only a segment's RMS error is too large."""
+        """True for elements beyond their limit, or beyond the RMS limit in segments where only that is exceeded."""
         _, apart, _, shown = self._errors(candidate)
         is_broad = (_ratio(shown.square, self.limit.square) > 1) & (_ratio(shown.peak, self.limit.peak) <= 1)
         limits = self.limit.peak.where(~is_broad, self.limit.square)[self.segment]
@@ -233,7 +233,7 @@ def _with_neighbours(shown: Tensor) -> Tensor:
 def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
     """The yardsticks' error of each segment (N,), raised to a share of the largest relative error of large segments.
 
-    A key's gradient that one query makes has one rounding in all its numbers, which may be a lucky one.
+    A key's gradient that comes from one query has the same rounding in all its numbers, which may be 0 by luck.
     """
     relative = (shown / answer)[(answer > 0) & (answer >= FLOOR_SHARE * answer.max())]
     return torch.maximum(shown, NEIGHBOUR_SHARE * relative.max() * answer) if len(relative) else shown

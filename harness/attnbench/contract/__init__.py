@@ -1,4 +1,4 @@
-"""Names that an implementation may import: canonical weights, the bound mask, the base module, Implementation.
+"""The interface that implementations import: canonical weights, the bound mask, the base module, Implementation.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
@@ -43,8 +43,8 @@ __all__ = [
 class Attention(nn.Module):
     """Multi-head attention with the canonical weights in linear layers; a subclass defines `attend`.
 
-    `dropout` is the share of attention weights that every call drops after the softmax, while the others are divided by
-    1 - dropout; the harness sets it if the Implementation says `has_dropout`.
+    `dropout` is the probability that a call drops an attention weight after the softmax, while the others are divided
+    by 1 - dropout. The harness sets it if the Implementation has `has_dropout`.
     """
 
     layout = split("query", "key", "value", out="out")
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.load_state_dict(self.pack(weights))
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The state dict from the canonical weights, by differentiable steps only.
+        """Create the state dict from the canonical weights, by differentiable steps only.
 
         The check sends gradients back through this function, to compare gradients of packed weights.
         """
@@ -85,17 +85,17 @@ class Attention(nn.Module):
         merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
         output: Tensor = merged if self.out is None else self.out(merged)
         has_backward = attended.requires_grad or not query.requires_grad
-        return output if has_backward else output.detach()  # there is no backward pass through the projections either
+        return output if has_backward else output.detach()  # without a backward pass in `attend`, no other one either
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer for a weight (rows, D) and a bias (rows,) or None, with other values."""
+    """A linear layer in the shapes of a weight (rows, D) and a bias (rows,) or None, with its own random values."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
 
 def _differs(workload: Workload, axis: str, value: float | str) -> bool:
-    """Whether a workload has another value of an axis; it may not exist with this one."""
+    """Whether a workload has another value of an axis; also true if it cannot have this one."""
     try:
         return workload.with_axes({axis: value}) != workload
     except ValueError:
@@ -108,12 +108,12 @@ def _reason_against(
     takes_batches: str,
     workload: Workload,
 ) -> str | None:
-    """The first axis that has another value built in, or the implementation's own reason.
+    """The reason why an implementation cannot run a workload: a built-in axis, or its own `unsupported`; else None.
 
     A dense function takes a batch of requests if it takes each of them.
     """
     for axis, value in built_in().items():
-        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # these say more
+        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # others explain these
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
     if workload.requests and not takes_batches:
@@ -136,20 +136,20 @@ class Implementation:
 
     build: Callable[[Weights], nn.Module]  # an `Attention`, or any module with forward(x, context=None, *, mask)
     source: str
-    unsupported: Callable[[Workload], str | None] = lambda _: None  # a reason, or None
-    executed_flops: Callable[[Workload], int | None] = lambda _: None  # those of a call, hidden pairs included, or None
+    unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run a workload, or None
+    executed_flops: Callable[[Workload], int | None] = lambda _: None  # of a call, hidden pairs included; or None
     backend: str = ""  # promised backend of SDPA, one of BACKENDS: if another runs, it is a fallback and is not timed
-    has_dropout: bool = False  # drops weights by its module's `dropout`, a number or an nn.Dropout
+    has_dropout: bool = False  # its module drops weights with the probability `dropout`, a number or an nn.Dropout
     compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
-    distributes: bool = False  # computes with the workload's `world_size` ranks; any other uses one
-    copies: str = ""  # copies inside the timed call that suit the kernel: a note next to its times
+    distributes: bool = False  # uses the workload's `world_size` ranks; other implementations use one
+    copies: str = ""  # copies that the timed call makes for the kernel, as a note next to its times
     built_in: Callable[[], Mapping[str, int | float | str]] = (
-        dict  # as {"mask": "causal"}: a check uses it, and a run for all participants
+        dict  # the only values of some axes, as {"mask": "causal"}; a run then uses them for all participants
     )
     has_cache: bool = False  # its module keeps earlier tokens: `mask.chunks` feeds it in parts
     is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
-    takes_batches: str = ""  # of requests: as `pages`, or `gathered` for it outside of its call; "": it takes none
-    most_error: float = 0.0  # that an approximation may have, as a share of a tensor's largest value; 0: any
+    takes_batches: str = ""  # how it gets a batch of requests: `pages`, `gathered` (before its call), or "" for never
+    most_error: float = 0.0  # tolerance of an approximation, relative to a tensor's largest value; 0: any
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:
@@ -165,13 +165,13 @@ def is_on(kind: str, workload: Workload) -> bool:
 
 def only_on(kind: str, workload: Workload, what: str) -> str | None:
     """Return why `what`, with kernels only for that kind of device, cannot run the workload, or None."""
-    return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
+    return None if is_on(kind, workload) else f"{what} runs only on {kind.upper()}"
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
 
-    Nothing is imported: a package that is installed but broken is an error only of the cells that need it.
+    Nothing is imported, so that a package that is installed but broken is an error only in the cells that need it.
     """
     if module in sys.modules:
         return None
@@ -179,7 +179,7 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
     while found is not None and rest:
         found = PathFinder.find_spec(f"{found.name}.{rest.pop(0)}", found.submodule_search_locations)
-    is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
+    is_missing = found is None or found.origin is None  # the latter: a folder without code
     return f"{distribution or package} is not installed" if is_missing else None
 
 
@@ -190,8 +190,8 @@ class NotOneGraphError(Exception):
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call, and again for other sizes, strides, dtypes and gradient modes.
 
-    It compiles whole graphs at fixed sizes or raises; it never falls back to eager silently: after `recompile_limit`
-    compilations PyTorch would run a function eagerly, with only a warning, so the limit is lifted, and reaching it is
+    It compiles whole graphs at fixed sizes or raises, and never falls back to eager silently. After `recompile_limit`
+    compilations PyTorch would run a function eagerly with only a warning, so the limit is raised, and reaching it is
     an error.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html, on recompilation:

@@ -64,7 +64,7 @@ HELP = (
     'place of weight and bias, as in "in_proj_{}"; one that is no weight needs its value, as in extra={"gain": 1.0}'
 )
 FOR_MODULES = ("extra", "residual", "has_cache", "dropout")
-"""Arguments of `adapt` that mean nothing for a function."""
+"""Arguments of `adapt` that only modules can have."""
 
 
 def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **facts: Any) -> Implementation:  # noqa: ANN401 - see Declared
@@ -105,10 +105,10 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAdapter:
-    """A way to make modules, declared facts about them, and the facts in their parameters.
+    """Creates modules by `make`, from facts that are declared or read from a module's parameters.
 
-    `call` of the declared facts is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
-    self-attention the context is x. `takes` are axes that `call` passes on.
+    `declared.call` is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
+    self-attention the context is x. `takes` are axes that it passes on.
     """
 
     make: Callable[[Sizes], nn.Module]
@@ -122,15 +122,15 @@ class ModuleAdapter:
         if call is None and len({name.replace(END, "") for name in masks}) > 1:
             raise ValueError(
                 f"adapt is given masks={tuple(masks)!r} and no call, so that the module never gets a mask: add "
-                "call=lambda module, x, context, mask: module(x, mask.visible), or name the one mask that is built in"
+                "call=lambda module, x, context, mask: module(x, mask.visible), or give only the mask that is built in"
             )
 
     def module(self, sizes: Sizes) -> nn.Module:
         """Create a module; its random contents, such as a buffer, are the same each time.
 
         Raises:
-            NotImplementedError: `make` raises it, since the module does not exist in these sizes.
-            ValueError: `make` raises something else, or returns no module.
+            NotImplementedError: `make` raises it, because it has no module of these sizes.
+            ValueError: `make` raises another exception, or returns no module.
         """
         try:
             with torch.random.fork_rng(devices=[]):
@@ -145,21 +145,21 @@ class ModuleAdapter:
         return module
 
     def build(self, weights: Weights, of: "type[Adapted] | None" = None) -> "Adapted":
-        """Create the module with these weights."""
+        """Create the module with these weights, as an `Adapted` or the subclass `of`."""
         return (of or Adapted)(self, self.module(sizes_of(weights)), weights)
 
     def built_in(self) -> dict[str, int | float | str]:
-        """Built-in values of axes, with the biases that the parameters show if all modules have the same."""
+        """Built-in values of axes, including `bias` if the module has the same biases at either value of that axis."""
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
-            fixed.setdefault("kv_len", 0)  # as long as the queries
+            fixed.setdefault("kv_len", 0)  # 0: kv_len = seq_len
         if self.declared.masks is None and self.declared.call is None:
-            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # a check alone has no other; a run compares others there
+            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|": only a check is restricted to it
         without = fixed | {"mask": "none"}
         small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
             every, none = map(self.biases, small)
-        except (ValueError, NotImplementedError):  # checks and builds give the reason
+        except (ValueError, NotImplementedError):  # checks and builds report the reason
             return fixed
         if every is None or none is None or every - {"out"} != none - {"out"}:
             return fixed
@@ -171,10 +171,10 @@ class ModuleAdapter:
         return self.declared.call is not None and reads(self.declared.call, 2)
 
     def unsupported(self, workload: Workload) -> str | None:
-        """Return why the module cannot run the workload, or None; `build` raises if a layout never fits.
+        """Return why the module cannot run the workload, or None. A layout that never fits is an error of `build`.
 
         Raises:
-            ValueError: the module cannot be created, or no result of `pack` can be traced to the weights.
+            ValueError: the module cannot be created, or some weights reach no parameter by differentiable steps.
         """
         if workload.scope == "attention":
             return "an adapted module cannot compute attention without its projections: choose scope=module"
@@ -182,11 +182,11 @@ class ModuleAdapter:
         if workload.kv_len != workload.seq_len and not self.takes_context:
             return f"kv_len must be {FOLLOWS['kv_len']}: the adapter's call does not pass on its context"
         if declared.residual and workload.dtype in {"bfloat16", "float16"}:
-            return f"the sum with the input is rounded to {workload.dtype}, so that the rest cannot be compared"
+            return f"it adds its input in {workload.dtype}, and the rounding hides errors of the rest: use float32"
         if declared.masks is None and declared.call is None and workload.mask != "none":
             return f"it takes no mask {rule.name}: add call=lambda module, x, context, mask: module(x, mask.visible)"
         if declared.masks is None and rule.changes_scores and not declared.changes_scores:
-            return f"it may ignore what changes scores: where it does not, list {rule.name} among its masks"
+            return f"it may ignore a mask that changes scores: if it supports {rule.name}, list it in masks"
         return declared.reason_against(workload, self.takes) or self._misfit(workload)
 
     def _misfit(self, workload: Workload) -> str | None:
@@ -208,9 +208,9 @@ class ModuleAdapter:
         return None if biases == workload.biased else f"bias={bias} is built in: add --set bias={bias}"
 
     def biases(self, workload: Workload) -> frozenset[str] | None:
-        """The projections with a bias in the module at a workload's sizes; None if the layout fits no biases.
+        """The projections with a bias in the module at a workload's sizes; None if the layout never fits the module.
 
-        They are exactly those of the workload if the module can have them.
+        They are the workload's own if the module can have these.
 
         Raises:
             ValueError: some weights reach no parameter by differentiable steps.
@@ -222,7 +222,7 @@ class ModuleAdapter:
         return cache(self._fitting)
 
     def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
-        """The biases with which the layout gives each parameter of the module, in its shape; `wanted` if they do."""
+        """The biases with which the layout names each parameter in its shape, `wanted` first; None if none fits."""
         shapes = shapes_of(self.module(sizes))
         for parts in (wanted, *SETS_OF_BIASES):
             if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds an output layer
@@ -242,7 +242,7 @@ class ModuleAdapter:
 
     @torch.enable_grad()
     def _traced(self, weights: Weights) -> dict[str, tuple[int, ...]]:
-        """The shapes in the state dict of blank weights; empty if one of their biases does not reach it."""
+        """The shapes in the state dict of blank weights, by name; empty if some of the weights do not reach it."""
         watched = weights.map(lambda tensor: tensor.requires_grad_())
         state, tensors = self.layout.state(watched), watched.tensors()
         sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # constants are on the host
@@ -252,7 +252,7 @@ class ModuleAdapter:
         reached = {name for name, gradient in zip(tensors, gradients, strict=False) if gradient is not None}
         if untraced := [name for name in LETTERS.values() if name not in reached]:
             raise ValueError(
-                f"the layout makes nothing that autograd can follow back to the weights of {', '.join(untraced)}: pack "
+                f"autograd cannot trace any entry of the layout back to the weights of {', '.join(untraced)}: pack "
                 "by reshapes, transposes, stacks and cats, without detach(), .data, nn.Parameter, numpy or "
                 "torch.no_grad()"
             )
@@ -260,7 +260,7 @@ class ModuleAdapter:
         return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}
 
     def constant(self, parameter: str) -> float | None:
-        """The declared value of the parameter of that name; None if it is a weight."""
+        """The value that `extra` declares for the parameter of that name; None if it is a weight."""
         return next((value for name, value in self.declared.extra.items() if fnmatchcase(parameter, name)), None)
 
 
@@ -272,13 +272,13 @@ def _bias(parts: Collection[str]) -> str:
 
 
 def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
-    """Weights of these sizes on the meta device, with the biases of these projections."""
+    """Weights of these sizes on the meta device, with biases of the projections `biased`."""
     shapes = Weights.shapes(like, like.embed_dim)  # type: ignore[arg-type] # both have the names of sizes
     return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}).biased(biased)
 
 
 def sizes_of(weights: Weights) -> Sizes:
-    """The sizes of canonical weights."""
+    """The sizes of a module with these canonical weights."""
     num_heads, head_dim, embed_dim = weights.query.shape
     return Sizes(
         embed_dim=embed_dim,
@@ -292,7 +292,7 @@ def sizes_of(weights: Weights) -> Sizes:
 
 
 def _loses_digits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a tensor of floating-point numbers changes in that dtype."""
+    """Whether converting a floating-point tensor to that dtype changes its values."""
     return tensor.is_floating_point() and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
@@ -308,7 +308,7 @@ class Adapted(nn.Module):
         """Load the weights, and the values of `extra` into the other parameters.
 
         Raises:
-            ValueError: a parameter exists only in the layout or only in the module, or has different shapes in them.
+            ValueError: layout and module differ in the names or shapes of parameters.
         """
         super().__init__()
         self.adapter, self.module = adapter, module
@@ -332,7 +332,7 @@ class Adapted(nn.Module):
         self.load_state_dict(self.pack(weights), strict=False)  # buffers keep their values
 
     def _check(self, weights: Weights) -> None:
-        """Check that the layout gives each parameter of the module, in its shape."""
+        """Raise ValueError unless layout and module have the same parameters, in the same shapes."""
         shapes = shapes_of(self.module)
         packed = {name: tuple(tensor.shape) for name, tensor in self._inside(weights).items()}
         if differing := [name for name in {**packed, **shapes} if packed.get(name) != shapes.get(name)]:
@@ -345,14 +345,14 @@ class Adapted(nn.Module):
 
     @property
     def dropout(self) -> float:
-        """The share of the attention weights that the module drops."""
+        """The probability with which the module drops an attention weight."""
         return self.share_dropped
 
     @dropout.setter
     def dropout(self, share: float) -> None:
         assert self.adapter.declared.dropout is not None
         self._mode.close()
-        if share > 0:  # as many modules drop nothing otherwise
+        if share > 0:  # in evaluation mode many modules drop nothing
             self._mode.enter_context(training(self.module))
         self.adapter.declared.dropout(self.module, share)
         self.share_dropped = share
@@ -362,15 +362,15 @@ class Adapted(nn.Module):
         return self.adapter.layout.state(weights.biased(self.biases)) | self.constants
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The state dict from the canonical weights, by differentiable steps only."""
+        """Create the state dict of this wrapper from the canonical weights, by differentiable steps only."""
         added = {} if self.adapter.layout.has_out else linear("out", weights.out, weights.out_bias)
         return {f"module.{name}": tensor for name, tensor in self._inside(weights).items()} | added
 
     def call(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - whatever the module returns
-        """The module's output for x (B, T, D) and context (B, S, D); less its input if `residual` is declared.
+        """The module's output for x (B, T, D) and context (B, S, D), minus x if `residual` is declared.
 
-        Buffers that lose digits in half precision, such as a rotary embedding's frequencies, are left as they are, as
-        in a model that was loaded in that dtype, unless the module needs them in its own dtype.
+        Buffers that lose digits in half precision, such as a rotary embedding's frequencies, keep their dtype, as in a
+        model that was loaded in half precision, unless the module then fails or returns another dtype than that of x.
         """
         if self.may_be_wide:
             self.may_be_wide = False
@@ -387,14 +387,14 @@ class Adapted(nn.Module):
         return self._answer(self.module, x, context, mask)
 
     def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
-        """The output of a copy of the module with an empty cache; with `chunks`, of calls that follow one another.
+        """The output of a copy of the module with an empty cache; with `mask.chunks`, of one call for each chunk.
 
         Raises:
-            NotImplementedError: the declared `call` empties the cache, so that nothing can follow.
+            NotImplementedError: the declared `call` empties the cache, so that it cannot continue a sequence.
         """
 
         def empty() -> nn.Module:
-            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})  # which are shared
+            return copy.deepcopy(self.module, {id(each): each for each in self.module.parameters()})  # shared
 
         if not mask.chunks:
             return self._answer(empty(), x, context, mask)
@@ -416,7 +416,7 @@ class Adapted(nn.Module):
             if BoundMask.__name__ not in str(error):
                 raise
             raise ValueError(
-                "call is given a BoundMask: pass on mask.visible, which is boolean, or None where every key is visible "
+                "call is given a BoundMask: pass on mask.visible, a boolean tensor, or None if every key is visible "
                 f"({words(error)})"
             ) from error
         output = result[0] if isinstance(result, tuple) else result

@@ -14,18 +14,18 @@ from attnbench.workloads.masks import Causal, Mask, Padding, Ragged, aligned_at_
 AXES = "bhts"
 HALVES = (torch.bfloat16, torch.float16)
 SPLIT = "split"
-"""The form of a mask in which a function gets the causal part by `is_causal`, and the rest as its mask."""
+"""Name of the form of a mask in which a function gets the causal part as `is_causal`, and the rest as its mask."""
 
 
 class BoundMask:
     """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    Tensors are created at first use and kept: later calls pay nothing for them; they count as inputs. `inputs`
-    are the other inputs of a call besides query, key and value, by name; tensors derived from them are not kept.
-    `change` turns a mask into the form, named `form`, in which functions get it; `is_inference` says that an isolated
-    process calls in torch.inference_mode, `is_training` that the module is in training mode, and `chunks` in which
-    numbers of tokens a module with a cache gets its sequence. `lent` are tensors that the code under test got besides
-    these, such as the pages of a cache, each with a copy.
+    Tensors are created at first use and memoized, so that later calls pay nothing for them; they count as inputs.
+    `inputs` are the other inputs of a call besides query, key and value, by name; tensors derived from them are not
+    memoized. `change` converts a mask to the form, named `form`, in which functions get it. `is_inference` says that an
+    isolated process calls in torch.inference_mode, and `is_training` that the module is in training mode. `chunks` are
+    the numbers of tokens in which a module with a cache gets its sequence. `lent` are other tensors that the code under
+    test got, such as the pages of a cache, each with a copy.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
@@ -57,7 +57,7 @@ class BoundMask:
         self._forms: dict[Hashable, tuple[Tensor | None, Callable[[], Tensor | None]]] = {}
 
     def for_last(self, query_len: int, key_len: int) -> "BoundMask":
-        """The mask of the last queries (B, T) of a sequence with that many keys (B, S) so far.
+        """The mask of the last `query_len` queries of a sequence of which `key_len` keys are known so far.
 
         Raises:
             ValueError: a part of the mask cannot be aligned at the end.
@@ -67,7 +67,7 @@ class BoundMask:
         return BoundMask(rule, sizes, self.device, num_heads=self.num_heads, scale=self.scale)
 
     def scale_for(self, head_dim: int) -> float:
-        """The factor of products of queries and keys of that width."""
+        """The factor of products of queries and keys of width `head_dim`."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     @property
@@ -76,9 +76,9 @@ class BoundMask:
         return self.inputs.get("sinks")
 
     def _form(self, name: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
-        """A form of the mask, memoized with the way to make it again."""
+        """A form of the mask, memoized with the function that creates it."""
         if name not in self._forms:
-            self._forms[name] = make(), make  # forms that it depends on come before it
+            self._forms[name] = make(), make  # forms on which it depends are inserted first
         return self._forms[name][0]
 
     def restore(self) -> list[str]:
@@ -96,11 +96,11 @@ class BoundMask:
 
     @property
     def per_head(self) -> list[Tensor]:
-        """For each part that changes scores, the number of each head (H,) that its `bias` gets."""
+        """For each part that changes scores, the value of each head (H,) that its `bias` gets."""
         return [on_device(part.per_head(self.num_heads), self.device) for part in self.rule.changes]
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether `query` sees `key` in that batch row: the rule itself, on integers that broadcast."""
+        """Whether `query` sees `key` in batch row `batch`, for integer tensors that broadcast."""
         seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
         return seen
 
@@ -117,14 +117,14 @@ class BoundMask:
 
     @property
     def without_causal(self) -> Tensor | None:
-        """`visible` by the parts other than the causal one; None if there are none."""
+        """`visible` for the mask without its causal part; None if no other part hides keys."""
         if (rest := self.rule.without_causal) is None:
             return None
         return self._form(f"{rest} alone", lambda: BoundMask(rest, self.sizes, self.device).visible)
 
     @property
     def hidden(self) -> Tensor | None:
-        """The opposite of `visible`."""
+        """Boolean, True where hidden, in the shape of `visible`; None if every key is visible."""
         return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
 
     def visible_as(self, axes: str) -> Tensor | None:
@@ -139,7 +139,7 @@ class BoundMask:
         return self._form(f"visible as {axes}", lambda: self._arranged(self.visible, axes))
 
     def hidden_as(self, axes: str) -> Tensor | None:
-        """The opposite of `visible_as`."""
+        """`hidden` in full, with the axes of `visible_as`."""
         return self._form(f"hidden as {axes}", lambda: self._arranged(self.hidden, axes))
 
     def added_as(self, axes: str, dtype: torch.dtype) -> Tensor | None:
@@ -149,7 +149,7 @@ class BoundMask:
         return self._form(("added", axes, dtype), lambda: self._arranged(self.added(dtype), axes))
 
     def _arranged(self, dense: Tensor | None, axes: str) -> Tensor | None:
-        """A form (1 or B, 1 or H, 1 or T, S) with these axes in full."""
+        """Expand a form (1 or B, 1 or H, 1 or T, S) to its full size, with the axes `axes` in this order."""
         letters = axes.replace("n", "bh")
         if sorted(letters) != sorted({*letters} & {*AXES}):
             raise ValueError(f"{axes!r} is not allowed: axes of a mask are b, h, t and s, or n for b and h, once each")
@@ -167,7 +167,7 @@ class BoundMask:
 
     @property
     def empty(self) -> Tensor | None:
-        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if there is none."""
+        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None if every query sees one."""
 
         def make() -> Tensor | None:
             if self.hidden is None or not self.rule.has_empty_rows(*self.sizes):
@@ -178,17 +178,17 @@ class BoundMask:
 
     @property
     def lengths(self) -> Tensor | None:
-        """The number of keys (B,) of each batch row, under padding or `ragged`; None without them."""
+        """The number of keys of each batch row (B,) under the masks padding and ragged; None under other masks."""
         for part in self.rule.parts:
             if isinstance(part, Padding | Ragged):
                 return on_device(part.lengths(*self.sizes), self.device)  # type: ignore[no-any-return]
         return None
 
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
-        """Numbers to add to the scores, (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
+        """The additive mask (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
 
-        None if there is nothing to add. A softcap is not such a number. A learned bias is looked up each time, with its
-        gradient; anything else is computed in float64 and kept.
+        None if there is nothing to add. It does not contain a softcap. A learned bias is looked up each time, with its
+        gradient; any other form is memoized.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
             return None
@@ -217,20 +217,20 @@ class BoundMask:
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """A mask or bias as functions get it."""
+        """A mask or bias in the form in which functions get it."""
         return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 
 def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert half-precision tensors to float32, so that the sums in their gradients stay accurate.
 
-    Many pairs share a number, so its gradient is a long sum. Summed in bfloat16, most of 10^5 terms would be lost.
+    Many pairs share one parameter, so its gradient is a long sum. In bfloat16, most of 10^5 terms would be lost.
     """
     return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
 
 
 def on_device(table: Any, device: torch.device) -> Any:  # noqa: ANN401 - whatever a mask's `table` gives
-    """A mask's table with its numpy arrays as tensors on the device."""
+    """Convert the numpy arrays in a mask's table to tensors on the device."""
     if isinstance(table, tuple):
         return tuple(on_device(part, device) for part in table)
     return torch.from_numpy(table).to(device) if isinstance(table, np.ndarray) else table

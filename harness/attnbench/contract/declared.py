@@ -1,4 +1,4 @@
-"""Facts that people declare about a function or module, since the harness cannot read them from it."""
+"""Facts that users declare about a function or module, because the harness cannot read them from it."""
 
 import dis
 import inspect
@@ -24,30 +24,30 @@ WITHOUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """The facts that `adapt` takes (contract/adapters.py), and two about the bundled functions.
+    """The facts that `adapt` takes (contract/adapters.py), and two that only bundled functions need.
 
     Without `call` a module is called with x (B, T, D) alone. If it returns a tuple, the first entry is the output. A
-    `call` that uses its context is also tried with contexts of another length. `mask` is a BoundMask.
-    `has_sdpa_mask` says that a function's mask may be numbers to add, as in scaled_dot_product_attention.
-    `has_no_empty_rows` says that its output for a query without visible keys is undefined.
+    `call` that uses its context is also tried with contexts of another length. Its `mask` is a BoundMask. The two for
+    bundled functions: `has_sdpa_mask` says that the mask may be additive, as in scaled_dot_product_attention;
+    `has_no_empty_rows` says that the output for a query without visible keys is undefined.
 
     Raises:
         ValueError: a fact has the wrong type, or an axis or mask is unknown.
     """
 
     call: Callable[..., Any] | None = None  # f(module, x, context, mask) or f(function, query, key, value, mask)
-    masks: Collection[str] | None = None  # those that it takes or has built in, as in "sliding_window(9)"
+    masks: Collection[str] | None = None  # masks that it supports or has built in, such as "sliding_window(9)"
     scale: float = 0.0  # the built-in factor of query times key; 0: 1 / sqrt(K)
     rotary: str = "none"  # the rotary embedding inside, "halves(BASE)" or "interleaved(BASE)"
     sizes: Mapping[str, int] = field(default_factory=dict)  # built-in values of axes; {"kv_len": 0} means S = T
-    axes: Collection[str] = ()  # of files for earlier releases; the module shows which axes it was made for
-    extra: Mapping[str, float] = field(default_factory=dict)  # parameters that are no weights, by name or pattern
+    axes: Collection[str] = ()  # ignored: files for earlier releases set it
+    extra: Mapping[str, float] = field(default_factory=dict)  # values of other parameters than weights, by name pattern
     residual: bool = False  # the module returns its input plus attention
     has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
-    approximate: bool | float = False  # close, not equal: its error is shown; a number is the share that it may have
+    approximate: bool | float = False  # meant to be close, not equal; a number is its relative tolerance
     changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
     unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run, or None
-    dropout: Callable[[Any, float], object] | None = None  # f(module, share): drop that share in every later call
+    dropout: Callable[[Any, float], object] | None = None  # f(module, p): every later call drops with probability p
     source: str = ""  # the origin of the code, for reports
     has_sdpa_mask: bool = False
     has_no_empty_rows: bool = False
@@ -61,25 +61,25 @@ class Declared:
         for mask in self.masks or ():
             for part in mask.split(BETWEEN):
                 if part.partition("(")[0] not in mask_names():
-                    raise ValueError(unknown("mask", part, mask_names(), ", by its name, with numbers or without"))
+                    raise ValueError(unknown("mask", part, mask_names(), ", with or without its numbers"))
         object.__setattr__(self, "masks", self.masks and tuple(map(_written, self.masks)))
         try:
             require_known("axis", self.sizes, Workload.__struct_fields__)
             Workload().with_axes(self.built_in | {"mask": "none"})  # raises if there is no such workload
         except TypeError as error:
-            raise ValueError(f"adapt is given a fact of another type: {error}") from None
+            raise ValueError(f"a fact that adapt is given has the wrong type: {error}") from None
 
     @property
     def most_error(self) -> float:
-        """The declared bound of an approximation's errors, as a share of a tensor's largest value; 0 without one."""
+        """The tolerance of an approximation, relative to a tensor's largest value; 0 if none is declared."""
         return 0.0 if isinstance(self.approximate, bool) else self.approximate
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """The only allowed values of some axes by name, such as a single declared mask, or several with | between."""
+        """The only allowed values of some axes, by name; several declared masks are joined by |."""
         fixed: dict[str, int | float | str] = {}
         for mask in self.masks or ():
-            with suppress(ValueError):  # a mask that needs numbers stands for several
+            with suppress(ValueError):  # a name without the numbers that it needs stands for several masks
                 fixed["mask"] = MASKS_BETWEEN.join(filter(None, (str(fixed.get("mask", "")), str(parse_mask(mask)))))
         fixed |= self.sizes
         fixed |= {"scale": self.scale} if self.scale else {}
@@ -87,9 +87,9 @@ class Declared:
         return fixed | ({"direction": "inference"} if self.has_cache else {})
 
     def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
-        """Return the first need of the workload that is neither declared nor among the axes that it `takes`, or None.
+        """Return why the workload cannot run, or None: it needs an axis that is neither declared nor in `takes`.
 
-        If T = S, both alignments of a mask are the same.
+        If T = S, both alignments of a mask count as the same mask.
         """
         needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
         for axis, is_needed in needs.items():
@@ -115,17 +115,17 @@ def _written(mask: str) -> str:
 
 
 def check_callable(what: str, function: object) -> None:
-    """Raise ValueError unless it is None or a function; a module that exists already is none."""
+    """Raise ValueError unless the argument `what` is None or a function; an nn.Module is not a function."""
     if function is not None and (isinstance(function, nn.Module) or not callable(function)):
         raise ValueError(f"adapt is given {kind(function)} for {what}: give a function, as docs/adapters.md shows")
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Whether the code of a function uses its parameter at this place; assumed of any other callable."""
+    """Whether the code of a function uses its parameter with this index; true for any other callable."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    if len(names) <= parameter:  # it takes any number
+    if len(names) <= parameter:  # it has *args
         return True
     name = names[parameter]
     instructions = dis.get_instructions(function.__code__)
@@ -134,7 +134,7 @@ def reads(function: Callable[..., Any], parameter: int) -> bool:
 
 
 def kind(value: object) -> str:
-    """A value's type, for messages."""
+    """A value's type with its article, for messages: "a list"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 

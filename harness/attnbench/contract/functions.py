@@ -6,8 +6,7 @@ Query (B, H, T, K), key and value are passed by position, each of KEYWORDS by na
 says. ALIASES are other packages' names for them, including all names of `scaled_dot_product_attention`. Besides these,
 `world_size` is the number of ranks that compute the call together (attnbench/ranks), and `bound_mask` the BoundMask
 itself, for kernels that compile its rule. A function with `Declared.has_sdpa_mask` gets `mask` as
-scaled_dot_product_attention does: boolean, or numbers to add; the harness then adds sinks to it. Shapes as in the
-contract.
+scaled_dot_product_attention does, boolean or additive, and the harness adds sinks to it. Shapes as in the contract.
 """
 
 import inspect
@@ -43,10 +42,10 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A function of query, key and value, and its names for some of KEYWORDS.
+    """A function of query, key and value, with its own parameter names for some of KEYWORDS, in `names`.
 
-    `spec` is its name in messages. `omitted` are names that callers usually leave out: they are passed only if the
-    scale is unusual or there is a window, and always once the function's own default has failed.
+    `spec` is its name in messages. `omitted` are parameters that callers usually leave out. They are passed only if the
+    scale is unusual or there is a window, and always after the function's own default has failed.
     """
 
     function: Callable[..., Tensor]
@@ -58,14 +57,14 @@ class Signature:
 
     @property
     def has_sdpa_mask(self) -> bool:
-        """Whether its mask may be numbers to add, to which the harness adds sinks."""
+        """Whether its mask may be additive; the harness then also adds sinks to it."""
         return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:
         """Return why the function cannot be passed a workload's operands, or None."""
         names, declared = self.names, self.declared
         if workload.dropout > 0 and "dropout" not in names:
-            return "the function has no parameter dropout, the share of the weights to drop"
+            return "the function has no parameter dropout, the probability of dropping a weight"
         is_open = declared.masks is not None or "bound_mask" in names
         reason = None if is_open else self._reason_in_mask(workload)
         return reason or declared.reason_against(workload, {*names, "sinks"} if self.has_sdpa_mask else names)
@@ -76,7 +75,7 @@ class Signature:
         if not rule.is_additive and "softcap" not in names:
             return f"the function has no parameter softcap, and mask {rule} changes scores by more than a bias"
         if any(not part.is_additive for part in rule.changes[1:]):
-            return f"mask {rule} adds to scores before its softcap, and the function after it"
+            return f"mask {rule} adds to scores before its softcap, but the function adds after it"
         if any(part.is_additive for part in rule.changes) and not ("bias" in names or self.has_sdpa_mask):
             return f"the function has no parameter bias, and mask {rule} changes scores"
         if not rule.hides or self.declared.call is not None or {"mask", "bias"} & set(names):
@@ -89,7 +88,7 @@ class Signature:
         return f"the function has no parameter mask: {(*taken, 'it takes part in unmasked workloads only')[0]}"
 
     def causal(self, rule: Mask, *, is_square: bool) -> str:
-        """The keyword that stands for the keys that a mask hides, or ""; if T = S, either alignment does."""
+        """The causal keyword that hides the same keys as the mask `rule`, or ""; if T = S, the alignment is ignored."""
         kinds = tuple(CAUSAL.values())
         for keyword, aligned in CAUSAL.items():
             if keyword in self.names and isinstance(_hiding(rule), kinds if is_square else aligned):
@@ -99,7 +98,7 @@ class Signature:
     def arguments(self, mask: BoundMask, query: Tensor, key: Tensor) -> tuple[dict[str, Any], Tensor | None]:
         """The arguments of one call by the function's own names, and the queries whose output becomes 0.
 
-        SDPA takes no mask next to `is_causal`: a function with such a mask gets numbers and sinks only in the mask.
+        SDPA takes no mask together with `is_causal`, so a function with such a mask gets biases and sinks in the mask.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
         has_numbers = any(part.is_additive for part in rule.changes)
@@ -129,7 +128,7 @@ class Signature:
 
 
 class ByFunction:
-    """Scope `attention` by a function: the harness does the rest outside of the call."""
+    """Computes scope `attention` by a function; the harness does all other work outside of the function's call."""
 
     signature: Signature
     dropout: float
@@ -155,12 +154,12 @@ class ByFunction:
         return Prepared(tensors=tensors, passed=passed, empty=empty, is_tokens_first=is_tokens_first)
 
     def caller(self, mask: BoundMask) -> Callable[..., Tensor]:
-        """The function, to be called with prepared arguments; by the adapter's `call` if it has one."""
+        """The function to call with prepared arguments; it goes through the declared `call` if there is one."""
         function, call = self.signature.function, self.signature.declared.call
         return function if call is None else lambda *tensors: call(function, *tensors, mask)
 
     def bind(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Bound:
-        """The function's call, with all outside work already done; of a batch, a call for each kind of request."""
+        """The function's call with all outside work done; in a batch, one call for each distinct request."""
         if mask.cache is not None:
             return BoundGroups(groups_of(mask), self.bind, [query, key, value])
         if self.signature.omitted and not self.signature.declared.has_sdpa_mask:
@@ -191,11 +190,11 @@ class ByFunction:
             return prepared.finish(output)
         axes, hint = "B, T, H, V" if prepared.is_tokens_first else "B, H, T, V", ""
         if isinstance(output, Tensor) and output.shape == (batch, tokens, heads, width):
-            hint = ' (heads and tokens have changed places: adapt(..., layout="bthk"))'
+            hint = ' (if it takes tokens before heads: adapt(..., layout="bthk"))'
         elif isinstance(output, Tensor) and output.shape == (batch, tokens, heads * width):
             hint = " (heads are merged, and must stay apart)"
         elif isinstance(output, tuple):
-            hint = " (where the first entry is the output: adapt(..., call=lambda f, q, k, v, mask: f(q, k, v)[0]))"
+            hint = " (if the first entry is the output: adapt(..., call=lambda f, q, k, v, mask: f(q, k, v)[0]))"
         shape = tuple(output.shape) if isinstance(output, Tensor) else kind(output)
         raise ValueError(
             f"{signature.spec} returned {shape}: it must return one tensor ({axes}), here {expected}{hint}"
@@ -209,12 +208,13 @@ class FunctionAttention(ByFunction, Attention):
 def from_function(
     function: Callable[..., Tensor], spec: str, *, layout: str = TENSOR_LAYOUTS[0], declared: Declared | None = None
 ) -> Implementation:
-    """The implementation from a function of query, key, value and some of KEYWORDS; `spec` is its name.
+    """Create the implementation of a function of query, key, value and some of KEYWORDS; `spec` is its name.
 
-    If a `call` is declared, the function is called only through that, and its signature is not read.
+    `layout` is one of TENSOR_LAYOUTS. If a `call` is declared, the function is called only through that, and its
+    signature is not read.
 
     Raises:
-        ValueError: it cannot be called like that.
+        ValueError: its signature does not fit such a call.
     """
     declared = declared or Declared()
     if names_of(function) and declared.call is None:
@@ -241,7 +241,7 @@ def from_function(
 
 
 def keywords(function: object, spec: str) -> dict[str, str]:
-    """The members of KEYWORDS that a function takes, each with the function's own name for it; `mask` if it takes any.
+    """The members of KEYWORDS that a function takes, each with the function's own name; with **kwargs also `mask`.
 
     Raises:
         ValueError: the function has no signature, takes no three tensors by position, or needs an unknown argument.
@@ -260,14 +260,14 @@ def keywords(function: object, spec: str) -> dict[str, str]:
         raise ValueError(
             f"{spec} takes {signature}, and is called with query, key and value by position and any of "
             f"{', '.join(KEYWORDS)} by name, or {', '.join(ALIASES)} ({error}); give everything else a default, or use "
-            "functools.partial; a module with projections of its own, or a function of tokens x, needs "
+            "functools.partial; a module with its own projections, or a function of tokens x, needs "
             "adapt(lambda sizes: ..., packed(...)) (docs/adapters.md)"
         ) from None
     return names
 
 
 def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 - whatever somebody hands in
-    """The signature of a function, module or partial; also of torch's own function."""
+    """The signature of a function, module or partial, also of torch's own function; ValueError if it has none."""
     if isinstance(function, partial) and function.func is F.scaled_dot_product_attention:
         return inspect.signature(partial(_sdpa, *function.args, **function.keywords))
     if function is F.scaled_dot_product_attention:
@@ -276,13 +276,13 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{spec} does not say what it takes: give a function of query, key and value that is written in Python, "
+            f"{spec} has no signature: give a function of query, key and value that is written in Python, "
             "or wrap it, as in def mine(query, key, value, *, mask=None)"
         ) from None
 
 
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
-    """Add to names and declarations what a partial's arguments and the alignment of `masks` imply."""
+    """Update names and declared facts by a partial's arguments and by the alignment of the declared masks."""
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:
         declared = replace(declared, masks=("causal",))
@@ -300,13 +300,13 @@ def _bound(function: object) -> Mapping[str, object]:
 
 
 def _hiding(rule: Mask) -> Mask:
-    """The part that hides keys if there is only one; the mask without any if none does; or else the whole mask."""
+    """The part of a mask that hides keys; the mask `none` if no part does, and the whole mask if several do."""
     hiding = [part for part in rule.parts if part.hides]
     return rule if len(hiding) > 1 else next(iter(hiding), Mask())
 
 
 def hides_by_bias(made: Implementation, workload: Workload) -> bool:
-    """Whether a function without a mask is passed -inf in its bias to hide keys."""
+    """Whether the implementation is a function that gets hidden keys as -inf in its bias, for lack of a mask."""
     signature = getattr(made.build, "signature", None)
     if not isinstance(signature, Signature) or not workload.mask_rule.hides:
         return False

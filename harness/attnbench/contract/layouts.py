@@ -1,9 +1,9 @@
 """The canonical weights of multi-head attention, and layouts: where a module keeps them.
 
 A layout turns the canonical weights into the module's state dict by differentiable steps only, because the check sends
-gradients back through it (docs/adr/0006). In a layout, a name stands for the linear layer's NAME.weight and NAME.bias;
-a name with {} is completed there, as in `in_proj_{}`. If the canonical weights have no biases, no layout creates any.
-Shapes as in the contract.
+gradients back through it (docs/adr/0006). In a layout, a name stands for a linear layer's NAME.weight and NAME.bias; in
+a name with {}, as in `in_proj_{}`, these words replace the {}. If the canonical weights have no biases, no layout
+creates any. Shapes as in the contract.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from attnbench.workloads.workload import Workload
 
 LETTERS = {"q": "query", "k": "key", "v": "value"}
 BIAS_NAMES = {**{letter: f"{name}_bias" for letter, name in LETTERS.items()}, "out": "out_bias"}
-"""The biases by their projections, as the axis `bias` names them."""
+"""Names of the biases in `Weights`, by projection as in the axis `bias`."""
 ORDER = "".join(LETTERS)
 HEAD = "{head}"
 
@@ -40,7 +40,7 @@ class Weights:
 
     @staticmethod
     def shapes(workload: Workload, embed_dim: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each of a workload's weights and biases, at any embedding width."""
+        """The shape of each weight and bias of a workload, by name, at the embedding width `embed_dim`."""
         heads, groups, width = workload.num_heads, workload.num_kv_heads, workload.head_dim
         return {
             "query": (heads, width, embed_dim),
@@ -63,7 +63,7 @@ class Weights:
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def biased(self, parts: Collection[str]) -> "Weights":
-        """These weights with only the biases of `parts`: q, k, v and out."""
+        """These weights with only the biases of the projections `parts`, some of q, k, v and out."""
         dropped = {name for part, name in BIAS_NAMES.items() if part not in parts}
         return Weights(**{name: tensor for name, tensor in self.tensors().items() if name not in dropped})
 
@@ -81,7 +81,7 @@ class Weights:
 
 
 def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-    """The entries of a linear layer in a state dict; `name` may have {} in place of `weight` and `bias`."""
+    """The entries of a linear layer in a state dict; without {} in `name`, they are NAME.weight and NAME.bias."""
     path = name if "{}" in name else f"{name}.{{}}"
     entries = {path.replace("{}", part): tensor for part, tensor in (("weight", weight), ("bias", bias))}
     return {entry: tensor for entry, tensor in entries.items() if tensor is not None}
@@ -89,11 +89,11 @@ def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, T
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The place of the canonical weights in a module.
+    """Where a module keeps the canonical weights.
 
-    `pack` creates the state dict by differentiable steps only; None stands for no entry. Without `has_out` the module
-    ends before the output projection, at (B, T, H*V), and the adapter adds a projection so that the output is
-    (B, T, D).
+    `pack` creates the module's state dict by differentiable steps only; entries that are None are left out. Without
+    `has_out` the module ends before the output projection, at (B, T, H*V), and the adapter adds a projection so that
+    the output is (B, T, D).
     """
 
     pack: Callable[[Weights], Mapping[str, Tensor | None]]
@@ -107,7 +107,7 @@ class Layout:
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
 
-    A name with {head}, as in "heads.{head}.query", is one layer for each head, with its number in that place.
+    A name with {head}, as in "heads.{head}.query", stands for one layer for each head; its number replaces {head}.
 
     Raises:
         ValueError: the names are not three different strings.
@@ -116,9 +116,9 @@ def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
 
 
 def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
-    """One linear layer with all rows of the first, of the second, then of the third; `order` as in "qkv" or "kqv".
+    """One linear layer `name` for query, key and value, its rows in the `order` "qkv", "kqv", ...
 
-    With `per_head` it has the rows of queries, key and value together for each key/value head. This fits a module that
+    With `per_head` the rows of query, key and value lie together for each key/value head. This fits a module that
     views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows begin with all of its query
     heads, as in Falcon (https://arxiv.org/abs/2311.16867).
 
@@ -129,17 +129,17 @@ def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = F
 
 
 def per_head(name: str, order: str = ORDER, *, out: str | None) -> Layout:
-    """`packed` with per_head=True, by its name in earlier releases."""
+    """Former name of `packed` with per_head=True."""
     return packed(name, order, out=out, per_head=True)
 
 
 def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
-    """`split` with a layer for each head, by its name in earlier releases; `prefix` is as in "heads.{head}"."""
+    """Former name of `split` with a layer for each head; `prefix` is as in "heads.{head}"."""
     return split(f"{prefix}.{query}", f"{prefix}.{key}", f"{prefix}.{value}", out=out)
 
 
 def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
-    """Linear layers by name, each with the rows that its letters name, as in {"to_q": "q", "to_kv": "kv"}.
+    """Linear layers by name, each for the projections of its letters, as in {"to_q": "q", "to_kv": "kv"}.
 
     Raises:
         ValueError: the letters do not name q, k and v once each, or a name is not a string.
@@ -157,16 +157,16 @@ def transposed(layout: Layout) -> Layout:
 
 
 def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
-    """Linear layers by name, each with the projections that its letters name, one below another or together `per_head`.
+    """Linear layers by name, each with the rows of its letters' projections, one after another or mixed `per_head`.
 
-    A missing bias in a layer with another one is 0.
+    In a layer where only some projections have a bias, the others' bias is 0.
     """
     names = [name for name, _ in parts]
     if not all(isinstance(name, str) for name in names) or len({*names}) < len(names) or isinstance(out, bool):
         raise ValueError(
-            "this layout is not allowed: it takes different names of layers, as module.named_modules() has them, and "
-            "out=None where the module has no output projection; a layer that makes more than one of query, key and "
-            "value is packed(...) or stacked(...)"
+            "this layout is not allowed: give different names of layers, as in module.named_modules(), and out=None if "
+            "the module has no output projection; if one layer computes more than one of query, key and value, use "
+            "packed(...) or stacked(...)"
         )
     if sorted("".join(str(letters) for _, letters in parts)) != sorted(ORDER):
         raise ValueError("this layout is not allowed: its letters must name q, k and v once each, as in qkv or kqv")

@@ -1,13 +1,13 @@
 """Load an Implementation by name: from the folder implementations/, a file or a plugin; compiled on request.
 
-A file of the folder holds a function `attention`, or an IMPLEMENTATION. It may also hold `unsupported(workload)`, which
-gives the reason why the function cannot run a workload, and `MODULE, LAYOUT = a class, the place of its weights` for
-scope `module`. The class's forward takes x (B, T, D), mask and scale; its attribute `dropout` is the share of the
-weights to drop. Without these the harness projects with linear layers. catalogue.toml, in the same folder, has the
-source of each idea and its style in figures.
+A file of the folder defines a function `attention`, or an IMPLEMENTATION. It may also define `unsupported(workload)`,
+which returns the reason why the function cannot run a workload, and, for scope `module`, MODULE, a class, and LAYOUT,
+the layout of its weights. The class's forward takes x (B, T, D), mask and scale; its attribute `dropout` is the
+probability of dropping a weight. Without MODULE, the harness projects with linear layers. catalogue.toml, in the same
+folder, has the source of each implementation and its style in figures.
 
-`fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may turn it into another
-kernel, as the operators that ran show: the plain form without a mask becomes SDPA's flash kernel.
+`fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may replace it by
+another kernel, which shows among the operators that ran: `fused` without a mask becomes SDPA's flash kernel.
 """
 
 import importlib
@@ -32,10 +32,10 @@ from attnbench.workloads.workload import Workload
 
 
 def implementation(spec: str) -> Implementation:
-    """The implementation that `name` or `path/to/file.py:Name` names, compiled for `name+compile`.
+    """Load the implementation `name` or `path/to/file.py:Name`, compiled for `name+compile`.
 
     Raises:
-        ValueError: the value has no form that can take part.
+        ValueError: the value is not an implementation, function, module or class that can be measured.
         Exception: any error of importing a user's module.
     """
     base, option = plugins.variant(spec)
@@ -51,10 +51,10 @@ def implementation(spec: str) -> Implementation:
 
 
 def from_value(value: object, spec: str) -> Implementation:
-    """Create the implementation from a value; `spec` is its name. A class is made without arguments.
+    """Create the implementation from a value; `spec` is its name. A class is instantiated without arguments.
 
     Raises:
-        ValueError: the value has no form that can take part.
+        ValueError: the value is not an implementation, function, module or class that can be measured.
     """
     if isinstance(value, Implementation):
         return value if value.source else replace(value, source=spec)
@@ -81,12 +81,12 @@ def _is_function(value: type) -> bool:
 
 @cache
 def named(name: str) -> Implementation:
-    """The implementation in the file of that name."""
+    """The implementation in the file of that name in implementations/."""
     return from_module(importlib.import_module(f"{plugins.PACKAGE}.{name}"), name)
 
 
 def from_module(module: ModuleType, name: str) -> Implementation:
-    """The implementation that a module holds; `name` is its row in the catalogue."""
+    """The implementation that a Python module of the folder defines; `name` is its row in the catalogue."""
     row, holds = plugins.catalogue()["facts"].get(name, {}), vars(module)
     is_dense = row.get("flops") == "dense"  # a sink is an extra key
     if "IMPLEMENTATION" in holds:
@@ -109,7 +109,7 @@ def from_module(module: ModuleType, name: str) -> Implementation:
 
 
 class BothScopes(ByFunction, Adapted):
-    """A file's module in scope `module`, and its function in scope `attention`."""
+    """Computes scope `module` by a file's MODULE, and scope `attention` by its function."""
 
 
 def with_module(function: Implementation, module: ModuleType, declared: Declared) -> Implementation:
@@ -134,7 +134,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
     def build(weights: Weights) -> nn.Module:
         """The file's module, or only the function if the module cannot have heads of these sizes."""
         has_equal_heads = weights.query.shape[:2] == weights.key.shape[:2] == weights.value.shape[:2]
-        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # the output as the input
+        is_as_wide = weights.out is not None and len(weights.out) == weights.query.shape[2]  # output and input
         return whole.build(weights, both) if has_equal_heads and is_as_wide else core(weights)
 
     def either(workload: Workload) -> str | None:
@@ -144,7 +144,7 @@ def with_module(function: Implementation, module: ModuleType, declared: Declared
 
 
 def compiled(plain: Implementation) -> Implementation:
-    """The implementation with its function compiled, and its module."""
+    """The implementation with its function and its module compiled."""
 
     def build(weights: Weights) -> nn.Module:
         module = plain.build(weights)
@@ -173,7 +173,7 @@ def compiled(plain: Implementation) -> Implementation:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled after a first call that is not."""
+    """`function`, of which the first call is eager and later ones are compiled."""
     run, calls = compile_whole(function), list[object]()
 
     def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ

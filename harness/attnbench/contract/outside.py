@@ -1,7 +1,7 @@
 """Work that the harness does outside a function's call, so that the function computes only attention.
 
-Grouped heads are repeated, score changes become a mask of numbers, sinks become one more key, queries that see no key
-see all of them and give 0 afterwards, and axes are moved. All of it happens before a timed call and is never timed.
+Grouped heads are repeated, score changes become an additive mask, sinks become one more key, queries that see no key
+are shown all keys and get output 0 afterwards, and axes are moved. None of this is timed.
 
 Shapes as in the contract.
 """
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 class Prepared:
     """A function's call with its arguments in place.
 
-    `tensors` are passed by position and `passed` by name; `empty`, broadcastable to (B, H, T, V), marks the output of
-    queries that see no key, which becomes 0; `is_tokens_first` says that the output is (B, T, H, V), `is_packed` that
-    it is (tokens, H, V).
+    `tensors` are passed by position and `passed` by name. `empty`, boolean and broadcastable to (B, H, T, V), marks
+    queries that see no key; their output becomes 0. `is_tokens_first` says that the output is (B, T, H, V), and
+    `is_packed` that it is (tokens, H, V).
     """
 
     tensors: tuple[Tensor, ...]
@@ -38,7 +38,7 @@ class Prepared:
         return [*self.tensors, *self.passed.values()]
 
     def finish(self, output: Tensor) -> Tensor:
-        """The function's output as (B, H, T, V)."""
+        """Convert the function's output to (B, H, T, V)."""
         if self.is_packed:
             return output.transpose(0, 1)[None]  # (T,H,V) -> (1,H,T,V)
         output = output.transpose(1, 2) if self.is_tokens_first else output
@@ -46,11 +46,11 @@ class Prepared:
 
 
 class Bound:
-    """A function's call with everything in place: `call` has no arguments and only calls the function.
+    """A function's call with its arguments prepared: `call` has no arguments and only calls the function.
 
-    Tensors that `prepare` creates, such as repeated heads, are their own leaves: a backward pass ends there. `is_plain`
-    says that there are none, and that the function's output is the answer; otherwise `finish` makes the answer of it.
-    `leaves` are the tensors that have gradients: query, key and value, then those passed by name.
+    Tensors that `prepare` creates, such as repeated heads, are leaves of the graph, so that a backward pass ends there.
+    `is_plain` says that it creates none and that the function's output is final; otherwise `finish` converts the
+    output. `leaves` are the tensors that require gradients: query, key and value, then those passed by name.
     """
 
     def __init__(self, function: Callable[..., Tensor], prepare: Callable[[], Prepared], inputs: list[Tensor]) -> None:
@@ -78,7 +78,7 @@ class Bound:
                     value.copy_(right)
 
     def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs that those of the leaves give; a leaf may be an input, or prepared from it."""
+        """The gradients of `inputs`, computed from those of the leaves; a leaf is an input, or prepared from inputs."""
         with torch.enable_grad():
             prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]
         known = [(each, gradient) for each, gradient in zip(prepared, made, strict=True) if gradient is not None]
@@ -89,7 +89,7 @@ class Bound:
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for its query heads; the tensor itself if G == H.
 
-    Memory has the tensor's order of axes, so that code which reads strides wrongly shows it here too.
+    The result keeps the order of axes in memory, so that code which misreads strides fails here too.
     """
     group_size = num_heads // tensor.shape[1]
     if group_size == 1:
@@ -100,12 +100,15 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def show_rows(mask: Tensor, empty: Tensor) -> Tensor:
-    """A mask, boolean or of numbers, in which the queries of `empty` see every key."""
+    """Show every key to the queries marked in `empty`; `mask` is boolean (True = visible) or additive."""
     return mask | empty if mask.dtype == torch.bool else mask.masked_fill(empty, 0.0)
 
 
 def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -> Tensor:
-    """A mask as numbers (B, H, T, S + 1), -inf where hidden, with sinks (H,) as the score of one more key."""
+    """Additive mask (B or 1, H, T, S + 1): `mask`, boolean (True = visible), additive or None, and `sinks` (H,).
+
+    The sinks are the scores of one extra key, the last.
+    """
     scores = query.new_zeros(1, query.shape[1], query.shape[2], num_keys)  # (1,H,T,S)
     if mask is not None:
         scores = scores.where(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -115,7 +118,7 @@ def add_sink(mask: Tensor | None, sinks: Tensor, query: Tensor, num_keys: int) -
 
 @contextmanager
 def training(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode inside the context, with layers and numbers named after dropout set to 0."""
+    """Put a module into training mode inside the context, with the probabilities of its own dropout set to 0."""
     parts = [*module.modules()]
     modes = [part.training for part in parts]
     shares = [

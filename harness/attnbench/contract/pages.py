@@ -1,8 +1,9 @@
-"""Functions of pages and of batches: how a batch of requests is handed to a function, outside of its timed call.
+"""Prepare a batch of requests for a function, outside of its timed call.
 
 A function whose signature names a block table gets the pool of pages as it lies in a service's memory, by the names of
-`plugins.PAGED`. A dense function of query, key and value gets one call for each kind of request in the batch, with the
-keys of its requests gathered before. Shapes: N requests, P pages, G key/value heads; the others as in the contract.
+`plugins.PAGED`. A dense function of query, key and value is called once for each distinct request in the batch, with
+the keys of equal requests gathered before. Shapes: N requests, P pages, G key/value heads; the others as in the
+contract.
 """
 
 import inspect
@@ -24,7 +25,7 @@ from attnbench.workloads.masks import UNLIMITED, parse_mask
 from attnbench.workloads.workload import Workload, dense_mask
 
 NAN, ZEROS, MOVED, STRIDED = "", "zeros", "moved", "strided"
-"""Forms of a cache: see batch.Cache."""
+"""Values of `batch.Cache.form`."""
 TABLE = "block_table"
 EMPTY = inspect.Parameter.empty
 
@@ -32,7 +33,7 @@ EMPTY = inspect.Parameter.empty
 def names_of(function: object) -> dict[str, str]:
     """The members of PAGED that a function names, each with the function's own name; empty if it names no block table.
 
-    `key` and `value` are the pools only if no other parameter is.
+    Parameters named `key` and `value` are the pools only if no other name of a pool is present.
     """
     try:
         parameters = inspect.signature(function).parameters  # type: ignore[arg-type] # refused below
@@ -55,7 +56,7 @@ class PageSignature:
         """Check that the names suffice for a call.
 
         Raises:
-            ValueError: it names no pool, or needs an argument that nobody can give.
+            ValueError: it names no pool, or needs an argument that the harness does not know.
         """
         if missing := [name for name in ("query", "key_cache", "value_cache") if name not in self.names]:
             known = ", ".join("/".join(PAGED[name]) for name in missing)
@@ -86,9 +87,9 @@ class PageSignature:
         if workload.cache_dtype != SAME and not self.has_scales:
             return f"cache_dtype={workload.cache_dtype} has scales: name parameters k_scale and v_scale"
         if "seqused_k" not in self.names:
-            return f"it cannot know how many keys are in use: name a parameter {'/'.join(PAGED['seqused_k'])}"
+            return f"it does not get the number of used keys: name a parameter {'/'.join(PAGED['seqused_k'])}"
         if "cu_seqlens_q" not in self.names and any(each.new != 1 for each in workload.requests):
-            return f"requests have other than one new token: name a parameter {'/'.join(PAGED['cu_seqlens_q'])}"
+            return f"some requests do not have one new token: name a parameter {'/'.join(PAGED['cu_seqlens_q'])}"
         if workload.window and "window_size" not in self.names:
             return f"mask={workload.mask} has a window: name a parameter {'/'.join(PAGED['window_size'])}"
         if workload.sinks != "none":
@@ -98,7 +99,7 @@ class PageSignature:
         return self.declared.unsupported(workload)
 
     def arguments(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> dict[str, Any]:
-        """The arguments of a call, by the function's names, from logical query (1, H, T, K) and keys (1, G, S, K)."""
+        """The arguments of a call by the function's names, from query (1, H, T, K), key and value (1, G, S, K or V)."""
         cache = mask.cache
         assert cache is not None
         news, totals = zip(*cache.requests, strict=True)
@@ -134,7 +135,7 @@ def paged(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,).
 
-    Slots without a key hold NaN, unless the form of the cache says otherwise.
+    `slots` (S,) holds each key's slot. Slots without a key hold NaN, or 0 if the cache's form is ZEROS.
     """
     at, pools, scales = torch.from_numpy(slots).to(key.device), list[Tensor](), list[Tensor]()
     dtype = key.dtype if cache.dtype == SAME else getattr(torch, cache.dtype)
@@ -158,12 +159,12 @@ def paged(
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """A float8 tensor as bytes in the same memory, for operators that it lacks; any other one as it is."""
+    """A view of a float8 tensor as bytes, for operators without float8 support; any other tensor unchanged."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Numbers (..., G, K) as a cache stores them, divided by the scale of each head (G,)."""
+    """Convert numbers (..., G, K) to the cache's dtype, divided by the scale of each head (G,) if that is float8."""
     if dtype == SAME:
         return tensor
     largest = LARGEST_FLOAT8[dtype]
@@ -172,7 +173,7 @@ def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
 
 
 def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
-    """Keys or values (1, G, S, K) as a cache gives them back: alike in a shared prefix, and rounded to its dtype."""
+    """Keys or values (1, G, S, K) as read from a cache: equal in a shared prefix, and rounded to the cache's dtype."""
     tensor = tensor[:, :, torch.from_numpy(cache.sources()).to(tensor.device)]
     if cache.dtype == SAME:
         return tensor
@@ -182,7 +183,7 @@ def rounded(tensor: Tensor, name: str, cache: Cache) -> Tensor:
 
 
 class PagedAttention(Attention):
-    """Scope `attention` of a function of pages: the pool is filled outside of its call."""
+    """Computes scope `attention` by a function of pages; the pool is filled outside of the function's call."""
 
     signature: PageSignature
 
@@ -191,9 +192,9 @@ class PagedAttention(Attention):
         self._memory: dict[tuple[object, ...], Tensor] = {}
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """Prepare the function's call with logical query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V).
+        """Prepare the function's call with query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V), without pages.
 
-        As in a service, tensors of the same sizes lie where those of the last call lay, and are written in place.
+        As in a service, tensors of the same sizes are written in place, in the memory of the last call's.
         """
         passed = self.signature.arguments(query, key, value, mask)
         return Prepared(
@@ -201,7 +202,7 @@ class PagedAttention(Attention):
         )
 
     def _written(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
-        """An argument, in the memory of the last one of its name and sizes if it is a tensor."""
+        """The argument; a tensor is copied into the memory of the last one of its name, dtype, shape and strides."""
         if not isinstance(value, Tensor):
             return value
         kept = self._memory.setdefault((name, value.dtype, value.shape, value.stride()), value)
@@ -229,10 +230,10 @@ class PagedAttention(Attention):
 
 
 def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> Implementation:
-    """The implementation from a function whose signature names a block table.
+    """Create the implementation of a function whose signature names a block table.
 
     Raises:
-        ValueError: see PageSignature.
+        ValueError: it names no pool, or needs an argument that the harness does not know.
     """
     signature = PageSignature(function=function, spec=spec, names=names_of(function), declared=declared)
     return Implementation(
@@ -244,7 +245,7 @@ def from_paged(function: Callable[..., Any], spec: str, declared: Declared) -> I
 
 
 class Groups:
-    """A batch for a dense function: the requests that are alike as one dense call, their tokens and keys gathered."""
+    """A batch for a dense function: equal requests form one dense call, with their tokens and keys gathered."""
 
     def __init__(self, mask: BoundMask) -> None:
         cache = mask.cache
@@ -267,7 +268,7 @@ class Groups:
         return BoundMask(rule, sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
 
     def split(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each kind of request."""
+        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each distinct request."""
 
         def gathered(tensor: Tensor, places: Tensor, length: int) -> Tensor:
             apart: Tensor = tensor[0, :, places].unflatten(1, (-1, length))  # (G,n*s,K) -> (G,n,s,K)
@@ -279,14 +280,14 @@ class Groups:
         ]
 
     def join(self, outputs: Iterable[Tensor]) -> Tensor:
-        """The outputs (n, H, t, V) of all kinds as (1, H, T, V)."""
+        """Join the outputs (n, H, t, V) of all groups to (1, H, T, V)."""
         packed = [each.transpose(0, 1).flatten(1, 2) for each in outputs]  # (n,H,t,V) -> (H,n*t,V)
         rows = torch.cat([rows for _, rows, _ in self.places])
         return torch.cat(packed, dim=1)[:, rows.argsort()][None]
 
 
 class BoundGroups(Bound):
-    """The calls of a dense function for each kind of request, one after the other, with everything in place."""
+    """The prepared calls of a dense function, one for each distinct request, run one after the other."""
 
     def __init__(self, groups: Groups, bind: Callable[..., Bound], inputs: list[Tensor]) -> None:
         self._groups, self._inputs = groups, inputs
@@ -300,7 +301,7 @@ class BoundGroups(Bound):
         self.leaves, self.is_plain = [], False
 
     def _prepare(self) -> Prepared:
-        """All outside work again, into the same memory."""
+        """Gather all inputs again into the same memory."""
         for tensors, again in zip(self._tensors, self._groups.split(*self._inputs), strict=True):
             for tensor, right in zip(tensors, again, strict=True):
                 tensor.copy_(right)
@@ -315,7 +316,7 @@ class BoundGroups(Bound):
 
 
 def groups_of(mask: BoundMask) -> Groups:
-    """The groups of a batch, made once for each mask."""
+    """The groups of a batch of requests, memoized on the mask."""
     if "groups" not in vars(mask):
         vars(mask)["groups"] = Groups(mask)
     found: Groups = vars(mask)["groups"]

@@ -20,12 +20,12 @@ class Payoff(enum.StrEnum):
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls until the total time is below the baseline's; the interval follows from that of the ratio."""
+    """Calls after which the total time is below the baseline's; the ratio's interval gives the interval of calls."""
 
     payoff: Payoff
-    calls: int | None = None
+    calls: int | None = None  # 0 at once; null if `payoff` is never or unknown
     low: int | None = None
-    high: int | None = None  # null with `low`: the interval has no upper end
+    high: int | None = None  # null although `low` is a number: the interval has no upper end
 
     @property
     def words(self) -> str:
@@ -50,10 +50,11 @@ def break_even(  # noqa: PLR0913 - two first calls, and a verdict with its numbe
     high: float | None,
     verdict: Verdict,
 ) -> BreakEven:
-    """Compare the seconds that the first call costs more with those that each later call saves.
+    """Compute the number of calls after which the savings of later calls make up for a longer first call.
 
-    `ratio` is the time of a call divided by the baseline's, with its interval. The spread of first calls is not part of
-    the interval.
+    `first_s` and `baseline_first_s` are seconds of the first calls, and `baseline_s` of a later call of the baseline.
+    `ratio` is the time of a later call divided by the baseline's, with its interval `low` to `high`. The spread of
+    first calls does not widen the interval.
     """
     if verdict is Verdict.undecided or low is None or high is None:
         return BreakEven(payoff=Payoff.unknown)

@@ -1,8 +1,8 @@
 """The fastest of several arms sampled in the same blocks, and the verdict on each other one.
 
-Every second process chooses the fastest, and the processes in between judge the others: the winner of many owes some of
-its lead to luck, but only in the processes that chose it. Noise in those can at worst choose another arm that is about
-as fast, so a lead is underestimated rather than overestimated.
+Even-numbered processes choose the fastest arm, and odd-numbered ones judge the others, because the winner of many owes
+some of its lead to luck in the processes that chose it. Noise in the choosing processes can at worst choose another arm
+that is about as fast, so a lead is underestimated rather than overestimated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,8 +22,8 @@ class Standing:
     """The leader, and the verdict on each other arm relative to it."""
 
     leader: str
-    reference: str  # shares blocks with all arms: the baseline, or the first arm if the baseline has no time
-    others: dict[str, Judgement]  # fastest first; without arms that share no process with the leader
+    reference: str  # the baseline, or the first arm with samples if the baseline has none; shares blocks with all arms
+    others: dict[str, Judgement]  # fastest first; an arm that shares no judging process with the leader is missing
 
     @property
     def open(self) -> list[str]:
@@ -38,9 +38,10 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """The standing of all arms with samples; None if no candidate has any.
+    """Choose the leader among the arms with samples, and judge the others; None if no candidate has samples.
 
-    `candidates` restricts the comparison to these arms.
+    `taken` holds the samples of one workload. `discarded` blocks are ignored. `candidates` restricts the comparison to
+    these arms.
     """
     baseline = Arm(implementation=plan.baseline)
     reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)
@@ -67,8 +68,8 @@ def standing(
 def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
     """The log ratios of the even processes, which choose, and of the odd ones, which judge.
 
-    While there are fewer than eight, all choose, and the verdict would share them: then only three judge, enough for an
-    estimate, too few for a verdict.
+    With fewer than eight processes, all choose. A verdict from the same processes would be biased, so only three of
+    them judge, which is enough for an estimate but too few for a verdict.
     """
     every = [*numbers.values()]
     if len(every) < CHOOSING_PROCESSES:

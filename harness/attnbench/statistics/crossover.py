@@ -1,11 +1,11 @@
-"""Find where two implementations change places: an adaptive bisection that may be watched at every step.
+"""Find the size at which another of two implementations becomes the faster one, by adaptive bisection.
 
-A parameter such as the length grows along a ladder of values. At each visited value, processes are sampled until the
-faster implementation is decided, or the budget there is spent. The next value halves the gap between the last value
-decided one way and the first decided the other way. Sampling happens elsewhere.
+A parameter such as the length takes values from a ladder. At each visited value, processes are sampled until one
+implementation is shown to be faster, or the budget for that value is spent. The next value halves the gap between the
+last value decided one way and the first decided the other way. Sampling happens elsewhere.
 
-If the times cross once, the place lies inside the interval unless a decision was false, which happens in at most
-`FALSE_SHARE` of all searches: all values and looks of all searches share that error.
+If the times cross once, the crossover lies inside the interval unless a decision was false. The probability of any
+false decision in a run is at most `FALSE_SHARE`, because all values, looks and searches share that error level.
 
 Source of the idea: noisy bisection, Waeber, Frazier and Henderson, 2013, https://doi.org/10.1137/120861898.
 """
@@ -22,23 +22,23 @@ from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
 MOST_VALUES = 16  # largest number of values of a ladder to visit
-NEAR = 0.005  # ratios this close to 1, on the log scale, count as near in a fit
+NEAR = 0.005  # added to |log ratio| in the weights of a fit, so that a ratio of 1 has a finite weight
 STEP = 2 ** (1 / 8)  # approximate ratio of neighbouring values of a ladder
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, rename={"log": "log_ratio", "num_processes": "processes"}):
-    """Two implementations at one size: -1 the first is faster, 1 the second, 0 undecided."""
+    """Two implementations at one size; `sign` is -1 if the first is faster, 1 if the second is, 0 if undecided."""
 
     sign: int
-    log: float
+    log: float  # mean log ratio of the first's time to the second's
     num_processes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """A crossover between `low` and `high`, the closest values with different decisions; `at` is its estimate.
+    """A crossover between `low` and `high`, the closest values with different decisions; `at` is the estimate.
 
-    `sign` is the sign of the log ratio from there on: 1 if the first implementation is slower than the second.
+    `sign` is the sign of the log ratio at `high`: 1 if the first implementation is slower there, -1 if it is faster.
     """
 
     low: int
@@ -51,17 +51,20 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
     """Return whole numbers from `low` to `high` that grow by about `STEP`, rounded to multiples of `multiple`.
 
     Raises:
-        ValueError: `low` is not below `high`, or not a multiple.
+        ValueError: `low` is not positive, not below `high`, or not a multiple of `multiple`.
     """
     if not 0 < low < high or low % multiple:
-        raise ValueError(f"from {low} to {high} is no way up in steps of {multiple}: give two numbers, the lower first")
+        raise ValueError(f"{low} to {high} in steps of {multiple} is no range: give two multiples, the lower first")
     count = math.ceil(math.log(high / low) / math.log(STEP))
     exact = (low * (high / low) ** (step / count) for step in range(count + 1))
     return sorted({multiple * max(1, round(value / multiple)) for value in exact})
 
 
 def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
-    """Decide one value from its log ratios, one for each process, in one of `num_searches` searches."""
+    """Decide which implementation is faster at one value, from one log ratio for each process.
+
+    `num_searches` searches share the error level.
+    """
     seen = effect(numbers)
     half = seen.half_width(FALSE_SHARE / (num_searches * MOST_VALUES * len(LOOKS)))
     is_decided = half is not None and abs(seen.log) > half
@@ -70,10 +73,11 @@ def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
 
 
 def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None:
-    """The next value of the ladder to visit; None if nothing more can be learned.
+    """The next value of the ladder `values` to visit; None if nothing more can be learned.
 
-    `points` holds the visited values, decided or not. The ends come first, then the middle. A gap between two different
-    decisions is halved; around an undecided value, the wider gap on either side is halved.
+    `points` holds the visited values, decided or not. The ends come first, and then the middle if the ends show no
+    crossover. A gap between two different decisions is halved; if undecided values lie between them, the wider gap on
+    either side of these is halved.
     """
     places = {value: place for place, value in enumerate(values)}
     seen = sorted(places[value] for value in points if value in places)
@@ -86,7 +90,7 @@ def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None
     if not brackets:
         middle = (len(values) - 1) // 2
         return None if len(seen) > 2 or middle in seen else values[middle]  # noqa: PLR2004 - the two ends
-    gaps = []  # before the first and after the last undecided value of each bracket
+    gaps = []  # of each bracket: before its first and after its last undecided value
     for low, high in brackets:
         inside = [place for place in seen if low < place < high]
         gaps += [(low, inside[0]), (inside[-1], high)] if inside else [(low, high)]
@@ -115,7 +119,7 @@ def _at(values: Sequence[int], points: Mapping[int, Point]) -> float:
     logs = np.array([points[value].log for value in values])
     weights = np.sqrt([points[value].num_processes for value in values]) / (
         np.abs(logs) + NEAR
-    )  # near 0 the curve is straight
+    )  # points with a ratio near 1 weigh most, because the curve is nearly straight there
     slope, start = np.polyfit(np.log(values), logs, 1, w=weights)
     crossing = -start / slope if slope else math.nan
     if not math.isfinite(crossing):

@@ -7,13 +7,13 @@ from attnbench.statistics.verdict import Effect, Judgement, effect, judge
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample
 
-WHOLE: Key = ("*", Arm())  # key for all cells of a session with two sides together
+WHOLE: Key = ("*", Arm())  # key of the effect of all cells together, in a session that compares two sides
 Taken = Mapping[Arm, Sequence[Sample]]  # the samples of one workload by arm
 Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, one for each visit
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """One log ratio of an arm to another for each visit."""
+    """The log ratio of an arm's time to its reference's for each visit that measured both in undiscarded blocks."""
     return visit_numbers(taken.get(arm, ()), taken.get(reference, ()), discarded)
 
 
@@ -22,7 +22,10 @@ def run_numbers(
     references: Mapping[str, Mapping[Arm, Arm]],
     discarded: Mapping[str, Collection[Block]] | None = None,
 ) -> Numbers:
-    """The numbers of each arm that shares a block with its reference, all by workload."""
+    """The log ratios of each arm that shares a block with its reference.
+
+    All arguments are keyed by workload; `references` maps each arm to its reference.
+    """
     logs = Numbers()
     for workload, pairs in references.items():
         taken, out = samples.get(workload, {}), (discarded or {}).get(workload, ())
@@ -38,7 +41,7 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
     if plan.sides is None or not logs:
         return known
     cells = [by_process(visits) for visits in logs.values()]
-    if shared := set.intersection(*map(set, cells)):  # processes that visited all cells, which share their bias
+    if shared := set.intersection(*map(set, cells)):  # only processes that visited all cells, so that all share a bias
 
         def mean(epoch: int) -> float:
             return sum(cell[epoch] for cell in cells) / len(cells)
@@ -48,8 +51,8 @@ def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
 
 
 def judge_effects(plan: Plan, known: Mapping[Key, Effect]) -> dict[Key, Judgement]:
-    """The verdicts on the effects of a run, judged together; between two sides no difference is expected."""
+    """Judge the effects of a run together; between two sides no difference is expected."""
     cells = {key: each for key, each in known.items() if key != WHOLE}
-    counted = cells if len(cells) == 1 else known  # a single cell is the whole
+    counted = cells if len(cells) == 1 else known  # with a single cell, WHOLE is the same comparison
     found = judge(counted, plan.smallest_effect, plan.false_share, expects_differences=plan.sides is None)
     return {key: found.get(key) or found[next(iter(cells))] for key in known}

@@ -8,20 +8,20 @@ import numpy as np
 
 FEWEST_LENGTHS = 3
 FEWEST_FITTED = 4
-"""The longer half of the lengths is fitted, and at least this many if possible: constant parts, and kernels that behave
-differently on short inputs, bend the line at short lengths."""
+"""The longer half of the lengths is fitted, and at least this many if possible. Short lengths are left out because some
+kernels behave differently there."""
 ROUNDING = 1e-9
 """Smaller coefficients of a curve, relative to its value at the longest length, are rounding errors."""
 LARGEST_MISFIT = 0.1
-"""A curve that is farther from a measurement, as a share of it, says nothing about other lengths."""
+"""Largest relative error of a curve at a fitted length; a worse curve is rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The curve of bytes over the fitted lengths."""
+    """Bytes as a function of the length T, a + b T + c T^2, and the lengths to which it was fitted."""
 
     lengths: tuple[int, ...]
-    parts: tuple[float, float, float]  # a constant, bytes for each token, bytes for each pair of tokens
+    parts: tuple[float, float, float]  # a, b, c: constant bytes, bytes per token, bytes per pair of tokens
 
     def exponent(self, length: float) -> float:
         """The slope of log(bytes) over log(length) at a length: 1 is linear, 2 quadratic."""
@@ -29,7 +29,7 @@ class Fit:
         return (b * length + 2 * c * length**2) / (a + b * length + c * length**2)
 
     def reach(self, limit: float) -> float | None:
-        """The length that needs `limit` bytes; None if no length does, or every length needs more."""
+        """The length that needs `limit` bytes; None if every length needs less, or every length needs more."""
         a, b, c = self.parts
         room = limit - a
         if room <= 0 or (b <= 0 and c <= 0):
@@ -54,7 +54,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     x, y = np.array(every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :], dtype=np.float64).T
     powers = np.vander(x / x[-1], 3, increasing=True) / y[:, None]
     solved, _ = nnls(powers * y[-1], np.ones(len(x)))
-    solved[solved < ROUNDING] = 0.0  # rounding residue must not reach a limit
+    solved[solved < ROUNDING] = 0.0  # else `reach` would extrapolate a rounding error
     if np.abs(powers @ solved * y[-1] - 1).max() > LARGEST_MISFIT:
         return None
     a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(solved))

@@ -2,7 +2,7 @@
 
 The probe is small fixed work of the harness, so the rule is blind to the compared arms. An outlier of one arm is never
 cut, since it may be the arm's own: a block is discarded as a whole or not at all. The rule uses only probes up to that
-block, so watching the verdict while samples arrive never changes its past.
+block, so later samples never change an earlier decision.
 """
 
 import math
@@ -16,15 +16,15 @@ from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
 WINDOW = 50
-FEWEST = 8  # fewest probes before the usual state of the machine is known
+FEWEST = 8  # fewest earlier probes from which a probe is judged; without them it counts as undisturbed
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
-"""A probe is late at this many median absolute deviations, and at least a quarter, above the median."""
+"""A probe is late if its log exceeds the median by this many median absolute deviations and by LARGEST_CALM."""
 MANY = 0.25  # a session that discards a larger share of its blocks ran on a busy machine
 
 
 class InterferenceGauge:
-    """Judges probes in the order of time, each among those of its kind."""
+    """Finds blocks that other work on the machine disturbed: compares each probe with earlier probes of its kind."""
 
     def __init__(self) -> None:
         self._kinds: defaultdict[str, _Probes] = defaultdict(_Probes)
@@ -33,7 +33,7 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add all visits since the last call; return the discarded blocks of each workload."""
+        """Add the visits since the last call, the end of `visits`; return the discarded blocks of each workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)
@@ -42,7 +42,7 @@ class InterferenceGauge:
     def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
         """Add the probes of one visit, and discard each block with a probe much slower than those before.
 
-        `kind` separates probes that take different times: on other devices or with other numbers of threads.
+        `kind` separates probes on different devices or with different numbers of threads, because their times differ.
         """
         known = self._kinds[kind]
         for sample in probes:
@@ -52,16 +52,16 @@ class InterferenceGauge:
 
 
 class _Probes:
-    """The latest probes of one kind.
+    """The latest probes of one kind, as logarithms of their times.
 
-    Probes of the current process count and, while these are few, those of earlier processes too: in a comparison of few
-    cells, a process takes only four blocks.
+    A probe is compared with those of its own process and, if there are fewer than FEWEST, with those of earlier
+    processes too: in a comparison of few cells, a process takes only four blocks.
     """
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque()  # of this process
-        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier processes
-        self._ordered: list[float] = []  # those of this process, sorted
+        self._recent: deque[float] = deque()  # probes of the current process, in time order
+        self._before: deque[float] = deque(maxlen=WINDOW)  # probes of earlier processes
+        self._ordered: list[float] = []  # the values of _recent, sorted
         self._epoch = -1
 
     def is_late(self, sample: Sample) -> bool:

@@ -1,7 +1,7 @@
 """Times and their intervals, and the one number that each process adds to a comparison.
 
-A visit takes a few blocks, and each block samples every arm once. The unit inside a block is a log ratio. A process
-adds one number to each comparison: the median log ratio of each visit, averaged over the visits of the process.
+A visit takes a few blocks, and each block samples every arm once, which gives a log ratio for each pair of arms. A
+process adds one number to each comparison: the median log ratio of each visit, averaged over the process's visits.
 """
 
 import math
@@ -18,7 +18,7 @@ from attnbench.storage.samples import Samples
 
 CONFIDENCE = 0.95
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
-"""Largest ratio of the error of a median to that of a mean under normal noise."""
+"""Largest ratio of the standard error of a median to that of a mean under normal noise."""
 
 Array = NDArray[np.float64]
 Visit = tuple[int, int]
@@ -28,7 +28,7 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A time or size, with its 95 % interval from one number for each process."""
+    """The median of a metric, in its unit, with a 95 % interval from one number for each process."""
 
     point: float
     low: float | None  # None with fewer than FEWEST_PROCESSES processes
@@ -47,7 +47,10 @@ def means_of(values: Iterable[tuple[Group, float]]) -> dict[Group, float]:
 
 
 def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
-    """Group values (n,) by their codes (n,): for each code, the index of its first value, and the median."""
+    """Group values (n,) by their codes (n,): for each code, the index of its first value, and the median.
+
+    Groups are in the order of their first value.
+    """
     _, first, inverse, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     ordered = values[np.lexsort((values, inverse))]
     ends = np.cumsum(sizes)
@@ -62,7 +65,7 @@ def place_of(sample: Sample) -> Block:
 
 
 def are_among(places: NDArray[np.int64], blocks: Collection[Block]) -> NDArray[np.bool_]:
-    """A mask of the places (n,), as in `Samples.places`, that belong to the blocks."""
+    """A boolean mask (n,) of the places (n,), as in `Samples.places`, that belong to the blocks."""
     packed = [(((epoch << VISIT_BITS) | visit) << BLOCK_BITS) | block for epoch, visit, block in blocks]
     return np.isin(places, packed) if packed else np.zeros(len(places), dtype=np.bool_)
 
@@ -75,12 +78,12 @@ def median(values: Iterable[float]) -> float:
 def median_estimate(samples: Sequence[Sample]) -> Estimate:
     """The median of all samples, with an interval over processes.
 
-    On the log scale the half-width is t(0.975) * (standard error of the mean of the processes' medians) * sqrt(pi/2).
-    The last factor is the price of a median over a mean; without it the interval covers the truth in only 90 to 93 of
-    100 cases.
+    On the log scale the half-width is t(0.975) * (standard error of the mean over processes) * sqrt(pi/2), where the
+    number of a process is the mean of its visits' medians. The last factor allows for the larger error of a median;
+    without it the interval covers the truth in only 90 to 93 of 100 cases.
 
-    Source: repeat and count the levels that vary, Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013,
-    https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The Advanced Theory of
+    Sources: for processes as the unit, Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013,
+    https://doi.org/10.1145/2464157.2464160; for the variance of a median, Kendall and Stuart, The Advanced Theory of
     Statistics, vol. 1.
     """
     taken = Samples.of(samples)
@@ -107,7 +110,7 @@ def pairs(
 ) -> tuple[NDArray[np.int64], Array]:
     """Return visits (n,), as in `Samples.visits`, and log ratios (n,) of `arm` to `baseline`, block by block.
 
-    Blocks are in time order, without discarded ones and those that lack one of the two.
+    Blocks are in time order; discarded blocks, and blocks without both arms, are left out.
     """
     (places, logs), (references, base) = map(_mean_logs, (arm, baseline))
     kept = np.isin(places, references) & ~are_among(places, discarded)
@@ -131,9 +134,9 @@ def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:
-    """The effect shown by the numbers of the visits, one number for each process.
+    """The effect from log ratios of visits, averaged to one number for each process.
 
-    For a single process its visits count instead, and differences below the spread between processes stay undecided.
+    With a single process, its visits count instead, and differences below the spread between processes stay undecided.
 
     Raises:
         ValueError: there is no visit.

@@ -1,8 +1,8 @@
 """Changes of the level of a series of values, such as a time over many runs.
 
-A series is split where its parts deviate least from their medians, and so are the parts, while the medians differ by
-more than the noise and the smallest effect of interest. Each part has at least three values, so that a single bad one
-is no change.
+A series is split where its two parts deviate least from their medians, if the medians differ by more than the noise and
+the smallest effect of interest. Each part is then split in the same way. A part has at least three values, so that a
+single outlier is not a change.
 
 Source: binary segmentation, A. J. Scott and M. Knott, 1974, https://doi.org/10.2307/2529204; here with medians.
 """
@@ -16,19 +16,20 @@ import numpy as np
 
 from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
 
-FEWEST = 6  # fewest runs of a series: fewer do not show their noise
+FEWEST = 6  # fewest values of a series from which noise can be estimated
 SHORTEST = 3
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
-"""Larger steps between two runs, in standard deviations, count as this many: a change of level is not noise."""
-LEAST_NOISE = 1e-5  # the least noise: any change of a value that never varies counts
+"""Larger steps between two values are clipped to this many standard deviations, because a change of level is not
+noise."""
+LEAST_NOISE = 1e-5  # floor of the noise: a constant series has none, and any change in it must count
 SURELY = 3.0  # fewest standard errors between two levels for a change to count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A new level, from the value at `place` on."""
+    """A change of level: `place` is the index of the first value at the new level."""
 
     place: int
     before: float  # the median level of the segment before
@@ -41,14 +42,17 @@ class Change:
 
 
 def noise(logs: Array) -> float:
-    """Standard deviation of successive differences, with large steps winsorized: a change of level is not noise."""
+    """Standard deviation of log values (n,), estimated from their successive differences; large ones are clipped."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
 
 
 def changes(values: Sequence[float], smallest: float) -> list[Change]:
-    """Changes of level by more than the share `smallest`, in order; empty if any value is not positive."""
+    """Changes of level by at least `smallest` (0.05 is 5 %), in order.
+
+    Empty with fewer than FEWEST values, or if any value is not positive.
+    """
     if len(values) < FEWEST or min(values) <= 0:
         return []
     logs = np.log(np.asarray(values, dtype=np.float64))

@@ -4,15 +4,15 @@ A process lays out its memory once, which shifts a ratio of times by a percent f
 unit: each comparison has one number from each process, a log ratio, and a t interval over these numbers.
 
 A comparison is judged when it has 4, 8, 16, 32 and 64 numbers, each time with a fifth of the error level, and with the
-numbers up to that look. Watching a session is harmless: between two looks no verdict changes. Several comparisons share
-the error level by a procedure that ends at one level. Every interval of a session is made at that level, so that an
-interval excludes a ratio of 1 exactly if the procedure rejects "the same time". The procedure depends on the question.
-A gate expects no difference: Holm's bounds the probability of any false alarm. A table of many implementations has many
-true differences: Benjamini and Yekutieli's bounds the share of false ones among the reported differences under any
-dependence, and finds far more of them.
+numbers up to that look. Watching a session is harmless, because no verdict changes between two looks. Several
+comparisons share the error level by a procedure that ends at one level. Every interval of a session is made at that
+level, so that an interval excludes a ratio of 1 exactly if the procedure rejects "the same time". A gate expects no
+difference, so it uses Holm's procedure, which bounds the probability of any false alarm. A table of many
+implementations has many true differences, so it uses Benjamini and Yekutieli's, which bounds the share of false ones
+among the reported differences under any dependence, and finds far more of them.
 
-One margin, chosen by the user, decides which differences matter. Slower: the interval lies beyond 1, and the ratio
-beyond the margin. Equal: the interval lies inside the margin. Noise can only make a verdict undecided.
+One margin, chosen by the user, decides which differences matter. Slower means that the interval lies above 1 and the
+ratio above the margin. Equal means that the interval lies inside the margin. Noise can only make a verdict undecided.
 
 Sources: S. Holm, 1979, https://www.jstor.org/stable/4615733; Y. Benjamini and D. Yekutieli, 2001,
 https://doi.org/10.1214/aos/1013699998, theorem 1.3; equal spending over looks, O. J. Dunn, 1961,
@@ -39,8 +39,8 @@ LOOKS = (4, 8, 16, 32, 64)  # numbers of processes at which a comparison is judg
 FEWEST_PROCESSES = LOOKS[0]
 POWER = 0.80  # a difference is detectable if this share of repetitions would find it
 LAYOUT_SPREAD = 0.03
-"""Largest relative difference between two processes that run the same code, about: twice the largest measured standard
-deviation. A single process cannot decide anything smaller."""
+"""Relative difference that two processes which run the same code hardly exceed: twice the largest measured standard
+deviation. A single process cannot decide a smaller difference."""
 LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
 KNOWN = 1e6  # degrees of freedom of an exactly known error
 LARGEST_LOG = 100.0  # upper limit of half-widths, larger than any real one
@@ -94,13 +94,15 @@ class Effect:
 
 
 def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
-    """The effect of one number from each process, in time order, up to the last look.
+    """The effect from one log ratio for each process, in time order; those after the last look are ignored.
+
+    `bias` is a half-width on the log scale that is added to the interval's.
 
     Raises:
-        ValueError: there is no number.
+        ValueError: `numbers` is empty.
     """
     if not len(numbers):
-        raise ValueError("there is no number: an effect needs one process at least")
+        raise ValueError("there is no number: an effect needs at least one process")
     counted = max((look for look in LOOKS if look <= len(numbers)), default=0)  # 0 before the first look
     kept = np.asarray(numbers[: counted or None], dtype=np.float64)
     error = float(np.std(kept, ddof=1)) / math.sqrt(counted) if counted else None
@@ -151,7 +153,10 @@ def p_values(logs: ArrayLike, errors: ArrayLike, degrees: ArrayLike) -> Array:
 
 
 def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Array:
-    """Half-widths of intervals (...) with the two-sided errors `levels`."""
+    """Half-widths (...) of t intervals, from standard errors, degrees of freedom and two-sided error probabilities.
+
+    The arguments broadcast against each other.
+    """
     from scipy.special import stdtrit  # as in p_values
 
     values: Array = np.asarray(errors) * -stdtrit(degrees, np.asarray(levels) / 2)
@@ -159,9 +164,9 @@ def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Arr
 
 
 def holm_level(values: ArrayLike, allowed: float) -> Array:
-    """The final level of Holm's procedure (...), for p-values (..., m) that share the `allowed` error.
+    """The final level (...) of Holm's procedure, for p-values (..., m) that share the `allowed` error.
 
-    A p-value is rejected exactly if it is at most this level.
+    The procedure rejects exactly the hypotheses with a p-value of at most this level.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     number = ordered.shape[-1]
@@ -172,9 +177,10 @@ def holm_level(values: ArrayLike, allowed: float) -> Array:
 
 
 def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
-    """The final level of Benjamini and Yekutieli's procedure (...), for p-values (..., m), as in `holm_level`.
+    """The final level (...) of Benjamini and Yekutieli's procedure, for p-values (..., m).
 
-    The expected share of false rejections is at most `allowed`, under any dependence.
+    The procedure rejects exactly the hypotheses with a p-value of at most this level. The expected share of false ones
+    among the rejections is at most `allowed`, under any dependence.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     ranks = np.arange(1, ordered.shape[-1] + 1)
@@ -190,9 +196,9 @@ class Judgement:
 
     effect: Effect
     margin: float
-    """Relative difference that matters; smaller ones do not."""
+    """Smallest relative difference that matters."""
     level: float
-    """Two-sided error of the interval. Over all looks and comparisons of the session the errors add up to 5 %."""
+    """Two-sided error probability of the interval: the part of the session's error that this comparison has."""
     is_doubtful: bool = False
     """Whether other work may have changed the times, so that there is no verdict."""
 
@@ -256,7 +262,7 @@ class Judgement:
 
 
 def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
-    """Remove the verdicts: other work may have changed the times."""
+    """Make all verdicts undecided, because other work may have changed the times."""
     return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
@@ -275,7 +281,7 @@ def judge(
     """
     if not effects:
         return {}
-    # One session never mixes numbers of looks; a share of the error would be safe even then.
+    # One session never mixes numbers of looks; if it did, the largest number would still be safe.
     shared = error / max(each.num_looks for each in effects.values())
     level_of = yekutieli_level if expects_differences else holm_level
     level = float(level_of([each.p_value for each in effects.values()], shared))

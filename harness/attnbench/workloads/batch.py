@@ -1,9 +1,9 @@
 """Batches of requests as inference services run them, and the paged cache that holds their keys. Does not import torch.
 
-A request has new tokens and keys; the new tokens are the last of its keys, so its queries are causal and aligned at the
-end (bottom-right). All requests stand one behind the other in one row of T query tokens and S keys.
+A request has new tokens and keys. Its last keys are those of the new tokens, so its queries are causal and aligned at
+the end (bottom-right). All requests are joined end to end in one batch row of T query tokens and S keys.
 
-Source: the spelling of https://github.com/vllm-project/vllm/tree/main/benchmarks/attention_benchmarks, README
+Source of the notation: https://github.com/vllm-project/vllm/tree/main/benchmarks/attention_benchmarks, README
 """
 
 import functools
@@ -23,14 +23,14 @@ SAME = "same"
 CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
 LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
-"""Scales of float8 caches: of few digits, so that scaled values are exact in half precision; no two are alike."""
+"""Scales of float8 caches. They have few digits, so that scaled values are exact in half precision, and all differ."""
 EXAMPLE = "as in 2q2k_32q1kv1k, which is 2 prefills of 2048 tokens and 32 decodes against 1024 keys"
 _REQUESTS = re.compile(r"(?:(\d+)x?)?q(\d+)(k?)(?:(?:kv|s)(\d+)(k?))?")
 KILO = 1024
 
 
 class Request(NamedTuple):
-    """The new tokens of a request, and all its keys, with those of the new tokens."""
+    """A request: its number of new tokens, and its number of keys, which includes those of the new tokens."""
 
     new: int
     total: int
@@ -38,12 +38,13 @@ class Request(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def parse_batch(text: str) -> tuple[Request, ...]:
-    """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, several joined by _; `none` has no request.
+    """Parse `[count]q<new tokens>[k][kv<keys>[k]]`, or several joined by _; `none` gives no request.
 
-    `s` is an older spelling of `kv`.
+    `k` after a number means times 1,024. `s` is an older spelling of `kv`.
 
     Raises:
-        ValueError: it cannot be read, has no token, or a request has fewer keys than new tokens.
+        ValueError: `text` cannot be parsed, has too many requests or no new token, or gives a request fewer keys than
+            new tokens.
     """
     requests: list[Request] = []
     if text == NO_BATCH:
@@ -60,8 +61,8 @@ def parse_batch(text: str) -> tuple[Request, ...]:
         num_keys = num_new if total is None else int(total) * (KILO if total_k else 1)
         if num_keys < num_new:
             raise ValueError(
-                f"batch={text} is not allowed: {part} has {num_new} new tokens and {num_keys} keys, and the keys of "
-                f"new tokens are in the cache, too; give kv{num_new} or more"
+                f"batch={text} is not allowed: {part} has {num_new} new tokens and {num_keys} keys, but the keys "
+                f"include those of the new tokens; give kv{num_new} or more"
             )
         if len(requests) + int(count or 1) > LARGEST // KILO:
             raise ValueError(f"batch={text} is not allowed: it has more than {LARGEST // KILO} requests; give fewer")
@@ -72,7 +73,7 @@ def parse_batch(text: str) -> tuple[Request, ...]:
 
 
 def written(requests: tuple[Request, ...]) -> str:
-    """The shortest text of these requests, in their order."""
+    """The shortest text that `parse_batch` turns into these requests."""
     parts = []
     for request, same in itertools.groupby(requests):
         new, total = (f"{each // KILO}k" if each and each % KILO == 0 else str(each) for each in request)
@@ -82,7 +83,7 @@ def written(requests: tuple[Request, ...]) -> str:
 
 
 def at_longest(requests: tuple[Request, ...], longest: int) -> tuple[Request, ...]:
-    """The requests with `longest` as the number of keys of the longest one, all others in proportion."""
+    """Scale all requests so that the longest has `longest` keys; a number above 0 stays at least 1."""
     factor = longest / max(each.total for each in requests)
     totals = [max(min(1, each.total), round(factor * each.total)) for each in requests]
     news = [max(min(1, each.new), round(factor * each.new)) for each in requests]
@@ -95,7 +96,7 @@ class Requests(Mask):
     A window of 0 has no limit.
     """
 
-    name = ""  # made from `batch` alone
+    name = ""  # no name: users cannot select it as `mask`; it is built from the axis `batch`
 
     def __init__(self, requests: tuple[Request, ...], window: int = 0) -> None:
         super().__init__()
@@ -104,14 +105,14 @@ class Requests(Mask):
     def __str__(self) -> str:
         return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
-    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as of any mask
-        """For each query (T,), the first key of its request, and the key of its own token."""
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as in Mask
+        """For each query (T,), the first key of its request, and the key of its own token; both as indices."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
-    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as of any mask
-        """The keys of the query's request, up to its own."""
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as in Mask
+        """The first key that the query sees of its request, and the key of the query's own token."""
         first, last = table[0][query], table[1][query]
         before = (last - self.window + 1 - first) * bool(self.window)
         return first + before * (before > 0), last
@@ -119,17 +120,17 @@ class Requests(Mask):
 
 @functools.lru_cache(maxsize=256)
 def rule_of(batch: str, window: int = 0) -> Requests:
-    """The mask of a batch, one object for each text and window: bound masks are kept by it."""
+    """The mask of a batch of requests, memoized because bound masks are cached by their mask object."""
     return Requests(parse_batch(batch), window)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """How the keys and values of a batch lie in memory: in pages of a pool, in an order drawn from the seed.
 
-    `page_size` 0: they do not lie in pages. `num_heads` are those of keys and values. A query sees the last `window`
-    keys up to its own; 0 is no limit. `form` changes what no answer depends on: with `zeros`, unused slots and pages
-    hold 0 and not NaN; with `moved`, pages lie in another order; with `strided`, keys and values are views of one
-    buffer, page by page.
+    `page_size` is in tokens; 0 means no pages. `num_heads` is the number G of key/value heads. `shared_prefix` is the
+    number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
+    `form` changes only details that no result may depend on: with `zeros`, unused slots and pages hold 0 instead of
+    NaN; with `moved`, pages have another order; with `strided`, keys and values are views of one buffer, page by page.
     """
 
     batch: str
@@ -152,7 +153,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return [-(-each.total // self.page_size) for each in self.requests]
 
     def layout(self) -> "Layout":
-        """Where each key lies, in shuffled pages of which some are unused."""
+        """Assign each key to a slot in shuffled pages, some of which stay unused."""
         draws = np.random.default_rng((self.seed, self.form == "moved"))
         shared = self.shared_prefix // self.page_size
         own = [max(0, count - shared) for count in self.num_pages]
@@ -170,7 +171,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(len(order), table.astype(np.int32), np.concatenate(places))
 
     def sources(self) -> npt.NDArray[np.int64]:
-        """For each key (S,), the key whose values it has: of a shared prefix, that of the first request."""
+        """For each key (S,), the index of the key whose content it has: its own or, in a shared prefix, the first's."""
         totals = [each.total for each in self.requests]
         starts = np.cumsum([0, *totals[:-1]])
         first = int(starts[int(np.argmax(np.asarray(totals) > 0))])
@@ -183,7 +184,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scales(self, name: str) -> list[float]:
-        """The factor of each head's stored keys or values (G,); all 1 if they are stored as they are."""
+        """The factor of each head's stored keys or values (G,), by `name` key or value; all 1 without float8."""
         if self.dtype == SAME:
             return [1.0] * self.num_heads
         first = self.seed + 2 * (name == "value")
@@ -200,7 +201,10 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(NamedTuple):
-    """The number of pages in the pool, the block table (N, most pages + 1), and each key's slot in the pool (S,)."""
+    """The number of pages in the pool, the block table of N requests, and each key's slot in the pool (S,).
+
+    The block table is (N, largest number of pages of a request + 1); unneeded entries name unused pages.
+    """
 
     num_pages: int
     block_table: npt.NDArray[np.int32]

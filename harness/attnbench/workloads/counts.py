@@ -1,4 +1,4 @@
-"""Exact counts that follow from a workload alone: visible pairs, FLOPs, bytes. One pure function each.
+"""Exact counts that follow from a workload alone: visible pairs, FLOPs and bytes, by one pure function each.
 
 FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and not counted.
 Source: FlashAttention's count, in which one of the five products of a backward pass recomputes the scores,
@@ -17,16 +17,17 @@ def score_matrix_bytes(workload: Workload) -> int:
     return workload.num_scores * DTYPE_BYTES[workload.dtype]
 
 
-@lru_cache(maxsize=1024)  # some masks take a step for each query, and reports ask often
+@lru_cache(maxsize=1024)  # slow for masks without a span, and reports call it often
 def visible_pairs(workload: Workload) -> int:
-    """The (batch, query, key) triples of one head in which the query sees the key, summed over the batch."""
+    """The number of (query, key) pairs of one head in which the query sees the key, summed over the batch."""
     return workload.mask_rule.num_visible(workload.batch_size, workload.seq_len, workload.kv_len)
 
 
 def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, recomputes_scores: bool) -> int:
-    """FLOPs of a call that computes `pairs` pairs in each head; scope `module` adds the projections of the tokens.
+    """FLOPs of a call that computes `pairs` (query, key) pairs in each head.
 
-    A backward pass has four products for each pair, and a fifth with `recomputes_scores`.
+    Scope `module` adds the projections of `tokens`, the numbers of query and key tokens. A backward pass has four
+    products for each pair, and a fifth with `recomputes_scores`.
     """
     head_dim, value_dim = workload.head_dim, workload.value_dim
     forward = 2 * workload.num_heads * pairs * (head_dim + value_dim)
@@ -38,13 +39,13 @@ def product_flops(workload: Workload, pairs: int, tokens: tuple[int, int], *, re
 def useful_flops(workload: Workload) -> int:
     """FLOPs that the result requires: visible pairs only; a backward pass recomputes the scores, as is usual.
 
-    Scope `attention`: forward 2 * H * nnz * (K + V), backward 2 * H * nnz * (3K + 2V), nnz summed over the batch.
+    Scope `attention`: forward 2 * H * n * (K + V), backward 2 * H * n * (3K + 2V), with n = `visible_pairs`.
     """
     return product_flops(workload, visible_pairs(workload), _tokens(workload), recomputes_scores=True)
 
 
 def dense_flops(workload: Workload) -> int:
-    """FLOPs of the textbook form: every pair, hidden or not; its weights are kept for the backward pass."""
+    """FLOPs of the textbook form, which computes hidden pairs too and keeps the weights for the backward pass."""
     pairs = workload.batch_size * workload.seq_len * workload.kv_len
     if workload.requests:
         pairs = sum(each.new * each.total for each in workload.requests)
@@ -52,12 +53,12 @@ def dense_flops(workload: Workload) -> int:
 
 
 def least_flops(workload: Workload) -> int:
-    """A lower bound on the FLOPs of any call that computes these products: nothing twice, and no unneeded token."""
+    """A lower bound on the FLOPs of any call: it computes nothing twice, and skips tokens without a visible pair."""
     return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 
 def compulsory_bytes(workload: Workload) -> int:
-    """Bytes that must cross between memory and processor: inputs read once, G key/value heads, results written.
+    """Bytes that must move between memory and processor: inputs, with G key/value heads, read once; results written.
 
     A backward pass reads the inputs and the output's gradient and writes the inputs' gradients. In scope `module` the
     input is x (and a context, if S differs from T) with the weights, without biases. A forward and a backward pass are
@@ -77,14 +78,17 @@ def least_bytes(workload: Workload) -> int:
 
 
 def cache_bytes(workload: Workload) -> int:
-    """Bytes of keys and values that a call on a batch must read: those that a query sees, once, in their own dtype."""
+    """Bytes of keys and values, in the cache's dtype, that a call on a batch of requests must read.
+
+    Each key that a query sees is read once, also if requests share it.
+    """
     assert workload.cache is not None
     each_bytes = DTYPE_BYTES[workload.dtype] if workload.cache_dtype == SAME else 1
     return workload.cache.num_keys * workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
 
 
 def _spared_bytes(workload: Workload) -> int:
-    """Bytes of a batch's keys and values that need not be read, though the row of all requests has them."""
+    """Bytes by which `cache_bytes` is below those of all S keys and values in the workload's dtype; 0 if no batch."""
     if not workload.requests:
         return 0
     each_bytes = workload.num_kv_heads * (workload.head_dim + workload.value_dim) * DTYPE_BYTES[workload.dtype]
@@ -105,7 +109,7 @@ def _tokens(workload: Workload) -> tuple[int, int]:
 
 
 def _fewest_tokens(workload: Workload) -> tuple[int, int]:
-    """Lower bounds on queries and keys for the visible pairs: a query sees at most S keys, a key T queries."""
+    """Lower bounds on the queries and keys in visible pairs: a query has at most S pairs, and a key at most T."""
     pairs = visible_pairs(workload)
     return -(-pairs // workload.kv_len), -(-pairs // workload.seq_len)
 
@@ -114,7 +118,7 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
     """Multiply-adds of the projections of `queries` and `keys` tokens: to heads, and back to the width D."""
     if workload.scope == "attention":
         return 0
-    tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # heads of queries, in and out
+    tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # (query, output), (key, value)
     return workload.embed_dim * (workload.head_dim + workload.value_dim) * tokens_of_heads
 
 
@@ -131,7 +135,7 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
     """Numbers in `queries` and `keys` tokens of inputs, in the weights of scope `module`, and in other operands.
 
-    Values that are part of the keys are not counted again.
+    Values that are part of the keys (layout value_in_key) are not counted again.
     """
     heads, groups = workload.num_heads, workload.num_kv_heads
     widths = workload.head_dim + workload.value_dim

@@ -1,7 +1,8 @@
 """A pairwise design: a few combinations in which any two values of different axes occur together.
 
-Most faults need one value or two: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The greedy method is that of
-D. M. Cohen et al., https://doi.org/10.1109/32.605761, with the first of the best candidates instead of a random one.
+Most faults are triggered by one value or by two together: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The
+greedy method is from D. M. Cohen et al., https://doi.org/10.1109/32.605761; it takes the first of the best candidates
+instead of a random one.
 """
 
 import itertools
@@ -39,7 +40,7 @@ def cover(axes: Mapping[str, Sequence[Any]], is_possible: Callable[[dict[str, An
         return {axis: axes[axis][place] for axis, place in row.items()}
 
     def completed(row: Row) -> Row | None:
-        """The row with values for the other axes: those that add most missing pairs, and among these the least used."""
+        """Complete the row by values that add most missing pairs, the least used first; None if it is impossible."""
         if not is_possible(valued(row)):
             return None
         if len(row) == len(axes):

@@ -1,7 +1,7 @@
 """Read the attention layers of a model from its Hugging Face config.json, without weights or a network.
 
-A configuration omits its architecture's defaults. The package transformers, if installed, fills them in; without it a
-missing value is an error that asks for it.
+A configuration omits its architecture's defaults. The package transformers, if installed, fills them in; without it, a
+missing value is an error that advises to install it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def load(name_or_file: str) -> Model:
     except OSError as error:
         raise ValueError(f"cannot read the configuration {file}: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{file} is no configuration, a model's config.json: {error}") from None
+        raise ValueError(f"{file} is not a model's config.json: {error}") from None
     name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
     return described(_completed(given), name, str(file))
 
@@ -69,10 +69,10 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(config: Mapping[str, Any], name: str, source: str) -> Model:
-    """The model that a configuration, given as a mapping, describes.
+    """The model that the contents of a config.json describe; `source` is the file's name for messages.
 
     Raises:
-        ValueError: see `load`.
+        ValueError: it is an encoder with a decoder, or lacks fields; the message names those that were searched for.
     """
     nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
     if nested is not None and _first(config, HEADS) is None:
@@ -103,7 +103,7 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
 
 
 def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, is_encoder: bool) -> list[Layer]:  # noqa: FBT001 - a private helper
-    """The layers of each kind: full, windowed or chunked."""
+    """One entry for each kind of layer in the model: full, windowed or chunked."""
     is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
     shared = 1 if is_shared else _first(config, KV_HEADS) or heads
     axes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": shared, "head_dim": head_dim}
@@ -122,7 +122,7 @@ def _plain(config: Mapping[str, Any], heads: int, head_dim: int | None, is_encod
 
 
 def _latent(config: Mapping[str, Any], heads: int) -> Layer:
-    """DeepSeek's latent attention: keys have a plain and a rotary part; in decoding, one key head holds the values."""
+    """DeepSeek's latent attention: keys have a plain and a rotary part; for decoding, a key contains its value."""
     latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
     width = plain + rotary
     axes = {"num_heads": heads, "head_dim": width, "value_dim": value_dim, "scale": width**-0.5}
@@ -145,7 +145,7 @@ def _is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """The kinds of layers, each once."""
+    """The distinct kinds of the model's layers."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:
         return [*dict.fromkeys(kinds)]
@@ -168,7 +168,7 @@ def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[st
             side = int(config.get("local_attention") or 2 * window) // 2
             return {"axes": {"mask": f"window({side},{side})"}}
         return {"window": window}
-    raise ValueError(f"layers of the kind {kind} are not known: known are {FULL}, {WINDOWED} and {CHUNKED}")
+    raise ValueError(f"layers of kind {kind} cannot be measured, only {FULL}, {WINDOWED} and {CHUNKED}")
 
 
 def _context(config: Mapping[str, Any]) -> int:

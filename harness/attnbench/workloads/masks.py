@@ -41,15 +41,15 @@ class Mask:
     """
 
     name: str = "none"
-    summary: str = "every key is visible"  # of a subclass: the first line of its docstring
-    usage: ClassVar[str] = "none"  # of a subclass without arguments: its name
+    summary: str = "every key is visible"  # in a subclass, by default the first line of its docstring
+    usage: ClassVar[str] = "none"  # how users write the mask; in a subclass, by default its name
     num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
-    argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each argument
+    argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # smallest and largest value of an argument
     changes_scores: bool = False
     is_additive: bool = True  # False: the change depends on the score, so no bias can express it
     is_learned: bool = False  # the mask adds numbers from tensors that are inputs of the call
     is_at_end: bool = False  # a query's position is counted from the end
-    has_lengths: bool = False  # the arguments are of one length only
+    has_lengths: bool = False  # the arguments are lengths that fit only some sizes
 
     def __init_subclass__(cls) -> None:
         own = vars(cls)
@@ -78,7 +78,7 @@ class Mask:
 
     @property
     def without_causal(self) -> "Mask | None":
-        """The parts that hide keys but for the causal one, aligned at the start; None if there are no others."""
+        """The parts that hide keys, except the causal mask aligned at the start; None if no other part hides keys."""
         others = [part for part in self.parts if part.hides and not isinstance(part, Causal)]
         return Combined(*others) if len(others) > 1 else next(iter(others), None)
 
@@ -96,7 +96,7 @@ class Mask:
         """Raise ValueError if the arguments do not fit the sizes."""
 
     def require(self, holds: bool, **sizes: int) -> None:  # noqa: FBT001 - as `assert` takes it
-        """Raise ValueError unless it holds; the message names the sizes."""
+        """Raise ValueError unless `holds` is true; the message names the `sizes`."""
         if not holds:
             given = " with " + ", ".join(f"{name}={size}" for name, size in sizes.items()) if sizes else ""
             raise ValueError(f"mask={self}{given} is not allowed: write it as {self.usage}")
@@ -106,7 +106,7 @@ class Mask:
         return query + offset if self.is_at_end else query
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """The lookup table for `span` and `sees`."""
+        """The lookup table that `span` and `sees` get; None if they need none."""
         return None
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
@@ -131,7 +131,8 @@ class Mask:
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
         """The number that an additive mask adds to the score of `query` and `key`, elementwise.
 
-        It is the same in every batch row. `per_head` is the head's number. Hidden keys get -inf after all changes.
+        It is the same in every batch row. `per_head` is the head's value in `per_head`. Hidden keys get -inf after all
+        changes.
         """
         return key * 0.0
 
@@ -144,7 +145,7 @@ class Mask:
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """Look up the learned bias in its parameters `tables`; `places` (batch row, head, query) broadcast."""
+        """The learned bias at `index` of its parameters `tables`; `places` (batch row, head, query) broadcast."""
         return 0.0
 
     def transform(self, score: Array) -> Array:
@@ -152,7 +153,7 @@ class Mask:
         return score
 
     def seen_keys(self, batch_size: int, query_len: int, key_len: int) -> tuple[Numbers, Numbers, Numbers]:
-        """The first and last key that each query sees and their exact number, each (B, T); 0, S - 1 and 0 for none."""
+        """The first and last key that each query sees, and its number of keys, each (B, T); 0, S - 1, 0 if none."""
         sizes, end = (batch_size, query_len, key_len), key_len - 1
         rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
         span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
@@ -162,7 +163,7 @@ class Mask:
             number = np.maximum(last - first + 1, 0)
         else:
             block, parts = max(1, COUNTED_AT_ONCE // (batch_size * key_len)), []
-            for at in range(0, query_len, block):  # one after the other, to limit memory
+            for at in range(0, query_len, block):  # one block after another, to limit memory
                 seen = self.dense(*sizes, rows=queries[at : at + block])
                 parts.append((seen.argmax(-1), end - seen[..., ::-1].argmax(-1), seen.sum(-1, dtype=np.int64)))
             first, last, number = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
@@ -177,7 +178,7 @@ class Mask:
         return bool((self.seen_keys(batch_size, query_len, key_len)[-1] == 0).any())
 
     def at_other_length(self) -> "Mask":
-        """This kind of mask for any length: workloads are first tried at a shorter length."""
+        """The same kind of mask without lengths as arguments; it fits the shorter lengths that are tried first."""
         return type(self)() if self.has_lengths else self
 
     def dense(
@@ -199,7 +200,7 @@ AT_END = "_bottom_right"
 def at_end(kind: type[Mask]) -> type[Mask]:
     """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
 
-    The first T - S queries may then see nothing.
+    If T > S, the first T - S queries may then see nothing.
     """
     name = f"{kind.name}{AT_END}"
     changed = {
@@ -267,8 +268,8 @@ class Padding(Mask):
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The lengths (B,).
 
-        The longest is the last one, and to sort them is no exchange of pairs: code that sorts rows and does not restore
-        their order is wrong.
+        By default they are unsorted, and the permutation that sorts them is not its own inverse, so that code which
+        sorts rows and fails to restore their order gives a wrong answer.
         """
         falling = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
         return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)
@@ -334,7 +335,7 @@ class Ragged(Mask):
     """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
 
     Without lengths, they are spread from a quarter of S to S, in no order, and are at least T.
-    With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
+    With one query it equals `padding` with the same lengths. Source: `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
 
@@ -571,7 +572,7 @@ class Combined(Mask):
         if Mask.name in names:
             raise ValueError(f"mask={self} is not allowed: {Mask.name} hides nothing, leave it out")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"mask={self} is not allowed: {', '.join(twice)} stands there twice, give it once")
+            raise ValueError(f"mask={self} is not allowed: {', '.join(twice)} appears twice, give it once")
         if self.is_learned and not self.is_additive:
             raise ValueError(f"mask={self} is not allowed: no model has a learned bias and a softcap, give one of them")
 
@@ -619,10 +620,10 @@ class Combined(Mask):
 
 
 def aligned_at_end(mask: Mask) -> Mask:
-    """The mask with each part aligned at the end.
+    """The mask with each part aligned at the end (bottom-right).
 
     Raises:
-        ValueError: a part has no such form.
+        ValueError: a part cannot be aligned at the end.
     """
     parts = (
         str(part) if part.is_at_end else str(part).replace(part.name, f"{part.name}{AT_END}", 1) for part in mask.parts
@@ -657,8 +658,8 @@ def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
     if attention_window(mask, query_len, key_len) is not None:
         return None
     if query_len != key_len:
-        return f"the kernel counts mask {mask} from the last key: it needs kv_len == seq_len"
-    return f"the kernel takes no mask {mask}, only none, causal and sliding windows"
+        return f"the kernel aligns masks at the last key, so that mask {mask} needs kv_len == seq_len"
+    return f"the kernel does not support mask {mask}, only none, causal and sliding windows"
 
 
 def masks() -> dict[str, type[Mask]]:

@@ -27,15 +27,15 @@ RULES = ("count", "phases", "window", "chunk", "softcap", "decode")
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of a model with the same attention: their difference from plain attention.
+    """Layers of a model that have the same attention, described by how it differs from plain attention.
 
     `window`, `chunk` and `softcap` become a mask that fits the phase; 0 means none. `axes` are values of the workloads'
     axes; `decode` has other values for that phase only.
     """
 
-    count: int = 1  # of a preset, for `attnbench list models`
+    count: int = 1  # number of such layers in a preset, shown by `attnbench list models`
     phases: tuple[Phase, ...] = PHASES
-    window: int = 0  # a query sees its own place and window - 1 places before it
+    window: int = 0  # a query sees its own position and window - 1 positions before it
     chunk: int = 0  # a query sees its own chunk of this length
     softcap: int = 0
     axes: dict[str, Any] = {}
@@ -53,13 +53,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     source: str
     kind: Literal["decoder", "encoder"]
-    context: int
+    context: int  # longest supported length, in tokens
     layers: tuple[Layer, ...]
     dtype: str = "bfloat16"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases in which some layer takes part; an encoder decodes only if its layers say so."""
+        """Phases in which some layer takes part; an encoder decodes only if some layer names its phases."""
         known = {phase for layer in self.layers for phase in layer.phases}
         named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
@@ -75,7 +75,7 @@ def preset(name: str) -> Model:
     """Load the preset of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no preset has that name.
     """
     require_known("model", [name], names(), "; or give the path of a config.json")
     given = msgspec.toml.decode((FOLDER / f"{name}.toml").read_bytes())
@@ -88,7 +88,7 @@ def preset(name: str) -> Model:
 
 
 def points(model: Model, phase: Phase) -> list[dict[str, Any]]:
-    """The usual batch sizes and lengths of a model in a phase."""
+    """The usual batch sizes and lengths of a model in a phase, each point as values of axes."""
     if model.kind == "encoder":
         return [{}]
     if phase == "prefill":
@@ -134,7 +134,7 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
     end, parts = "" if query_len == key_len else "_bottom_right", list[str]()
     if 0 < layer.window < key_len:
         parts.append(f"sliding_window{end}({layer.window})")
-    elif query_len == key_len or query_len > 1:  # a single one sees all keys
+    elif query_len == key_len or query_len > 1:  # a single query at the end sees all keys
         parts.append(f"causal{end}")
     parts += [f"chunks{end}({layer.chunk})"] if 0 < layer.chunk < key_len else []
     parts += [f"softcap({layer.softcap})"] if layer.softcap else []
@@ -142,7 +142,7 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
 
 
 def summarised(model: Model) -> str:
-    """The number of attention layers, and their shapes H/G/K."""
+    """The attention layers of a model as text: the number of layers of each shape H/G/K."""
     counted = Counter[str]()
     for layer in model.layers:
         plain = {axis: value for axis, value in layer.axes.items() if axis in AXES and not axis.endswith("_len")}

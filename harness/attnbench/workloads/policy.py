@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.winner):
-            raise ValueError(f"{self.winner!r} is not allowed: a policy names installed implementations")
+            raise ValueError(f"winner {self.winner!r} is not allowed: a policy names installed implementations")
 
     @property
     def shape_key(self) -> ShapeKey:
@@ -96,14 +96,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A table of winners and its evidence.
 
     Raises:
-        ValueError: the columns are not those of this version, or a name is not that of an implementation.
+        ValueError: the columns are not those of this version.
     """
 
     format: int = FORMAT
     machine: str  # Environment.machine_fingerprint: a policy holds for one machine
     date: str
     environment: dict[str, Any]  # the facts behind the fingerprint, for readers
-    num_threads: Count  # the number for num_threads=0
+    num_threads: Count  # number of threads of workloads with num_threads=0
     evidence: Evidence
     regret: Regret
     columns: tuple[str, ...] = Row.__struct_fields__
@@ -111,17 +111,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if self.columns != Row.__struct_fields__:
-            raise ValueError(f"the columns are {', '.join(Row.__struct_fields__)}")
+            raise ValueError(f"its columns are not {', '.join(Row.__struct_fields__)}")
 
     def choose(self, workload: Workload) -> str:
         """The implementation to call for query, key and value of that workload."""
-        rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # no shapes
+        rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # or no row
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
 
     @cached_property
     def _kinds(self) -> dict[ShapeKey, tuple[Sequence[Row], Floats]]:
-        """The rows of each kind, and the logarithms of their sizes."""
+        """The rows of each kind of call, and the binary logarithms of their sizes (N, 4)."""
         kinds = grouped(self.rows, lambda row: row.shape_key)
         with_logs: dict[ShapeKey, tuple[Sequence[Row], Floats]] = {}
         for kind, rows in kinds.items():
@@ -129,7 +129,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return with_logs
 
     def save(self, path: Path | str) -> None:
-        """Write the file, one line per row."""
+        """Write the policy as JSON, one line per row; creates the folder of `path`."""
         fields = msgspec.to_builtins(self)
         rows = ",\n".join(f"    {json.dumps(row)}" for row in fields.pop("rows"))
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
@@ -139,10 +139,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read a file.
+        """Read a policy from its JSON file.
 
         Raises:
-            ValueError: there is no such file, it has another version, or it is damaged.
+            ValueError: the file cannot be read, has another format version, or is damaged.
         """
         try:
             content = Path(path).read_bytes()

@@ -44,7 +44,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     leave_out: tuple[str, ...] = ()  # implementations that take part only if they are named
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
-    of_pages: str = ""  # the sweep of implementations that read pages, if this one has no pages
+    of_pages: str = ""  # name of another sweep for implementations that read pages, if this one has no pages
     smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
 
 
@@ -90,28 +90,28 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """The workloads that the settings name, in order; other axes have their value from the sweep's `alone`.
+    """The workloads that `--set` without `--sweep` names, in order; other axes have their value from `sweep.alone`.
 
-    If no device is named, the last of `devices` is used.
+    `devices` are the machine's; without a device among the settings, the last one is used.
 
     Raises:
         ValueError: see `workloads`.
     """
-    of_batch = {"direction": "inference"} if {"batch", "page_size"} & settings.keys() else {}  # it has no gradients
+    of_batch = {"direction": "inference"} if {"batch", "page_size"} & settings.keys() else {}  # no gradients
     values = _values({"device": devices[-1], **sweep.alone, **of_batch, **settings}, devices)
     found = _products([values])
     typed = [(axis, value) for axis in CHOICES if axis in settings for value in values[axis]]
     for axis, value in typed:
         if all(getattr(workload, axis) != value for workload in found):
             others = ", ".join(f"{name}={getattr(found[0], name)}" for name in ("scope", "num_kv_heads", "batch_size"))
-            raise ValueError(f"{axis}={value} means nothing with {others}: set another scope, or more to share")
+            raise ValueError(f"{axis}={value} has no effect with {others}: set another value of one of these")
     return found
 
 
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
     """The distinct workloads of the sweep that match the settings, in order.
 
-    An axis that no grid names takes all values of its setting, and so does the device; `all` stands for `devices`.
+    The device and each axis that no grid names take all values of their setting; the device `all` means `devices`.
 
     Raises:
         ValueError: an unknown axis, a value or combination that is not allowed or not in the sweep, or no workload.
@@ -136,7 +136,9 @@ def _has_one_of(workload: Workload, axis: str, values: Iterable[object]) -> bool
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Implementations that no matching grid admits, by name, with the ids of those workloads.
+    """The ids of the workloads that each implementation in a `leave_out` does not take part in, by its name.
+
+    A workload of several matching grids is left out only if all of them leave the implementation out.
 
     Raises:
         ValueError: see `workloads`; or a `leave_out` is not a list of names.
@@ -157,9 +159,9 @@ def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str
 def _grids(
     sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]
 ) -> list[tuple[dict[str, Any], Values]]:
-    """Each grid with the values of its axes, plus the settings that no grid names.
+    """Each grid with the values of its axes, plus the settings of axes that no grid names.
 
-    A grid that is covered by pairs has one axis here, whose values are its combinations.
+    In a grid with `cover = "pairs"`, one axis stands for all others but the device; its values are the combinations.
     """
     named = {axis for grid in sweep.grid for axis in _axes_of(grid)} - {"device"}
     more = {axis: values for axis, values in settings.items() if axis not in named}
@@ -201,7 +203,7 @@ def _is_kept(combination: Mapping[str, Any]) -> bool:
 
 
 def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
-    """Whether a workload has that value; values that are impossible there count as absent."""
+    """Whether a workload has that value of an axis; a value that the workload cannot have counts as absent."""
     try:
         return make(workload.axes() | {axis: value}) == workload
     except ValueError:
@@ -214,7 +216,7 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
     if sum(counts) > MAX_WORKLOADS:
         largest = grids[counts.index(max(counts))]
         factors = " x ".join(f"{len(values)} of {axis}" for axis, values in largest.items() if len(values) > 1)
-        most = f"{MAX_WORKLOADS} are allowed"
+        most = f"at most {MAX_WORKLOADS} are allowed"
         raise ValueError(f"the sweep has {sum(counts)} workloads ({factors}), and {most}: give fewer values")
     made: dict[str, Workload] = {}
     for values in grids:
@@ -227,7 +229,7 @@ def _products(grids: list[Values]) -> tuple[Workload, ...]:
 
 
 def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> Values:
-    """Each axis of a grid with its distinct values."""
+    """The distinct values of each axis of a grid, with the device `all` replaced by `devices`."""
     values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
     require_known("axis", [axis for axis, each in values.items() if not _are_combinations(each)], AXES)
     if "device" in values:

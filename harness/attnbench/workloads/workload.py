@@ -61,7 +61,7 @@ FOLLOWS = {
 }
 """Axes that follow from others if given as 0, and their values then."""
 SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
-"""Axes in which workloads of one kind differ."""
+"""Axes in which workloads of one kind may differ."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that appear in every id."""
 SHORT_NAMES = {
@@ -73,7 +73,7 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 MASKS_BETWEEN = "|"
-"""Between the masks that an implementation can take, if it names several: a check gives each a share of its cells."""
+"""Separates the masks that an implementation can take; a check divides its cells among them."""
 LONGEST_PART = 40
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
@@ -97,7 +97,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     value_dim: int = 0  # 0: the value of head_dim
     embed_dim: int = 0  # 0: num_heads * head_dim
     dtype: str = "float32"
-    device: str = "cpu"  # a file in devices/, or NAME:N for one of several; planning refuses others
+    device: str = "cpu"  # name of a file in devices/, or NAME:N for the one with index N; checked when a run is planned
     mask: str = "none"
     dropout: float = 0.0
     direction: str = "forward"
@@ -112,8 +112,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sinks: str = "none"  # learned: a number for each head, the score of an extra key with value 0
     batch: str = NO_BATCH  # requests, as in 2q2k_32q1kv1k; replaces batch_size, seq_len and kv_len
     page_size: int = 0  # tokens in a page of the cache of keys and values: 16, 64, 256, ...; 0: no pages
-    shared_prefix: int = 0  # the first tokens of all requests, which share their pages
-    cache_dtype: str = SAME  # of stored keys and values: that of the call, or 8 bits with a scale for each head
+    shared_prefix: int = 0  # number of first tokens that all requests share, with their pages
+    cache_dtype: str = SAME  # dtype of stored keys and values: the call's, or 8 bits with a scale for each head
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
@@ -159,12 +159,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         given, highest = self.float32_matmul_precision, MATMUL_PRECISIONS[0]
         if given != highest and self.dtype != "float32":
             message = (
-                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
+                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not affect"
             )
             raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={highest}")
 
     def _fill_sizes(self) -> None:
-        """Replace each size of 0 by the one that follows from others."""
+        """Replace each size of 0 by its value from other sizes."""
         if self.embed_dim and not self.head_dim and self.embed_dim % self.num_heads:
             message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
             raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
@@ -190,16 +190,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{given} and kv_len={self.kv_len} is not allowed: {needed}")
 
     def _fill_layout(self) -> None:
-        """Check the layout; one that this workload cannot tell from contiguous memory becomes that."""
+        """Check the layout, and replace it by `contiguous` if it makes no difference to this workload."""
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
-        if self.scope == "module" or shares == 1:  # a single query head per key/value head shares nothing
+        if self.scope == "module" or shares == 1:  # one head or batch row has nothing to share
             msgspec.structs.force_setattr(self, "layout", "contiguous")
 
     def _fill_batch(self) -> None:
-        """Check the axes of a batch of requests, and put its sizes into the others."""
+        """Check the axes of a batch of requests, and set batch_size, seq_len and kv_len from it."""
         fill = partial(msgspec.structs.force_setattr, self)
         if self.batch == NO_BATCH and self.kv_len < self.seq_len:
             sizes = f"seq_len={self.seq_len} and kv_len={self.kv_len}"
@@ -218,10 +218,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         shortest = min(each.total for each in requests if each.total)
         if self.shared_prefix and (not self.page_size or self.shared_prefix % self.page_size):
             given = f"shared_prefix={self.shared_prefix} with page_size={self.page_size}"
-            raise ValueError(f"{given} is not allowed: give pages, and whole pages of them, as in shared_prefix=32")
+            raise ValueError(f"{given} is not allowed: give a page_size and a multiple of it, as in shared_prefix=32")
         if self.shared_prefix > shortest:
             given = f"shared_prefix={self.shared_prefix} with batch={written(requests)}"
-            raise ValueError(f"{given} is not allowed: a request has {shortest} keys; give less")
+            raise ValueError(f"{given} is not allowed: the shortest request has {shortest} keys; give at most that")
         for axis, value in {
             "batch": written(requests),
             "batch_size": 1,
@@ -244,7 +244,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Device, dtype and number of threads: the key of the ceilings that apply to it."""
+        """Device, dtype and number of threads: the key of the measured hardware ceilings that apply to it."""
         return self.device, self.dtype, self.num_threads
 
     @property
@@ -266,12 +266,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests of a batch, in order; none if the workload is no batch of requests."""
+        """The requests in order; empty if the workload is not a batch of requests."""
         return parse_batch(self.batch)
 
     @property
     def cache(self) -> Cache | None:
-        """Where the keys and values of a batch lie; None if the workload is no batch of requests."""
+        """The memory layout of the keys and values of a batch; None if the workload is not a batch of requests."""
         if not self.requests:
             return None
         return Cache(
@@ -291,7 +291,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
     def groups(self) -> "dict[Request, Workload]":
-        """For each kind of request with new tokens, the dense workload of all that are alike."""
+        """Each distinct request with new tokens, and the dense workload of all requests equal to it."""
         counts = Counter(each for each in self.requests if each.new)
         dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
         return {
@@ -315,21 +315,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def mask_rule(self) -> Mask:
-        """The parsed mask; of a batch, the one that its requests make."""
+        """The parsed mask; in a batch of requests, the mask that separates them."""
         return rule_of(self.batch, self.window) if self.requests else parse_mask(self.mask)
 
     @property
     def longest(self) -> int:
-        """The longer of the query and key lengths; of a batch, the keys of the longest request."""
+        """The longer of the query and key lengths; in a batch of requests, the number of keys of the longest one."""
         return max(each.total for each in self.requests) if self.requests else max(self.seq_len, self.kv_len)
 
     @property
     def num_scores(self) -> int:
-        """B * H * T * S."""
+        """The number of scores: B * H * T * S."""
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """The workload with `length` as its longer length, the other one in proportion, and an adapted mask."""
+        """The workload with `length` as its longer length, the other one in proportion, and a mask that fits them."""
         if self.requests:
             batch = at_longest(self.requests, length)
             fewest = min(each.total - each.new for each in batch if each.total)
@@ -343,7 +343,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The workload with other values of these axes; derived axes are derived again.
 
         Raises:
-            ValueError: there is no such workload.
+            ValueError: a value or a combination is not allowed.
         """
         given, follows = self.axes(), following(self.axes())
         kept = {axis: 0 if follows.get(axis) == value else value for axis, value in given.items()}
@@ -355,7 +355,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def dense_mask(request: Request, window: int = 0) -> str:
-    """The mask of a request's own call; without a window a single query sees every key."""
+    """The mask of a dense call on a single request: one query sees every key, more are causal from the end.
+
+    A `window` above 0 limits each to its last keys.
+    """
     at_end = "" if request.new == request.total else "_bottom_right"
     if window:
         return f"sliding_window{at_end}({window})"
