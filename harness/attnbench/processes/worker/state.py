@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     },
     **{name: (partial(getattr, *place), partial(setattr, *place)) for name, place in FUNCTIONS.items()},
 }
-"""How to read and restore each setting. Gradient mode and garbage collection are missing, since every call sets them."""
+"""How to read and restore each setting. Gradient mode and garbage collection are missing, as every call sets them."""
 if hasattr(os, "sched_getaffinity"):  # only on Linux
     SETTINGS["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
 AT_START = {name: getattr(*place) for name, place in FUNCTIONS.items()}
