@@ -107,7 +107,7 @@ class RankGroup:
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA. `timeout_s` limits a call."""
+        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA. `timeout_s`: of a call."""
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
         self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
