@@ -169,7 +169,7 @@ def test_code_that_computes_between_its_requests_is_found_from_outside():
     busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
     with pytest.raises(FailedError) as raised:
         worker_pool._require_idle(busy, THEIRS)
-    assert "between its calls it goes on using 1" in raised.value.failed.message
+    assert "between its calls it keeps using 1" in raised.value.failed.message
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
-        return f"{host} takes no part: it is {kind}, another kind of host than the first ({first}); give it its own run"
+        return f"{host} is left out: it is {kind}, another kind of host than the first ({first}); give it its own run"
     arrived.replace(path)
     return ""
 

@@ -1,9 +1,8 @@
 """The clock of a device with queues: calls are launched behind a block, and their time on the device is read.
 
-The block is a spinning kernel. Whether it outlasted the launches is checked afterwards: the event right behind it must
-not have happened when the last call was queued. Otherwise the calls are timed again behind a longer spin. A spin always
-ends, so nothing can hang. nvbench blocks with a kernel that waits for a flag in host memory, which torch does not
-offer.
+The block is a spinning kernel, which must outlast the launches: if the event right behind it has already happened when
+the last call is queued, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang.
+nvbench blocks with a kernel that waits for a flag in host memory, which torch does not offer.
 
 Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements, a flush outside of the timed span).
 """

@@ -200,7 +200,7 @@ class Session:
         if not self.client.is_running:
             self.start_worker()
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker, starting one if necessary; return its result, attributed to the cell.
 
         If the process ended, or memory ran out, the call is repeated once in a fresh process before an arm is held

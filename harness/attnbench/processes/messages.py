@@ -259,7 +259,7 @@ LEAN = {"make_calls", "compute"}
 class Ask(Protocol):
     """The signature of a function that calls a worker."""
 
-    def __call__(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def __call__(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call the worker's method `function`; return its result as type `result`, or Failed."""
 
 

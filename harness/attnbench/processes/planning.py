@@ -62,7 +62,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     metrics: Sequence[str] | None = None,
     isolation: str = "process",
     declarations: Mapping[str, Declared] | None = None,
-    **fields: Any,  # noqa: ANN401 - of Plan
+    **fields: Any,  # noqa: ANN401 - fields of Plan have several types
 ) -> Plan:
     """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
@@ -277,8 +277,7 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
     if len(names) < 2:  # noqa: PLR2004 - a crossover is between two
         only = f"only {names[0]}" if names else "none"
         raise ValueError(
-            f"a crossover needs two implementations, and {only} is named: give two, as in attnbench fastest fused sdpa "
-            "--along length"
+            f"crossovers need two implementations, and {only} is named: run attnbench fastest fused sdpa --along length"
         )
     plugins.require_known("axis", [axis], SEARCH_RANGES)
     least, most = SEARCH_RANGES[axis]

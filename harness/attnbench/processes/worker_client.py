@@ -74,7 +74,7 @@ class WorkerClient(Protocol):
             ValueError: it cannot start.
         """
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker; return its result.
 
         If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
@@ -297,7 +297,7 @@ class ProcessClient(WorkerClient):
         last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function, starting the process if necessary; the template's judge handles those in JUDGED."""
         if not self.is_running:
             self.start()

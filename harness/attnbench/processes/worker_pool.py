@@ -269,7 +269,7 @@ class WorkerPool(WorkerClient):
     def _start(self, name: str) -> Started:
         return self.clients[name].start(random.Random(f"{self.seed}/{self.layout}/{name}").getrandbits(31))
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker that holds the cell's arm; workers take the blocks of a visit in turn."""
         if function == "sample_blocks":
             return cast("T | Failed", self._sample_blocks(arguments["visit"]))
@@ -354,7 +354,7 @@ class ByThreads(WorkerClient):
         self.layout, self.latest = layout, next(iter(self.clients))
         return self.clients[self.latest].start(layout)
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker with the workload's number of threads."""
         about = arguments.get("visit") or arguments.get("cell")
         workload: Workload = arguments["workload"] if about is None else about.workload
@@ -395,5 +395,5 @@ def _require_idle(client: ProcessClient, arm: Arm) -> None:
         time.sleep(IDLE_S)
         if (share := (client.processor_s - before_s) / IDLE_S) < BUSY_SHARE:
             return
-    message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
+    message = f"between its calls it keeps using {share:.0%} of a processor, in threads or processes"
     raise FailedError(Failed(arm=arm, status=Status.error, message=message))

@@ -169,7 +169,7 @@ class Member:
                 raise ValueError(f"its share has shape {found} instead of {shape} in {whole.dtype}")
             if rank.order == "whole":  # each rank has all tokens and writes a part
                 own = tokens_of("contiguous", self.rank, self.world_size, rank.length)
-                tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - its part of the same
+                tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - only the part of it that is written
             else:
                 own = rank.tokens()
             for part, tokens in zip(tensor.split([len(each) for each in own], dim=2), own, strict=True):

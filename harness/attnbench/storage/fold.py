@@ -45,6 +45,7 @@ class State:
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
     probes: list[ProbeVisit] = field(default_factory=list)
+    # states of the device by workload, a tuple for each visit
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
     ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host and hardware
     spent_s: float = 0.0  # seconds of the run until its last visit, plus later checks and ceilings
@@ -121,7 +122,7 @@ class State:
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
 
-    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
+    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - fields of a record have several types
         """Set fields of a cell's record, and its status unless that is None."""
         self.cells.setdefault(cell, {}).update(fields)
         if status is not None:

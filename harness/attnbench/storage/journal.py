@@ -6,8 +6,8 @@ sense, too (storage/fold.py). A line that a kill cut short is dropped; any other
 `salvage` keeps the intact lines. Journals of all earlier schemas are read as if they were current
 (docs/adr/0003-journal.md has the history).
 
-This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
-of results. Idea of joining run and report by files alone: https://asv.readthedocs.io.
+This module judges no measurements (analysis/results.py does). It also finds runs by name, folder or age below the
+folder of results. Source of the idea to join run and report by files alone: https://asv.readthedocs.io.
 """
 
 import fcntl

@@ -65,10 +65,10 @@ class Grade(enum.StrEnum):
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py."""
 
-    tensor: str
+    tensor: str  # name, such as "output" or "gradient of key"
     error: float | None  # absolute difference at `worst`; None if it is not finite
     allowed: float
-    worst: tuple[int, ...]  # the place furthest beyond its limit `allowed`
+    worst: tuple[int, ...]  # the index at which the error is largest relative to its limit `allowed`
     expected: float
     actual: float | None
     rms: float | None = 0.0  # root mean square error of `rows`; 0 in journals written before 2026-11

@@ -124,7 +124,7 @@ def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
 def spawn(line: int, log: int, heartbeat: int) -> int:
     """Start a worker as a new process; return its process id."""
     for file in (line, heartbeat):
-        os.set_inheritable(file, True)  # noqa: FBT003 - its signature
+        os.set_inheritable(file, True)  # noqa: FBT003 - the function takes it by position
     files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     command = [sys.executable, "-P", "-m", "attnbench.processes.worker", str(line), str(heartbeat)]
     into_log = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]

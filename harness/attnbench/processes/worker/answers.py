@@ -163,14 +163,8 @@ class PreparedWorkload:
 
 
 APPROXIMATE = "it is approximate, so it is not timed: attnbench check shows its error"
-NO_INFINITY = (
-    "it returns NaN or Inf if its bias holds -inf, which hides keys from a function without a parameter mask: declare "
-    "a parameter mask, too"
-)
-NO_FLOAT64 = (
-    "no float64 output is finite; a common cause is `mask * torch.finfo(torch.float64).min` with a boolean mask, which "
-    "torch computes in float32, where it overflows"
-)
+NO_INFINITY = "-inf in its bias, which hides keys, gives NaN or Inf: declare a parameter mask, which hides them instead"
+NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(float64).min` is float32, and overflows"
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
@@ -263,7 +257,7 @@ class Worker:
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
 
-    def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - of any function
+    def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - their types depend on the function
         """Call the method `function`, under the settings of the workload in its arguments, if there is one.
 
         Returns its result, or Failed if it raised an exception or an implementation changed shared state.
@@ -307,7 +301,7 @@ class Worker:
             reply = Failed(arm=arm, status=Status.error, message=f"{said}{workload.device} {BROKEN}")
         return reply
 
-    def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
+    def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - their types depend on the function
         """The function's result, or Failed for an exception or a changed state."""
         self.guard = state.Guard()  # a new snapshot, since the harness itself has changed settings
         try:
