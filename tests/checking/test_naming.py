@@ -414,7 +414,7 @@ def test_an_approximation_is_judged_by_the_bound_that_it_declares(tmp_path):
     assert (near.status, unbound.status) == (Status.approximate, Status.approximate)
     assert far.status is Status.disagrees
     assert "of the largest value in the output of head" in far.message
-    assert "5.0 % is declared" in far.message
+    assert "it declares up to 5.0 %" in far.message
 
 
 def test_float32_inside_is_a_convention_and_breaks_no_rule_of_another_dtype():

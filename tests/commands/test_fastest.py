@@ -56,7 +56,7 @@ def test_what_is_wrong_or_crashes_is_excluded_and_a_finding() -> None:
     ("words", "said"),
     [
         (["fastest", "--set", "mask=casual"], "did you mean"),
-        (["fastest", "fused", "--along", "length"], "fused alone cannot change places"),
+        (["fastest", "fused", "--along", "length"], "crossovers need two implementations, and only fused is named"),
         (["fastest", "fused", "sdpa", "--along", "dtype"], "dtype"),
         (["fastest", "fused", "sdpa", "--along", "length", "--from", "512", "--to", "16"], "is no range"),
         (["fastest", "fused", "sdpa", "--from", "16"], "give that, too"),

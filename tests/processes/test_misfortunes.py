@@ -175,7 +175,7 @@ def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(
     fast, slow = ran(tmp_path, Forging, cells=1, metrics=("latency", "peak_memory")).records
     assert (fast.status, fast.implementation) == (Status.ok, "baseline")
     assert slow.status is Status.invalid
-    assert slow.message == "its process answered what cannot be: -1.0 is not allowed: 0 or more"
+    assert slow.message == "its process sent an impossible result: -1.0 is not allowed: 0 or more"
 
 
 def visit(spec, **settings):

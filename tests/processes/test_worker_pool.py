@@ -169,7 +169,7 @@ def test_code_that_computes_between_its_requests_is_found_from_outside():
     busy = type("Busy", (), {"processor_s": property(lambda _: time.monotonic())})()
     with pytest.raises(FailedError) as raised:
         worker_pool._require_idle(busy, THEIRS)
-    assert "between its calls it goes on using 1" in raised.value.failed.message
+    assert "between its calls it keeps using 1" in raised.value.failed.message
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(cli
     both.theirs.change = forging
     failed = visited(both, 1)
     assert (failed.arm, failed.status) == (THEIRS, Status.invalid)
-    assert "its process answers what was not asked" in failed.message
+    assert "its process sent other samples than requested" in failed.message
 
 
 def test_a_foreign_process_decides_nothing_but_the_times_of_its_own_arms(client):

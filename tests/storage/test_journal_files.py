@@ -88,7 +88,7 @@ def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
         (lambda lines: twice(lines, b"visit_finished"), "comes after visit"),
         (lambda lines: twice(lines, b"cell_checked"), "a second check of"),
         (lambda lines: twice(lines, b"cell_measured"), "a second measurement of"),
-        (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample says"),
+        (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample has"),
         (
             lambda lines: changed(lines, b'"implementation":"sdpa"', b'"implementation":"sdqa"'),
             "no implementation sdqa",
@@ -233,7 +233,7 @@ def test_a_folder_that_is_gone_is_said_to_be(tmp_path):
         with Journal(folder, keeps_copy=keeps_copy) as journal:
             journal.append(END)
             shutil.rmtree(folder)
-            with pytest.raises(DamagedError, match="is gone: it was removed while the run was at work"):
+            with pytest.raises(DamagedError, match="was removed during the run, and its results are lost"):
                 journal.append(END)
             folder.mkdir()
             (folder / JOURNAL).touch()

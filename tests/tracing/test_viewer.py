@@ -38,7 +38,7 @@ def test_their_pages_load_from_elsewhere_and_ours_do_not_and_have_all_charts():
 def test_another_page_of_the_plug_in_is_reported_and_not_served(monkeypatch, tmp_path):
     (tmp_path / "index.html").write_text("<html>")
     monkeypatch.setattr(plugin, "THEIRS", tmp_path)
-    with pytest.raises(ValueError, match=r"install 0\.4\.3"):
+    with pytest.raises(ValueError, match=r"version 0\.4\.3: install that"):
         plugin.page("index.html")
 
 

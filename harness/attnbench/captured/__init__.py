@@ -1,1 +1,1 @@
-"""Cases on their own: a script for a wrong answer of a check, and a check of inputs that a model was given."""
+"""Single cases: a script that reproduces a wrong answer of a check, and a check of inputs captured from a model."""

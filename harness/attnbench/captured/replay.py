@@ -1,9 +1,9 @@
 """Check a function on captured inputs: `attnbench check FILE:NAME --replay tensors.pt`.
 
 The file is a dictionary that torch.save wrote: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) and, if the
-call had them, mask (boolean, True may attend, or numbers to add; broadcastable to (B, H, T, S)), scale, is_causal
-(aligned at the start) and gradient (B, H, T, V), the incoming one. Strides are kept. The right answer is computed head
-by head in float64.
+call had them, mask (boolean, True where visible, or additive; broadcastable to (B, H, T, S)), scale, is_causal (aligned
+at the start) and gradient (B, H, T, V), that of the output. Strides are kept. The right answer is computed head by head
+in float64.
 
 `python -m attnbench.captured.replay FILE:NAME tensors.pt answers.pt` writes the function's answers into a file: foreign
 code runs in that process alone, and the judge in another one.
@@ -36,7 +36,7 @@ def load(file: Path) -> dict[str, Any]:
     """Load captured inputs, without executing anything from the file.
 
     Raises:
-        ValueError: it is not such a dictionary; the message lists the entries.
+        ValueError: the file holds no captured inputs; the message lists the entries.
     """
     try:
         saved: dict[str, Any] = torch.load(file, weights_only=True)
@@ -57,7 +57,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
-    """Whether an entry has the right type: integers in a mask could be added, or be booleans."""
+    """Whether an entry has the right type; an integer mask has not, because it could be additive or boolean."""
     if entry in {"scale", "is_causal"}:
         return isinstance(value, float | int if entry == "scale" else bool)
     return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))
@@ -80,12 +80,12 @@ def settings(saved: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedMask(RowMask):
-    """A mask with numbers that are added to the scores (B, H, T, S), minus infinity at hidden keys."""
+    """A captured mask in additive form (B, H, T, S), -inf at hidden keys."""
 
     added: Tensor
 
     def changed(self, scores: Tensor) -> Tensor:
-        """The scores (B, H, R, S) with the captured numbers."""
+        """The scores (B, H, R, S) plus the captured mask."""
         return scores + self.added[self.batch, self.heads].to(scores)
 
 
@@ -93,7 +93,7 @@ def reference(saved: dict[str, Any]) -> Reference:
     """The right answer to the captured inputs, with the limits of each tensor.
 
     Raises:
-        ValueError: these are no inputs of attention, or honest code is not finite there.
+        ValueError: shapes of the inputs do not fit together, or the right answer is not finite.
     """
     workload, gradient, mask = Workload(**settings(saved)), saved.get("gradient"), saved.get("mask")
     shape = (*saved["query"].shape[:3], saved["key"].shape[2])
@@ -124,8 +124,8 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
     """The function's answers to the captured inputs, in float64 on the CPU.
 
     Raises:
-        ValueError: it is not a function of query, key and value, or has no parameter for a captured entry.
-        Exception: any error that it raises.
+        ValueError: `spec` is no function of query, key and value, or has no parameter for a captured entry.
+        Exception: any exception of the function.
     """
     signature = getattr(implementation(spec).build, "signature", None)
     if not isinstance(signature, Signature):
@@ -158,10 +158,10 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
-    """Compare the answers in the file with the right ones, and the inputs there with the captured ones.
+    """Compare the answers in a file with the right ones, and the inputs after the call with the captured ones.
 
     Raises:
-        ValueError: there are no answers, or they have other shapes.
+        ValueError: the file holds no answers, or they have the wrong shapes.
     """
     try:
         written: Any = torch.load(file, weights_only=True)

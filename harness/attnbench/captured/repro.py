@@ -25,7 +25,7 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import Workload
 
 TENSORS = ("output", *(f"gradient of {name}" for name in QKV))
-NOT_A_FUNCTION = "a script calls a function of query, key and value, and not a module"
+NOT_A_FUNCTION = "a repro script can only call a function of query, key and value, and not a module"
 TEXT = Template('''"""$title
 
 $words
@@ -81,7 +81,7 @@ place = torch.unravel_index(apart.argmax(), apart.shape)
 first, end = saved["rows"]
 rms = float(apart[..., first:end, :].square().mean().sqrt())
 print("$tensor at", [int(index) for index in place], "is", float(seen[place]), "and should be", float(right[place]))
-# The limits are several times the errors of honest forms in this dtype.
+# The limits are several times the errors of textbook forms in this dtype.
 print("largest error", float(apart.max()), "allowed", saved["allowed"])
 print("RMS error of rows", first, "to", end - 1, rms, "allowed", saved["allowed_rms"])
 sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allowed_rms"])))
@@ -89,7 +89,7 @@ sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allow
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The wrong tensor to show: its probe, workload and implementation, and a sentence about it."""
+    """The wrong tensor to show: its implementation, workload, probe and error, and a sentence about it (`words`)."""
 
     spec: str
     workload: Workload
@@ -113,7 +113,7 @@ def write(request: Request) -> Path:
     """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show the wrong answer, or the function cannot be imported by its name from one file.
+        ValueError: no script can show the wrong answer, or import the function.
     """
     workload, error = request.workload, request.error
     if reason := reason_against(workload, error):
@@ -121,14 +121,14 @@ def write(request: Request) -> Path:
     reference = reference_for_probe(workload, request.probe, request.seed)
     case = build(workload, implementation(request.spec), reference.inputs)
     if not isinstance(case.module, ByFunction):
-        raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - somebody hands it in
+        raise ValueError(NOT_A_FUNCTION)  # noqa: TRY004 - the user's choice is wrong
     case.hand_over_operands()
     query, key, value = (case.tensors[name] for name in QKV)
     call = case.module.bind(query, key, value, case.mask).call
     function = call.func if isinstance(call, partial) else call
     name, file = getattr(function, "__name__", ""), inspect.getsourcefile(inspect.unwrap(function))
     if file is None or getattr(function, "__qualname__", "") != name:
-        raise ValueError("the function cannot be imported by its name from one file")
+        raise ValueError("a repro script cannot import the function: define it at the top level of a Python file")
     prepared = case.module.prepare(query, key, value, case.mask)
     rows = row_mask(workload, torch.arange(workload.seq_len))
     zeros = torch.zeros(workload.batch_size, workload.num_heads, workload.seq_len, workload.kv_len).double()

@@ -27,9 +27,9 @@ NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
-NODES_EVERY_S = 5.0  # between queries of the list of nodes: they go to the head, not to the hosts
-WAIT_S = 60.0  # without any host before open shares are given up
-EXAMINED_S = 300.0  # for the self-examination of a host; a slower host is busy measuring, or gone
+NODES_EVERY_S = 5.0  # between queries of the list of nodes, which do not disturb the hosts, but only the head
+WAIT_S = 60.0  # without any host, after which open shares are given up
+EXAMINED_S = 300.0  # limit for `attnbench doctor` on a host; a slower host is busy measuring, or gone
 CONNECT_S = 10.0
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
 
@@ -94,7 +94,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
-def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - as above
+def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - ray has no types of its own
     """Measure plans by name, each on one host; yield name, host and journal of each, or why there is none."""
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(

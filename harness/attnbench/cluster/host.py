@@ -23,23 +23,23 @@ from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
 
 LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
-NAME = re.compile(r"\w[\w.-]{0,63}")  # also that of a folder
+NAME = re.compile(r"\w[\w.-]{0,63}")  # valid names of hosts, which also name folders
 HOST = "ATTNBENCH_HOST"  # environment variable with the name of a host
-THREADS = "OMP_NUM_THREADS"  # Ray sets it to the number of processors of a task; a plan names its threads
+THREADS = "OMP_NUM_THREADS"  # unset while measuring: Ray sets it to a task's CPU count, but the plan sets threads
 
 
 def measure(share: bytes, attnbench: str, folder: str) -> tuple[str, bytes]:
     """Measure a plan in JSON from its beginning; return the host's name and the journal.
 
-    The driver has this version of attnbench, and its working folder: files of the plan lie at the same places here.
+    `attnbench` is the driver's version, and `folder` its working folder: this host must have the plan's files there.
 
     Raises:
-        ValueError: the share is from another version, or cannot be measured.
+        ValueError: the driver has another version of attnbench, or the share cannot be measured.
         OSError: nothing can be written here.
     """
     host = own_name()
     if attnbench != (here := version("attnbench")):
-        raise ValueError(f"{host} has attnbench {here}, and the driver {attnbench}")
+        raise ValueError(f"{host} has attnbench {here}, and the driver {attnbench}: install the same version on both")
     there = chdir(folder) if Path(folder).is_dir() else nullcontext()
     with bench_slot(), there, TemporaryDirectory(prefix="attnbench-share-") as run:
         execute(msgspec.json.decode(share, type=Plan), Path(run), lambda _: None)
@@ -50,7 +50,7 @@ def examine() -> str:
     """The output of `attnbench doctor --json` on this host.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the command printed nothing; the message is its last error.
     """
     with bench_slot():
         command = [sys.executable, "-P", "-m", "attnbench", "doctor", "--json"]
@@ -61,7 +61,7 @@ def examine() -> str:
 
 
 def own_name() -> str:
-    """The name of this host that its environment sets, or a stable one that reveals nothing about the machine."""
+    """The name of this host from ATTNBENCH_HOST, or else a stable one that reveals nothing about the machine."""
     name = os.environ.get(HOST, "")
     if NAME.fullmatch(name):
         return name

@@ -23,7 +23,7 @@ from attnbench.storage.journal import HOSTS, JOURNAL, events, write
 from attnbench.storage.records import Sample, Status
 
 Measured = tuple[str, list[Event]]  # a host, and the events of a share that it has finished
-MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, processes and ceilings cost seconds for each
+MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, each costs seconds for processes and ceilings
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
@@ -57,7 +57,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
     with driver.connected(address) as ray:
         shares = split(plan, len(driver.hosts_of(ray)))
         started = RunStarted(schema=kinds.SCHEMA, run=folder.name, time=kinds.now(), commit=current_commit(), plan=plan)
-        merge(folder, started, shares)  # allows to continue from here
+        merge(folder, started, shares)  # so that the run can be continued
         lost, is_over = dict[str, str](), False
         try:
             is_open = {name: share for name, share in shares.items() if finished(folder, name) is None}
@@ -93,7 +93,7 @@ def kind_of(history: Iterable[Event]) -> str:
 
 
 def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store the journal of a share, if it is whole, and its host of the kind of the others; return "", or why not."""
+    """Store a share's journal if it is complete and its host is of the others' kind; return "", or why it is not."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
@@ -108,7 +108,7 @@ def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
         return f"{host} sent an unfinished journal"
     kind, first = kind_of(history), kind_of(events(known[0]) if known else history)
     if kind != first:
-        return f"{host} takes no part: it is {kind}, another kind of host than the first ({first}); give it its own run"
+        return f"{host} is left out: it is {kind}, another kind of host than the first ({first}); give it its own run"
     arrived.replace(path)
     return ""
 
@@ -142,10 +142,10 @@ def merged(
                 cell: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
                 yield kinds.CellChecked(**cell, status=Status.lost, message=why)
     num_processes, ends = 0, list[RunFinished]()
-    spent_s = defaultdict[str, float](float)  # by host
+    spent_s = defaultdict[str, float](float)  # seconds by host
     for host, history in measured:
         before = num_processes
-        yield from ends[-1:]  # a run is complete if its last line says so
+        yield from ends[-1:]  # not the last event, so it does not end the run
         for event in history:
             match event:
                 case RunFinished():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from attnbench.plugins import require_known
 
-if TYPE_CHECKING:  # imported by some of them
+if TYPE_CHECKING:  # devices can be listed without these
     from collections.abc import Callable
 
     from attnbench.devices.loads import Load
@@ -37,18 +37,18 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Times of some calls, as a clock read them."""
+    """Times of the calls of a sample, as a clock read them."""
 
-    elapsed_s: float
-    call_s: float = 0.0  # the typical call among them; 0: their mean
-    host_s: float = 0.0  # time in which the host issued them, if it differs from the time of the calls; 0: it does not
+    elapsed_s: float  # of all calls together
+    call_s: float = 0.0  # of a typical call; 0: use the mean
+    host_s: float = 0.0  # in which the host issued all calls, on a device with queues; elsewhere 0
     flags: int = 0  # from `Flag` in storage/records.py
 
 
 class Clock(Protocol):
     """A source of time."""
 
-    resolution_s: float
+    resolution_s: float  # smallest difference of times that it can show
     sample_s: float = 1e-3  # shortest sample
 
     def now(self) -> float:
@@ -91,16 +91,16 @@ class Device(Protocol):
     name: str  # as in a workload: "cpu", "cuda:1"
     torch_device: str  # device for its tensors, as for torch.device()
     is_single: bool = False  # there is one, so that its name has no number
-    is_host: bool  # uses this process's memory: the profiler sees every allocation, and torch keeps none
+    is_host: bool  # uses the host's memory, of which the profiler sees every allocation and torch caches none
     clock: Clock  # the clock of all measurements
-    alignment_bytes: int = 1  # tensors and rows of tried layouts start at multiples of it
-    has_float64: bool = True  # computes in float64: right answers are computed on it
+    alignment_bytes: int = 1  # in layouts that a check tries, tensors and rows start at multiples of it
+    has_float64: bool = True  # computes in float64, so that right answers are computed on it
     activities: tuple[str, ...] = ("CPU",)  # activities for the profiler, as in torch.profiler.ProfilerActivity
     has_graphs: bool = False  # can record the launches of a call and replay them as one
-    untried: str = ""  # what should work, if nobody has run this kind of device yet: the first line of any output
+    untried: str = ""  # what should work on a kind of device that was never tried; shown first in any output
 
     def seems_present(self) -> bool:
-        """Whether the device `all` includes it; decided without torch."""
+        """Whether `device=all` includes this device. Does not import torch."""
         return True
 
     def missing(self) -> str | None:
@@ -170,10 +170,10 @@ class Device(Protocol):
         """Empty the caches by writing twice the size of the largest one."""
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """Small fixed work that takes longer while others use the device (statistics/interference.py).
+        """A function whose small, fixed work takes longer while others use the device (statistics/interference.py).
 
-        On the host it uses as many threads as the workload: other work that a single thread never notices stalls two
-        threads that wait for each other.
+        On the host it uses as many threads as the workload, because other work that a single thread never notices
+        stalls two threads that wait for each other.
         """
 
     def loads(self, dtype: str) -> list[Load]:
@@ -194,7 +194,7 @@ def processor() -> str:
 
 @cache
 def names() -> tuple[str, ...]:
-    """Names of all devices that have a file, sorted; imports none. Cached: every watched call needs it twice."""
+    """Names of all devices that have a file, sorted; imports none. Cached, as every watched call needs it twice."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     return tuple(file.stem for file in files if re.search(r"^DEVICE\b", file.read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -204,7 +204,7 @@ def device(text: str) -> Device:
     """The device that a workload names: NAME, or NAME:N for one of several. It need not be available here.
 
     Raises:
-        ValueError: there is no such device, and the message lists the known ones; or it has no numbers.
+        ValueError: there is no such device, and the message lists the known ones; or the device takes no number.
     """
     name = text.partition(":")[0]
     require_known("device", [name], names())

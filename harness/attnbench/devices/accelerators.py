@@ -1,4 +1,4 @@
-"""The common parts of devices with queues and an allocator of their own, by the module of torch with their name."""
+"""The common parts of devices with queues and an allocator, which torch.get_device_module(name) can drive."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # the description of a device needs no torch
 
 
 class Accelerator(Device):
-    """The current device of its kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
+    """The current device of a kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
 
     is_host = False
-    can_spin = False  # has `spin(cycles)`, a kernel that lasts this many cycles: it is busy while calls are queued
-    sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # of the matrices whose products show the ceiling
-    smallest_copy = 2**22
-    largest_copy = 2**30  # a cache of 64 MiB can hold a thirtieth of its traffic
+    can_spin = False  # has `spin(cycles)`, a kernel that keeps the device busy while calls are queued
+    sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # side lengths of the matrices whose products show the ceiling
+    smallest_copy = 2**22  # bytes
+    largest_copy = 2**30  # bytes; a cache of 64 MiB holds only a thirtieth of what is read and written
 
     def __init__(self, name: str) -> None:
         self.name = self.torch_device = name
@@ -42,11 +42,11 @@ class Accelerator(Device):
         return self.module.device(self.name)  # type: ignore[no-any-return]  # a module has no types
 
     def event(self) -> Any:  # noqa: ANN401 - its type needs torch
-        """An event with timing."""
+        """A new event that records the time."""
         return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
-        """Report a missing driver, or fewer devices than N."""
+        """Why the device is missing, without a driver or with too few devices; None if it is here."""
         import torch
 
         index = torch.device(self.name).index or 0
@@ -58,7 +58,7 @@ class Accelerator(Device):
         self.module.synchronize(self.name)
 
     def select(self) -> None:
-        """Make it the current device; without a number it is the first one."""
+        """Make it the current device; without a number, the first one."""
         self.module.set_device(int(self.name.partition(":")[2] or 0))
 
     def generators(self) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Accelerator(Device):
         return {f"the generator of {kind}:{n}": each for n, each in enumerate(self.module.default_generators)}
 
     def record(self, call: Callable[[], object]) -> Recording:
-        """Make one call under the profiler; memory is as the allocator counts it, with its cache empty beforehand."""
+        """Make one call under the profiler; the allocator, whose cache is emptied first, counts the memory."""
         self.synchronize()
         self.module.empty_cache()
         before, after = self.counts(), {}
@@ -81,7 +81,7 @@ class Accelerator(Device):
         return replace(record(call, self.activities, finish), allocated=self.allocated(before, after))
 
     def counts(self) -> dict[str, int]:
-        """Counts of the allocator; this resets its peaks."""
+        """The allocator's statistics in bytes, by name; resets its peaks."""
         counts: dict[str, int] = self.module.memory_stats(self.name)
         self.module.reset_peak_memory_stats(self.name)
         return counts
@@ -110,10 +110,10 @@ class Accelerator(Device):
         return read.sum()
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:  # noqa: ARG002 - it uses the whole device
-        """A matrix product and a copy."""
+        """A function that makes a matrix product and a copy."""
         import torch
 
-        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers need less power, and so less time
+        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers would take less power and time
         matrix = torch.randn(512, 512, device=self.name, generator=draws)
         source = torch.randn(2**22, device=self.name, generator=draws)
         product, target = torch.empty_like(matrix), torch.empty_like(source)

@@ -1,6 +1,6 @@
 """Limits of a container on processors and memory: cgroups, versions 1 and 2, and the affinity mask.
 
-A limit holds for a group and all groups below it, so that the smallest one on the way to the root counts. Sources:
+A limit holds for a group and all groups below it, so the smallest limit on the way to the root counts. Sources:
 https://docs.kernel.org/admin-guide/cgroup-v2.html and https://docs.kernel.org/admin-guide/cgroup-v1/.
 """
 
@@ -47,7 +47,7 @@ def quota() -> float | None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of memory that are still free, and bytes in all: of the machine, or of the smallest group."""
+    """Bytes of memory that are free, and bytes in all; the smaller of the machine's and the container's."""
     machine = psutil.virtual_memory()
     free, whole = [int(machine.available)], [int(machine.total)]
     for folder, (limit, used, dropped) in product(_folders("memory"), MEMORY):

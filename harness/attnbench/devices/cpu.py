@@ -31,30 +31,30 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
-"""Free memory that a worker leaves to others: what it copies of its template's pages when it writes to them, and files
-for tensors, which no limit of a process counts."""
+"""Free memory that a worker's limit leaves: for pages that it shares with its template until it writes to them, and for
+files of tensors, which the limit of a process does not count."""
 SHARE_OF_PROBE = 2**16
 """Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
-NUM_GROUPS = 64  # of the calls of a sample, each timed: an interruption of milliseconds moves one of them
+NUM_GROUPS = 64  # a sample's calls are timed in this many groups, so that a short interruption affects only one
 WIDER = {"bfloat16": "float32", "float16": "float32"}
-"""Wider dtypes that hold all values of half precision and may be faster, without native instructions."""
+"""Wider dtypes that hold all values of half precision, and are faster if the processor has no instructions for it."""
 
 
 class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     resolution_s = get_clock_info("perf_counter").resolution
-    sample_s = 20e-3  # long against the calls after the change of an arm, which find its data outside of the caches
+    sample_s = 20e-3  # long against an arm's first calls, whose data is not in the caches yet
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Wall time of the calls."""
+        """Wall time of the calls in seconds."""
         start = perf_counter_ns()
         for _ in repeat(None, num_calls):
             call()
         return (perf_counter_ns() - start) * 1e-9
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time up to NUM_GROUPS groups of calls, or each call behind a `flush`; the median group counts."""
+        """Time up to NUM_GROUPS groups of calls, or each call after a `flush`; the median group gives `call_s`."""
         size = 1 if flush else -(-num_calls // NUM_GROUPS)
         sizes = [min(size, num_calls - first) for first in range(0, num_calls, size)]
         groups_s = list[float]()
@@ -131,7 +131,7 @@ class Cpu(Device):
     def loads(self, dtype: str) -> list[Load]:
         """Products in the dtype, and in float32 if that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
-        largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # of each of its two buffers
+        largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # bytes of each of the copy's two buffers
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
 
 

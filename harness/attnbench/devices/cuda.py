@@ -47,8 +47,8 @@ UNTRIED = (
     "answers are compared with a float64 oracle; times are between events behind a spinning kernel; the names of AMD's "
     "kernels are not known, and neither are its clocks and power"
 )
-BUSY = "busy or unavailable"  # part of CUDA's message if a device lets no further process in
-EXCLUSIVE = "{} lets no further process in: if its mode is EXCLUSIVE_PROCESS, nvidia-smi --compute-mode=DEFAULT"
+BUSY = "busy or unavailable"  # part of CUDA's message if a device accepts no further process
+EXCLUSIVE = "{} accepts no further process: if its mode is EXCLUSIVE_PROCESS, run nvidia-smi --compute-mode=DEFAULT"
 NUM_WARM_UPS = 3
 """Calls before a graph is recorded, so that it contains no compiling, loading and allocating. Source:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
@@ -61,7 +61,7 @@ class Cuda(Accelerator):
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
     has_graphs = can_spin = True
     collectives = "nccl"
-    _is_refused = False  # its driver lets no further process in
+    _is_refused = False  # its driver has refused this process
 
     def spin(self, cycles: int) -> None:
         """Queue torch's spinning kernel."""
@@ -77,11 +77,11 @@ class Cuda(Accelerator):
         return DRIVER.exists() or AMD_DRIVER.exists()
 
     def missing(self) -> str | None:
-        """Report a missing driver, fewer devices than N, or a device that has refused this process."""
+        """Why the device is missing: no driver, too few devices, or a refusal of this process; None if it is here."""
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
     def select(self) -> None:
-        """Make it the current device; the driver may refuse, since that makes a context."""
+        """Make it the current device, which creates a context; if the driver refuses that, the device is `missing`."""
         try:
             super().select()
         except RuntimeError as error:
@@ -162,11 +162,11 @@ class Cuda(Accelerator):
 
     @cached_property
     def _pool(self) -> Any:  # noqa: ANN401 - torch has a type for it
-        """The memory of all graphs, which never run at the same time: each alone would keep its own scratch memory."""
+        """The memory that all graphs share, since they never run at the same time; it holds their scratch memory."""
         return self.module.graph_pool_handle()
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-        """Record on a stream of its own; everything that `make` queues goes there, so that autograd stays on it.
+        """Record the call that `make` creates, with all that `make` queues, on a stream of its own, also for autograd.
 
         A result is right until another graph is replayed: graphs share their memory. The call is held, because a
         backward pass reads what its forward pass has kept, at the same addresses in each replay.

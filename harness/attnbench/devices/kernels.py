@@ -31,7 +31,7 @@ KERNELS = {
 """Makers of kernels: the PyTorch backend that a kernel may be registered for, and a pattern of its names.
 
 Source: aten/src/ATen/native/transformers/cuda of PyTorch (flash_attn, mem_eff_attention); csrc/flash_attn, hopper and
-flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer and csrc of the two others.
+flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer of FlashInfer; SageAttention's csrc.
 """
 OWN = ("PyTorch's FlashAttention 2", "CUTLASS FMHA", "cuDNN")  # bundled with PyTorch
 COMPILED = "CompiledFxGraph"  # a graph made by torch.compile
@@ -51,9 +51,9 @@ def compiled(calls: Iterable[Operator]) -> bool:
 
 
 def observed(calls: Iterable[Operator]) -> str:
-    """The backend of `scaled_dot_product_attention` that ran; several joined by "+", "" for none.
+    """The backend of `scaled_dot_product_attention` that ran; several are joined by "+", and "" means none.
 
-    If kernels of another backend ran under an operator, that backend counts.
+    If kernels of another backend ran under an operator, that backend counts, and not the operator's.
     """
     backends: set[str] = set()
     for one in calls:

@@ -53,7 +53,7 @@ class Mps(Accelerator):
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name
 
     def counts(self) -> dict[str, int]:
-        """Bytes of tensors, and of the allocator's heaps."""
+        """Bytes of tensors and of the allocator's heaps, by name."""
         return {"tensors": self.module.current_allocated_memory(), "heaps": self.module.driver_allocated_memory()}
 
     @staticmethod
@@ -63,7 +63,7 @@ class Mps(Accelerator):
         return Footprint(peak_bytes=max(kept_bytes, grown_bytes), kept_bytes=kept_bytes)
 
     def cache_bytes(self) -> int:
-        """At least the system cache of all chips up to 2025; Metal does not report it."""
+        """Bytes, at least those of the system cache of any chip up to 2025; Metal does not report them."""
         return 64 * 2**20
 
 

@@ -39,7 +39,7 @@ def find(uuid: object) -> tuple[Any, Any]:
     return nvml, None
 
 
-def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - as `find` gives them
+def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - nvml and handle come from `find`
     """The limits and modes of a GPU, as text by name; those that it lacks are left out."""
     texts = {}
     if (limit_mw := _ask(nvml, "EnforcedPowerLimit", handle)) is not None:
@@ -50,7 +50,7 @@ def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - as `find
     return texts
 
 
-def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `find` gives them
+def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - nvml and handle come from `find`
     """Current clock, temperature and power; unreadable values are 0."""
     slowed_by = _ask(nvml, "CurrentClocksEventReasons", handle)
     if slowed_by is None:  # an older package or driver, by a name that CUDA 14 will remove
@@ -63,7 +63,7 @@ def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - as `find` g
     )
 
 
-def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - as `find` gives them
+def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml and handle come from `find`
     """The driver's answer to nvmlDeviceGet...; None if it has none, or there is no driver or no handle."""
     if operands[0] is None:
         return None

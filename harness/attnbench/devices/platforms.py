@@ -8,7 +8,7 @@ NEEDED = ("fcntl", "resource")  # modules of Python without which nothing runs; 
 WORKS = "Linux"
 ELSEWHERE = (
     "{}: untried. check: answers are compared as on Linux, with workers that take seconds to start. run: times are of "
-    "the same clock, without page faults, waits for a processor and a guard of memory."
+    "the same clock, but page faults and waits for a processor are not counted, and memory is not limited."
 )
 NOTHING = "{}: nothing works here, since Python has no {} here. On Windows, run attnbench in WSL 2."
 

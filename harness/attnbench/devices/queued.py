@@ -1,9 +1,8 @@
 """The clock of a device with queues: calls are launched behind a block, and their time on the device is read.
 
-The block is a spinning kernel. Whether it outlasted the launches is checked afterwards: the event right behind it must
-not have happened when the last call was queued. Otherwise the calls are timed again behind a longer spin. A spin always
-ends, so nothing can hang. nvbench blocks with a kernel that waits for a flag in host memory, which torch does not
-offer.
+The block is a spinning kernel, which must outlast the launches: if the event right behind it has already happened when
+the last call is queued, the calls are timed again behind a longer spin. A spin always ends, so nothing can hang.
+nvbench blocks with a kernel that waits for a flag in host memory, which torch does not offer.
 
 Source: https://github.com/NVIDIA/nvbench (a blocking kernel, cold measurements, a flush outside of the timed span).
 """
@@ -35,19 +34,21 @@ kernels."""
 CONFIRMED = 2
 """A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
 LEFT_S, LEFT_SHARE = 20e-6, 0.25
-"""The device is busy on other streams if it is idle later than its current stream, by LEFT_S and this share of the
-call. After long calls a driver takes longer to report an idle device (seen on an H200, in calls over 8,192 tokens)."""
+"""The device is busy on other streams if it is idle later than its current stream: by LEFT_S more than twice the usual
+delay, and by LEFT_SHARE of the call. After long calls a driver takes longer to report an idle device (seen on an H200,
+in calls over 8,192 tokens)."""
 NUM_READINGS = 9
 CALIBRATING_CYCLES = 2_000_000
 PRIMER_S = 30e-6
-"""A spin in front of the block's, so that the device is busy from the event between them on: the block is a clock."""
+"""A spin before that of the block, so that the device is busy at the event between them; the time of the block then
+shows the frequency of the device's clock."""
 
 
 @dataclass(kw_only=True)
 class Known:
     """State of a call from earlier timings."""
 
-    issue_s: float = FIRST_ISSUE_S  # time in which the host issues one
+    issue_s: float = FIRST_ISSUE_S  # seconds in which the host issues one call
     most: int = MOST_QUEUED  # calls that fit behind one block
     waits: bool = False  # the host waits for the device inside the call
 
@@ -59,7 +60,7 @@ class Span:
     device_s: float
     issue_s: float
     is_hidden: bool  # the block outlasted the launches
-    left_s: float  # from an idle current stream to an idle device
+    left_s: float  # from the end of the work on the current stream to that on all streams
 
 
 class QueuedClock(Clock):
@@ -72,13 +73,13 @@ class QueuedClock(Clock):
     def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
         """Read the events of an Accelerator, or of a simulated one; `host_s` is the host's monotonic timer."""
         self.runtime, self.now = runtime, host_s  # type: ignore[method-assign]
-        self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6  # of a CUDA event, as documented; assumed
+        self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6  # documented for CUDA; assumed for others
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
-        self._cycles, self._spun_s = 0, 0.0  # of blocks since the last reading of the device's clock
+        self._cycles, self._spun_s = 0, 0.0  # cycles and seconds of blocks since the last reading of the device's clock
 
     @cached_property
     def cycles_per_s(self) -> float:
-        """Cycles per second of a spinning device."""
+        """The device's clock while it spins, in cycles per second."""
         return CALIBRATING_CYCLES / self._between_s(inside=CALIBRATING_CYCLES)
 
     @cached_property
@@ -87,7 +88,7 @@ class QueuedClock(Clock):
         return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
 
     def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
-        """The median time between two events, with spins of these cycles before or between them."""
+        """The median seconds between two events, with spins of so many cycles before or between them."""
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -154,7 +155,7 @@ class QueuedClock(Clock):
 
     def _is_busy_elsewhere(self, span: Span) -> bool:
         if not self.runtime.can_spin:
-            return False  # when the driver usually reports an idle device is not known
+            return False  # the driver's usual delay is unknown
         return span.left_s > max(2 * self._idle_s + LEFT_S, LEFT_SHARE * span.device_s)
 
     def _known_of(self, call: Callable[[], object]) -> Known:

@@ -1,8 +1,8 @@
 """One call under the profiler: its operators and its memory.
 
 On the host every allocation and release is an event of the profiler; the peak of their running sum includes the scratch
-space inside kernels. The resident set of the process would not do: it stops growing after the first call. On other
-devices an allocator counts.
+space inside kernels. The resident set of the process would not show it, because it stops growing after the first call.
+On other devices the allocator counts.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnbench.devices.kernels import COMPILED
 from attnbench.storage.records import Operator
 
-if TYPE_CHECKING:  # as in devices/__init__.py
+if TYPE_CHECKING:  # devices can be listed without torch
     from torch import Tensor
 
 MEMORY = "[memory]"  # the profiler's name of an allocation or release
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
-"""Start of the names of driver calls, such as cudaLaunchKernel: CUPTI counts them, and torch counts operators, so that
-both have the same ids."""
+"""Start of the names of driver calls, such as cudaLaunchKernel. They can have the ids of operators, because CUPTI
+numbers driver calls and torch numbers operators."""
 NUMBERED = (
     (rf"^## Call ({COMPILED}) \w+ ##$", r"\1"),
     (r"^(Torch-Compiled Region): .*$", r"\1"),
     (r"^(graph)_\d+(_kernel)$", r"\1\2"),  # from a template, such as flex_attention's on the CPU
 )
-"""Names of compiled graphs with digests and numbers, which differ between processes, and the names without."""
+"""Names of compiled graphs with digests and numbers, which differ between processes, and names without these."""
 LONGEST_KERNEL = 200  # stored letters of the name of a kernel with its template arguments
 MANY_NAMES = 4096  # size of name caches: a loop over tokens has a hundred thousand events with few different names
 
@@ -39,7 +39,7 @@ MANY_NAMES = 4096  # size of name caches: a loop over tokens has a hundred thous
 class Footprint:
     """Memory of one call in bytes, beyond the memory in use at its start: inputs and mask do not count."""
 
-    peak_bytes: int  # the peak
+    peak_bytes: int  # the most in use during the call
     kept_bytes: int  # in use after the call: its result, and tensors saved for a backward pass
     result_bytes: int = 0  # memory of the result, part of `kept_bytes`
 
@@ -146,7 +146,7 @@ def busy_s(kernels: Iterable[Kernel]) -> float:
 
 
 def _is_operator(event: Any) -> bool:  # noqa: ANN401 - the profiler's
-    """Whether an event is an operator on the host; a driver call may be linked to one."""
+    """Whether an event is an operator on the host, and not a driver call that is linked to one."""
     from torch._C._autograd import DeviceType
 
     if event.device_type() != DeviceType.CPU or event.linked_correlation_id():

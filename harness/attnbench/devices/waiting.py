@@ -13,7 +13,7 @@ Waits = dict[str, float]
 
 
 def waits(process: int | str = "self") -> Waits:
-    """How long each thread of a process has waited, by default of this one; nothing if it is gone, or without a count.
+    """How long each thread of a process (default: this one) has waited; empty if the process is gone, or not on Linux.
 
     Source: the second number of schedstat, https://docs.kernel.org/scheduler/sched-stats.html.
     """

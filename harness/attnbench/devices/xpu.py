@@ -26,7 +26,7 @@ class Xpu(Accelerator):
         return Facts(accelerator=self.module.get_device_name(self.name) if self.module.is_available() else "")
 
     def cache_bytes(self) -> int:
-        """At least the second-level cache of all of Intel's GPUs up to 2025; torch does not report it."""
+        """Bytes, at least those of the second-level cache of any Intel GPU up to 2025; torch does not report them."""
         return 256 * 2**20
 
 

@@ -49,7 +49,7 @@ LETTERS = {
 WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
-AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # that can be set
+AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # axes that --set may change
 MOST_WORDS, MOST_HEADS, LARGEST_WIDTH = 24, 8, 1024
 
 
@@ -119,9 +119,9 @@ def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workl
 
 
 def inputs_of(words: Sequence[str], point: Workload) -> Inputs:
-    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32, for both forms.
+    """Tensor x (B=1, T, D) and the canonical weights in float64, with values that float32 holds exactly.
 
-    Each word is a standard normal vector that depends only on the seed and the word.
+    Each word becomes a standard normal vector that depends only on the seed and the word.
     """
     rows = []
     for word in words:
@@ -150,7 +150,7 @@ class _Trouble(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of one step, of an implementation and of the oracle."""
+    """The results of one step by an implementation and by the oracle."""
 
     name: str
     oracle: Numbers
@@ -198,7 +198,7 @@ def compared(tolerance: Tolerance, result: object) -> Comparison:
         return replace(blank, trouble=sanitize_line(result))
     expected = f"it should be {shape_of(letters, right.shape)}"
     if not isinstance(result, Tensor):
-        return replace(blank, trouble=f"it gave a {type(result).__name__}, no tensor; {expected}")
+        return replace(blank, trouble=f"it gave a {type(result).__name__}, not a tensor; {expected}")
     if result.shape != right.shape or not result.is_floating_point():
         shape = tuple(result.shape)
         text = shape_of(letters, shape) if len(shape) == len(letters) else str(shape)
@@ -273,7 +273,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
     has_project = isinstance(module, Attention) and Attention.project is not kind.project
     if not has_project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
-    else:  # if the output is right, a module may compute this step in another way
+    else:  # a module with the right output may compute this step in another way
         projections = _projections(module, limits, inputs, x)
         comparisons += [each for each in projections if each.agrees or not output.agrees]
     reason = reason_against(implementation, sweep.make(workload.axes() | {"scope": "attention"}))
@@ -286,11 +286,12 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspecti
     return Inspection(walk=walk, comparisons=(*comparisons, output), unseen=sanitize_line("; ".join(unseen)))
 
 
-Limits = Callable[..., Tolerance]  # of a step: from its name, the right answer and those of honest forms in float32
+Limits = Callable[..., Tolerance]
+"""A step's name, its right result and those of textbook forms in float32 -> the step's tolerance."""
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
-    """The tolerance of each step of one sentence, by the rule of the check in float32."""
+    """A function that gives the tolerance of each step of one sentence, by the rules of a check in float32."""
     bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
     num_roundings = roundings(workload, "output", bound)
 
@@ -325,7 +326,7 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
     right = oracle.attend(query.double(), key.double(), value.double(), rows)
     honest = [form(query, key, value, narrow) for form in oracle.YARDSTICKS]
     context = compared(limits("context", right, *honest), _try(lambda: actual(value)))
-    if context.trouble:  # context trouble hides the weights too
+    if context.trouble:  # the weights need a context
         return [context]
 
     def weights_of(form: oracle.Form, query: Tensor, key: Tensor, mask: oracle.RowMask) -> Tensor:

@@ -1,4 +1,4 @@
-"""An inspection as tables with words as headings, and sentences that conclude it.
+"""Show an inspection: tables with the words as headings, and a sentence that concludes it.
 
 The terminal shows the comparison with the oracle; the page, one file without scripts, also shows every step, its
 weights shaded like a picture.
@@ -31,8 +31,8 @@ class Table:
     headings: Sequence[str]  # starts with the heading of the row headings
     rows: Sequence[Sequence[str]]  # each starts with its heading
     marked: tuple[int, int] | None = None
-    is_prose: bool = False  # words, aligned to the left
-    shades: Sequence[Sequence[float]] = ()  # of the cells after the headings, from 0 to 1
+    is_prose: bool = False  # cells hold words, aligned to the left
+    shades: Sequence[Sequence[float]] = ()  # for each cell without the headings, from 0 to 1
 
     def lines(self, width: int) -> list[str]:
         """The table as lines for a terminal, with the marked cell in brackets."""
@@ -62,7 +62,7 @@ def formatted(values: Numbers) -> list[list[str]]:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Format the values (T or S, S or a width) of an array; words label its rows, and its columns if those are keys.
+    """Format a matrix: rows are words, and columns are words, too, if they are keys (`letters` ends with S).
 
     Values from 0 to 1 for each pair of words, such as weights, are shaded.
     """
@@ -84,7 +84,7 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 
 
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
-    """The head with the largest difference, of the implementation and of the oracle; empty if nothing was compared."""
+    """Tables of the head with the largest difference, for implementation and oracle; empty without a comparison."""
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]

@@ -1,1 +1,1 @@
-"""Invariance: is a query's answer bitwise equal whatever else the same call computes?"""
+"""Invariance: whether a query's output stays bitwise equal, whatever else the same call computes."""

@@ -37,18 +37,18 @@ class Subject:
 
     @cached_property
     def drawn(self) -> Inputs:
-        """Inputs of N sequences, in the dtype and on the device."""
+        """Inputs of N sequences, in the shape's dtype and on its device, with keys for all paddings."""
         where, dtype = device(self.shape.device).torch_device, TORCH_DTYPES[self.shape.dtype]
         asked = self.at(batch_size=max(BATCHES), seq_len=self.shape.kv_len, mask="causal")
         longest = msgspec.structs.replace(asked, kv_len=self.shape.kv_len + max(PADDED_BY))
         return draw_normal(longest, self.seed).map(lambda tensor: tensor.to(where, dtype))
 
     def at(self, **axes: object) -> Workload:
-        """The shape with other axes."""
+        """The shape with batch size 1 and these axes."""
         return msgspec.structs.replace(self.shape, **({"batch_size": 1} | axes))
 
     def answer(self, workload: Workload, *, rows: slice, queries: slice) -> Tensor:
-        """The output for some of the sequences and queries, whose keys are the first S of the workload (B, H, T, V).
+        """The output (B, H, T, V) of a workload on some sequences (`rows`) and queries, with the first S keys.
 
         Raises:
             UntriedError: the implementation does not support it.
@@ -70,14 +70,14 @@ class Subject:
             return case.output()
 
     def whole(self, rows: slice = FIRST, **axes: object) -> Tensor:
-        """The output for all queries of some sequences in one causal call with these axes (B, H, S, V)."""
+        """The output (B, H, S, V) for all queries of some sequences in one causal call, with these axes."""
         length = self.shape.kv_len
         asked = self.at(**({"seq_len": length, "kv_len": length, "mask": "causal"} | axes))
         return self.answer(asked, rows=rows, queries=slice(0, length))
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """The answer for every law to compare with: each sequence alone, all queries at once (H, S, V)."""
+        """The outputs with which laws compare, each (H, S, V): every sequence alone, all queries in one call."""
         return [self.whole(slice(row, row + 1))[0] for row in range(max(BATCHES))]
 
 
@@ -114,7 +114,7 @@ def padded(subject: Subject) -> Iterator[Comparison]:
     """More keys in the call, hidden from every query."""
     for more in PADDED_BY:
         made = subject.whole(kv_len=subject.shape.kv_len + more)
-        yield f"{more} hidden keys after the last", made, subject.alone[0][None]
+        yield f"{more} hidden keys appended", made, subject.alone[0][None]
 
 
 def ragged(subject: Subject) -> Iterator[Comparison]:
@@ -145,7 +145,7 @@ def fewer_heads(subject: Subject) -> Iterator[Comparison]:
     """Half of the heads in the call, as in a model split over two devices."""
     groups = subject.shape.num_kv_heads
     if groups == 1:
-        raise UntriedError("there is one key/value head only")
+        raise UntriedError("there is only one key/value head")
     some = groups // 2
     heads = some * (subject.shape.num_heads // groups)
     made = subject.whole(num_heads=heads, num_kv_heads=some, embed_dim=0)
@@ -160,7 +160,7 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
 }
-"""Variation of each law, by name."""
+"""For each law, by name, the function that varies the call and yields comparisons."""
 
 
 def tried(subject: Subject) -> Iterator[LawTried]:
@@ -183,7 +183,7 @@ def tried(subject: Subject) -> Iterator[LawTried]:
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """Describe the difference of two outputs (B, H, T, V): first place, share of places, and the largest difference.
+    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, and first place.
 
     Returns "" if they are equal.
     """

@@ -1,4 +1,4 @@
-"""Metrics: a file with METRIC is a plug, and its stem is the metric's name; a dict METRIC holds several."""
+"""Metrics: each file here defines METRIC, a Metric named like the file, or a dict of several metrics by name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # metrics can be listed without torch
 class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
-    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing; None means that
-    others read it: interleaved blocks the latency, fresh processes the first calls. `fits` selects the workloads that
-    have the metric, and `note` explains a value in words ("" without a note). `is_column` adds it to tables.
+    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. It is None for
+    the latency, which comes from interleaved blocks, and for first calls, which fresh processes time. `fits` selects
+    the workloads that have the metric, and `note` explains a value in words, or is "". `is_column` adds it to tables.
     """
 
     unit: str

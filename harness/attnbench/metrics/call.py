@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.contract.outside import Bound
     from attnbench.workloads.workload import Workload
 
-OUTSIDE_SHARE = 0.1  # of the peak: memory outside of torch's allocator gets a note from here on
+OUTSIDE_SHARE = 0.1  # share of the peak above which memory outside of torch's allocator gets a note
 NUM_REPEATS = 5
 FIRST, MORE = 3, 4  # first calls, which may fill caches, and calls after them
 CHANGE = 1 - 2**-4  # factor of the inputs from each call to the next: a cache of answers never hits
@@ -45,9 +45,9 @@ def left_out(case: Case) -> str:
 
 
 def outside_s(case: Case) -> float:
-    """The median time of the harness's work outside one call, which is never in the call's time.
+    """The median seconds of the harness's work outside of a call, which are never part of the call's time.
 
-    It repeats grouped heads, makes masks of numbers, adds sinks and moves axes (contract/outside.py); 0 if the function
+    It repeats grouped heads, makes additive masks, adds sinks and moves axes (contract/outside.py); 0 if the function
     gets the inputs as they are.
     """
     bind = getattr(case.module, "bind", None)
@@ -62,7 +62,7 @@ def outside_s(case: Case) -> float:
 
 
 class Kept(NamedTuple):
-    """Bytes that are still allocated after all results are gone: lists of outputs, caches, graphs.
+    """Bytes that are still allocated after all results are gone, such as lists of outputs, caches and graphs.
 
     Masks and tables of the first calls are kept once; memory that grows with each call eventually runs out.
     """
@@ -75,7 +75,7 @@ class Kept(NamedTuple):
 def measure_kept(case: Case) -> Kept:
     """Measure the memory that calls of a case keep; restores the inputs at the end."""
     inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
-    numbers = [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]  # autograd ignores it
+    numbers = [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]  # hidden from autograd
     before = [each.clone() for each in numbers]
     try:
         with case.grad_mode():
@@ -90,7 +90,7 @@ def measure_kept(case: Case) -> Kept:
 
 
 def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], num_calls: int) -> int:
-    """Bytes that some calls keep, each on different inputs."""
+    """Bytes that `num_calls` calls keep together, each on other inputs."""
 
     def repeat() -> None:
         for _ in range(num_calls):
@@ -132,16 +132,16 @@ METRIC = {
         measure=lambda case: kept_by(case).once_bytes,
         is_column=False,
     ),
-    # Sampled in randomised interleaved blocks (timing/blocks.py). Ranks on another device exchange tensors through the
-    # host, so that the time would not be that of their work alone.
+    # Sampled in randomised interleaved blocks (timing/blocks.py). Several ranks on a device other than the host have no
+    # latency, since it would include the exchange of their tensors through the host.
     "latency": Metric(
         unit="s",
         summary="time of one call, from interleaved blocks",
         measure=None,
         fits=lambda workload: workload.world_size == 1 or not is_off_the_host(workload),
     ),
-    # Allocated by libraries from the driver, outside of torch's allocators. Read between calls: memory freed within a
-    # call is not included.
+    # Libraries allocate this memory from the driver, outside of torch's allocator. It is read between calls, so memory
+    # that is freed within a call is not included.
     "outside_memory": Metric(
         unit="bytes",
         summary="device memory that first calls take and keep outside of torch's allocator, code of kernels included",
@@ -161,9 +161,9 @@ METRIC = {
         measure=lambda case: float(case.footprint.peak_bytes),
         note=left_out,
     ),
-    # Memory in use after a forward call, without the output, each byte once; 0 in inference, which records no graph.
-    # Hooks on saved tensors would count inputs, which exist anyway, and a tensor once for each operator that saves it,
-    # and would miss memory that a custom function keeps. A saved output, as in flash kernels, counts as output.
+    # Memory in use after a forward call, without the output; 0 in inference, which records no graph. Hooks on saved
+    # tensors would not do: they count inputs, count a tensor once for each operator that saves it, and miss memory that
+    # a custom function keeps. A saved output, as in flash kernels, counts as output.
     "saved_memory": Metric(
         unit="bytes",
         summary="memory that a forward call keeps for its backward pass",

@@ -21,7 +21,7 @@ METRIC = {
     ),
     FIRST_CACHED: Metric(
         unit="s",
-        summary="the same in a second process with the compile caches of the first; none if nothing was cached",
+        summary="first call in a second process with the compile caches of the first; none if nothing was cached",
         measure=None,
         fits=is_one_process,
     ),

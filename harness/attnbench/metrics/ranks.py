@@ -1,4 +1,4 @@
-"""Reports of the ranks of one call: bytes sent, time of the slowest, and imbalance.
+"""Metrics from the reports of the ranks of one call: bytes sent, time of the slowest rank, and imbalance.
 
 Ranks count and time themselves (ranks/rank.py), from the moment all are ready until each has its part of the result;
 distributing the inputs and collecting the output are excluded.
@@ -38,12 +38,12 @@ def passes(case: Case) -> list[list[Report]]:
 
 
 def bytes_sent(case: Case) -> float:
-    """Bytes that all ranks send to others."""
+    """Bytes that all ranks together send to others in one call."""
     return float(sum(rank.bytes_sent for each in passes(case) for rank in each))
 
 
 def slowest_rank(case: Case) -> float:
-    """Seconds of the slowest rank, summed over passes."""
+    """Seconds of the slowest rank in one call, summed over its passes."""
 
     def slowest_s(reports: Sequence[Report]) -> float:
         return max(rank.call_s for rank in reports)
@@ -52,7 +52,7 @@ def slowest_rank(case: Case) -> float:
 
 
 def straggling(case: Case) -> float:
-    """Difference of the computing time of the busiest and the idlest rank in seconds, summed over passes."""
+    """Seconds by which the busiest rank computes longer than the idlest one in a call, summed over its passes."""
 
     def difference_s(reports: Sequence[Report]) -> float:
         busy_s = [rank.call_s - rank.waited_s for rank in reports]
@@ -63,19 +63,19 @@ def straggling(case: Case) -> float:
 
 METRIC = {
     "bytes_sent": Metric(
-        unit="bytes", summary="what the ranks of one call send to one another", measure=bytes_sent, fits=has_ranks
+        unit="bytes", summary="bytes that the ranks of one call send to one another", measure=bytes_sent, fits=has_ranks
     ),
     "slowest_rank": Metric(
         unit="s",
-        summary="time of the slowest rank of one call, less the sharing out",
+        summary="time of the slowest rank of one call, without distributing the inputs",
         measure=slowest_rank,
         fits=has_ranks,
     ),
     "straggling": Metric(
         unit="s",
-        summary="by how much longer the busiest rank computes",
+        summary="computing time of the busiest rank less that of the idlest one",
         measure=straggling,
-        # On a device with queues a wait returns at once, so that the waiting time of ranks is not known.
+        # Only on the host: on a device with queues a wait returns at once, so the ranks' waiting time is unknown.
         fits=lambda workload: has_ranks(workload) and device(workload.device).is_host,
     ),
 }

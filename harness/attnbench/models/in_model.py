@@ -3,7 +3,7 @@
 The model is built from a configuration with random weights. Its attention is replaced through the package's own
 interface (https://huggingface.co/docs/transformers/attention_interface). The reference is the same model in float64,
 with the textbook form of the oracle as its attention and every mask written out. The tolerance comes from the errors of
-two honest forms in the model's dtype, as in the check of one call.
+two textbook forms in the model's dtype, as in the check of one call.
 """
 
 import copy
@@ -35,16 +35,16 @@ BIAS = "position_bias"
 
 
 class RefusedError(ValueError):
-    """An attention or the model refuses the combination, with a reason."""
+    """The model or an attention does not support the combination; the message says why."""
 
 
 class GivenMask(Mask):
     """The mask that a model passes to its attention: boolean (B, T, S), True where visible."""
 
-    name = ""  # no mask that a text can name
+    name = ""  # no name: users cannot select it as `mask`
 
     def __init__(self, visible: Tensor, sizes: tuple[int, int, int]) -> None:
-        """Take the mask, whose B and T may be 1."""
+        """Take the mask (B or 1, T or 1, S), True where visible; `sizes` are B, T and S."""
         super().__init__()
         self.name = "given"
         self.visible = visible.expand(sizes).cpu().numpy()
@@ -90,7 +90,7 @@ ASKING = {
 
 @dataclass
 class Call:
-    """The arguments of a layer's attention: tensors as in the contract, and all changes of the scores."""
+    """The arguments of a layer's attention: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), and the mask."""
 
     query: Tensor
     key: Tensor
@@ -108,7 +108,7 @@ class Call:
 
     @property
     def rule(self) -> Mask:
-        """The mask as a rule."""
+        """All changes of the scores as one rule: visibility, bias and softcap."""
         parts: list[Mask] = []
         if self.mask is not None:
             parts.append(GivenMask(self.mask[:, 0], self.sizes))
@@ -116,7 +116,7 @@ class Call:
             parts.append(Causal())
         parts += [GivenBias()] * (BIAS in self.inputs)
         if self.softcap is not None:
-            parts.append(Softcap(self.softcap))  # type: ignore[arg-type] # a model's need not be whole
+            parts.append(Softcap(self.softcap))  # type: ignore[arg-type] # a model's may be a fraction
         return Combined(*parts) if len(parts) > 1 else parts[0] if parts else Mask()
 
 
@@ -131,10 +131,10 @@ def call_of(
     """Read the arguments that a model of the package passes, the mask by position or by name.
 
     Raises:
-        ValueError: the mask consists of numbers, whose meaning is unknown here.
+        ValueError: the mask is not boolean.
     """
     if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise ValueError(f"the model hands over a mask of {attention_mask.dtype}, and not a boolean one")
+        raise ValueError(f"the model passes a mask of {attention_mask.dtype}, but only boolean masks are supported")
     is_causal = more.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     operands = {"sinks": more.get("s_aux"), BIAS: more.get("position_bias")}
@@ -179,7 +179,7 @@ class Candidate:
         self.masks: dict[tuple[object, ...], tuple[object, BoundMask]] = {}
 
     def __call__(self, *given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - see `call_of`
-        """Compute the attention of a layer: query (B, H, T, K) and so on -> (B, T, H, V)."""
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V), and None for the weights."""
         call = call_of(*given, **more)
         self.require(call)
         attended: Tensor = self.module(call).attend(call.query, call.key, call.value, self.bound(call))  # type: ignore[operator]
@@ -278,7 +278,7 @@ def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configurat
     from attnbench.devices import containers
 
     kind, dtype = _class_of(config), TORCH_DTYPES[spec.dtype]
-    text = config.get_text_config()  # itself, unless a part of it describes the layers of text
+    text = config.get_text_config()  # the part that describes the layers of text, or the whole configuration
     everything = int(next(value for name in LAYER_FIELDS if isinstance(value := getattr(text, name, None), int)))
     free = FREE_SHARE * containers.memory()[0]
     number = min(spec.num_layers or everything, everything)
@@ -324,7 +324,7 @@ def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
         if type(config) in known:
             found = known[type(config)]
             return found[0] if isinstance(found, tuple) else found
-    raise ValueError(f"transformers has no model for a {type(config).__name__} that could be tried here")
+    raise ValueError(f"transformers has no model for a {type(config).__name__} that attnbench can check")
 
 
 LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer")
@@ -343,7 +343,7 @@ def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration
 
 
 def _draw(model: nn.Module, seed: int) -> None:
-    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks: so attention is not close to a mean."""
+    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks, so that attention is far from a mean."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -445,7 +445,7 @@ def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
 
 
 def register() -> None:
-    """Register the reference and its mask with the package.
+    """Register both textbook forms, and the mask for them, with the package.
 
     The package's mask functions omit masks that a kernel does not need; here masks are always written out.
     """
@@ -461,7 +461,7 @@ def register() -> None:
 
 
 def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
-    """The float64 model's tensors for each batch, with tolerances from honest forms in the model's own dtype."""
+    """The float64 model's tensors, by batch and name, with tolerances from textbook forms in the model's dtype."""
     expected: dict[str, dict[str, Tolerance]] = {}
     for name, (batch, counted) in model.batches.items():
 
@@ -473,7 +473,7 @@ def expect(model: Model) -> dict[str, dict[str, Tolerance]]:
         honest_ones = [answers(model.model, form) for form in (REFERENCE, f"{REFERENCE}_2")]
         expected[name] = {}
         for place, tensor in right.items():
-            axis = 0 if place.startswith("gradient of ") else -2  # tokens in an output, the first one in a parameter
+            axis = 0 if place.startswith("gradient of ") else -2  # rows of a parameter, tokens of an output
             expected[name][place] = Tolerance(
                 place,
                 tensor,

@@ -23,7 +23,7 @@ class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
 
     architecture: str
     num_layers: int
-    all_layers: int
+    all_layers: int  # in the configuration
     num_parameters: int
     batch_size: int
     seq_len: int
@@ -32,7 +32,7 @@ class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor of the model that is further from float64 than honest forms are."""
+    """A tensor of the model whose error exceeds its limit `allowed`."""
 
     place: str  # module path, logits, or the gradient of a parameter
     batch: str  # whole or padded
@@ -62,7 +62,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the whole model with one attention: seconds, and the ratio to the first attention."""
+    """The seconds of the whole model's step with one attention, and the ratio to the first's, with its interval."""
 
     attention: str
     seconds: float

@@ -1,1 +1,1 @@
-"""The process that plans a run, sends requests to workers and keeps the journal; without torch (docs/adr/0001)."""
+"""The coordinator, which plans a run, calls workers and keeps the journal, all without torch (docs/adr/0001)."""

@@ -1,4 +1,4 @@
-"""A session, the stages of a run, and the strategies of its one timing loop; `execute` runs a plan.
+"""Run a plan: `execute` takes a session through the stages of the run, from checks to timing.
 
 Every step is on disk as an event before the next one begins, so that a run can be killed at any moment and resumed.
 Each stage works on the session, and skips work that the journal already holds.
@@ -72,45 +72,45 @@ from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
-"""The stages of a run. Operators and metrics are read together, cell by cell; "trace" is used by traces only.
+"""The stages of a run. Operators and metrics are read together, cell by cell.
 
-A plan may have further stages: "choose" looks for the fastest, and "search" for crossovers.
+Some plans have other stages: "choose" finds the fastest implementation, "search" finds crossovers, and "trace" traces.
 """
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
 https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
-"""Environment of checks, in which two workers take turns: waiting threads spin for at most a millisecond, and leave the
-cores to the other worker."""
+"""Environment variables of checks: waiting threads spin for at most a millisecond, because two workers take turns on
+the same cores."""
 RANKS_SHARE = 0.5
-"""Share of a step's timeout that a call of several ranks may take: a hanging rank is named before the process is
-killed."""
+"""Share of a step's timeout after which a call of several ranks gives up, so that it can name a hanging rank before the
+process is killed."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
-"""Bundled implementations with slow packages: the template imports these for fresh processes."""
+"""Slow packages of bundled implementations, which the template imports once for all its workers."""
 CEILINGS_SHARE = 0.02
 CEILINGS_S = 1.0
-"""Seconds for the ceilings of one place beyond their fewest rounds, limited to their part of CEILINGS_SHARE of the
-budget."""
+"""Most seconds for the ceilings of one device, dtype and number of threads, and the share of the budget for all of
+them; FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
 VERIFY_EVERY = 4
-"""Answers are verified in a workload's first visit and then in one visit of four, since the right answers cost as much
-as the times in a fresh process. Foreign code in a shared process is verified in every visit."""
+"""Answers are verified in a workload's first visit and then in one visit of four, since in a fresh process the right
+answers take as long as the timing. Foreign code in a shared process is verified in every visit."""
 VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
 FEWEST_TOKENS = 16
-"""Among fewer keys masks hide nothing, and a softmax is soon one-hot; among few queries mistakes look alike."""
+"""Shorter workloads are checked last: with fewer keys, masks hide nothing; with fewer queries, mistakes look alike."""
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
-WORKLOADS_OF_A_LANE = 20  # at least, for which a second lane is worth its start
-LANE_BYTES = 2**24  # of the largest score matrix; right answers take several copies of it in float64
+WORKLOADS_OF_A_LANE = 20  # fewest workloads that make a second lane of checks worth its start
+LANE_BYTES = 2**24  # largest score matrix with two lanes: right answers take several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
-"""Shares of the budget after which no further cell is checked, or read, so that samples fit into the rest."""
-KNOWN_FROM = 0.1  # share of a stage's work from which on its pace says how long the rest takes
+"""Shares of the budget after which no more cells are checked, or have metrics read, so that timing has the rest."""
+KNOWN_FROM = 0.1  # share of a stage's work after which its pace predicts the remaining time
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
-FEWEST_FIRST = 2  # cells whose first calls are read in any case: a baseline, and another one
-MOST_PROCESSES = LOOKS[2]  # processes for one value of a search
+FEWEST_FIRST = 2  # cells whose first calls are timed in any case: of a baseline and another implementation
+MOST_PROCESSES = LOOKS[2]  # most processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
-LONGER_TURNS = 4  # than samples of arms in one process
+LONGER_TURNS = 4  # samples of workers that take turns are this many times as long as those in one process
 SEARCHED = "every search came to its end"
 
 
@@ -123,8 +123,8 @@ class Progress:
     done: float  # completed part of `total` in the stage
     total: float
     counts: Mapping[str, int]  # number of cells by status
-    left_s: float | None
-    wrong: str = ""  # how the cell has just been found wrong
+    left_s: float | None  # estimated seconds left; None: unknown
+    wrong: str = ""  # the error, if the cell has just been found wrong
 
 
 Watch = Callable[[Progress], None]
@@ -132,9 +132,9 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress. `state` is its progress: that of the journal. Only checks use `second`.
+    """One run in progress; `state` is folded from its journal. Only checks use the second worker, `second`.
 
-    Its time begins when the first worker is there: to import torch takes seconds, which are no part of the budget.
+    The budget's clock starts when the first worker is ready, so the seconds for importing torch do not count.
     """
 
     plan: Plan
@@ -143,7 +143,7 @@ class Session:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
-    second: WorkerClient | None = None  # not entered yet
+    second: WorkerClient | None = None  # its context has not been entered
 
     def __post_init__(self) -> None:
         """Start the clock at the time spent before the run was resumed, as far as its journal shows."""
@@ -152,7 +152,7 @@ class Session:
         self.unloadable: set[str] = set()  # specs that cannot be loaded
         self._start, self.has_started = self.clock() - self.state.spent_s, False
         self.shown = Progress(stage="", cell="", done=0.0, total=0.0, counts={}, left_s=None)
-        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # of a stage: its name, its start, its work done before
+        self._pace: tuple[str, float, float] = "", 0.0, 0.0  # a stage's name, its start, and its work done before
 
     @property
     def elapsed_s(self) -> float:
@@ -165,9 +165,9 @@ class Session:
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def limit_s(self, share: float) -> float:
-        """Seconds after which a stage before the first sample leaves out the rest of its work.
+        """Seconds of the run after which a stage before timing leaves out the rest of its work.
 
-        There is no limit without samples, or with a budget of 0, which asks for everything once.
+        Infinite if the run times nothing, or has a budget of 0, with which everything is done once.
         """
         return share * self.plan.budget_s if self.plan.budget_s and LATENCY in self.plan.metrics else math.inf
 
@@ -200,16 +200,16 @@ class Session:
         if not self.client.is_running:
             self.start_worker()
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker, starting one if necessary; return its result, attributed to the cell.
 
-        If its process ended meanwhile, or memory ran out, the call is repeated once in a fresh process before an arm is
-        held responsible: the cause may be gone. A result that the journal could not accept is a failure.
+        If the process ended, or memory ran out, the call is repeated once in a fresh process before an arm is held
+        responsible, because the cause may be gone. A result that the journal could not accept is a failure.
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
         if isinstance(reply, Failed) and (reply.is_lost or reply.is_full):
-            if reply.is_full:  # other workers hold memory, too
+            if reply.is_full:  # stop all workers, since the others hold memory, too
                 self.client.stop()
             self.require_worker()
             if "visit" in arguments:
@@ -219,22 +219,22 @@ class Session:
         if isinstance(reply, events.CellEvent):
             reply = msgspec.structs.replace(reply, **arguments["cell"].names)
         if isinstance(reply, events.Event) and (problem := self.state.problem(reply)):
-            return Failed(status=Status.invalid, message=f"its process answered what cannot be: {problem}")
+            return Failed(status=Status.invalid, message=f"its process sent an impossible result: {problem}")
         return reply
 
     def cell(self, workload: Workload, arm: Arm) -> Target:
-        """The cell of a request."""
+        """The target of a request about one cell."""
         return Target(workload=workload, arm=arm, spec=self.specs[arm])
 
     def record_failure(self, cell: Target, failed: Failed) -> None:
-        """End a cell after its check had passed."""
+        """Record that a cell failed after it had passed its check."""
         self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher. The progress within a stage never runs backwards.
 
-        The remaining time is the rest of the budget, which the run keeps; without one it follows from the stage's pace,
-        once a tenth of its work is done.
+        The remaining time is the rest of the budget; without a budget it is estimated from the stage's pace, once a
+        tenth of its work is done.
         """
         if self._pace[0] != stage:
             self._pace = stage, self.clock(), done
@@ -252,13 +252,13 @@ class Session:
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
-    In a run that times, an implementation gets every probe and rule on the first workload of a kind that it passes, and
-    only normal inputs on the others, which differ in size; checks may take half of the budget. With `stops_when_wrong`
-    it is not checked further once it is wrong, workloads with few keys or queries come last, and checks end with the
-    budget. In the sweep `check`, workloads with many rows or blocks get normal inputs alone: others have the probes.
+    In a run that times, checks may take half of the budget. Once an implementation has passed a workload of a kind,
+    other sizes of that kind get only normal inputs, and no other probes or rules. With `stops_when_wrong`, a wrong
+    implementation is not checked further, workloads with few keys or queries come last, and checks end with the budget.
+    In the sweep `check`, workloads with many rows or blocks get only normal inputs; the others get all probes.
 
-    With a second worker, two lanes check at the same time. The records are those of one lane, unless the code keeps
-    state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
+    With a second worker, two lanes check at the same time. The records are the same as with one lane, unless the code
+    keeps state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
     """
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked
@@ -268,12 +268,12 @@ def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     first_wrong = {arm: -1 for (_, arm), found in status.items() if found is Status.disagrees}
     passed: set[tuple[Arm, frozenset[tuple[str, object]]]] = set()
     told = {*first_wrong}
-    held = dict[int, events.CellChecked | None]()  # new results by place; None: there is none
+    held = dict[int, events.CellChecked | None]()  # new results by place of the cell; None: not checked
     limit_s = (plan.budget_s if stops_when_wrong else session.limit_s(CHECKS_SHARE)) or math.inf
     concluded = {place for cell, place in places.items() if cell in status}
 
     def checked(lane: Session, mine: Iterable[Workload]) -> Iterator[None]:
-        """Hold the result of the next cell."""
+        """Check the cells of a lane one by one; put the results into `held`."""
         for workload in mine:
             for arm in plan.cells(workload):
                 place, found, reply = places[workload.id, arm], status.get((workload.id, arm)), None
@@ -315,7 +315,7 @@ def _record_in_order(
     held: dict[int, events.CellChecked | None],
     record: Callable[[events.CellChecked | None], None],
 ) -> None:
-    """Record results in the order of their places while steps add them; after an interruption, all that are there."""
+    """Record results in the order of their cells while `steps` adds them; after an interruption, record all of them."""
     due = 0
     try:
         with closing(steps):
@@ -331,9 +331,9 @@ def _record_in_order(
 def in_lanes(
     session: Session, work: Callable[[Session, Iterable[Workload]], Iterator[None]], workloads: Sequence[Workload]
 ) -> Generator[None]:
-    """Yield after each step of the work, which has two parts at the same time if the session has a second worker.
+    """Yield after each step of `work`; if the session has a second worker, two lanes share the workloads.
 
-    The second lane begins after the first workload, so that what cannot be loaded is tried once.
+    The second lane begins after the first workload, so that an implementation that cannot be loaded is tried once.
     """
     if session.second is None:
         yield from work(session, workloads)
@@ -347,7 +347,7 @@ def in_lanes(
     def go(lane: Iterator[None]) -> None:
         try:
             for _ in lane:
-                steps.put(True)  # noqa: FBT003 - a step; False: the last one was before
+                steps.put(True)  # noqa: FBT003 - True: a step is done; False: the lane has ended
                 if is_over.is_set():
                     return
             steps.put(False)  # noqa: FBT003
@@ -362,7 +362,7 @@ def in_lanes(
             for _ in threads:
                 while step := steps.get():
                     if isinstance(step, BaseException):
-                        raise step  # noqa: TRY301 - of a lane
+                        raise step  # noqa: TRY301 - a lane raised it
                     yield
         except BaseException:
             is_over.set()
@@ -375,14 +375,17 @@ def in_lanes(
 
 
 def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
-    """The workloads of the first one's scope, with gradients or without, and all others: rules depend on both axes."""
+    """Split workloads into those with the first one's scope and need for gradients, and all others.
+
+    Rules depend on no other axes, so that no rule is tried in both parts.
+    """
     kinds = [(each.scope, each.direction == "inference") for each in workloads]
     is_first = [kind == kinds[0] for kind in kinds]
     return [*compress(workloads, is_first)], [*compress(workloads, map(not_, is_first))]
 
 
 def has_lanes(plan: Plan) -> bool:
-    """Whether two lanes check a plan: each needs a processor and some work, and they share no device or much memory."""
+    """Whether two lanes check a plan: it must be for the host, small in memory, and enough work for two processors."""
     is_small = all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked)
     is_worth = min(map(len, parts(plan.asked))) >= WORKLOADS_OF_A_LANE
     return is_small and is_worth and containers.processors() > 1
@@ -394,12 +397,12 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
 
 
 def _has_many_rows(workload: Workload) -> bool:
-    """Whether a workload is there for its late rows, or its many blocks of batch rows and heads."""
+    """Whether a workload has many rows, or many blocks (batch rows times heads), for which the sweep `check` has it."""
     return min(workload.seq_len, workload.kv_len) > MANY_ROWS or workload.batch_size * workload.num_heads > MANY_BLOCKS
 
 
 def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) -> events.CellChecked:
-    """Check one cell; for `options` see Worker.check. What cannot be loaded is tried only once for all its cells."""
+    """Check one cell; for `options` see Worker.check. An implementation that cannot be loaded is tried only once."""
     reply: events.CellChecked | Failed = UNLOADABLE
     cell, plan = session.cell(workload, arm), session.plan
     if cell.spec not in session.unloadable:
@@ -414,7 +417,7 @@ def ask_cell(session: Session, workload: Workload, arm: Arm, **options: object) 
 
 
 def record_check(session: Session, reply: events.CellChecked) -> None:
-    """Record the result of a check, and show a wrong answer at once."""
+    """Record the result of a check, and report a wrong answer to the watcher at once."""
     session.journal.append(reply)
     if reply.status is Status.disagrees:
         workload, arm = reply.key
@@ -425,9 +428,13 @@ Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" fo
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Read each live cell, until the time for that is up; with `is_optional` failures are not recorded."""
+    """Read metrics or operators of live cells, within their share of the budget.
+
+    With `is_optional`, failures are not recorded.
+    """
     listed = list(readings)
-    limit_s = math.inf if "choose" in session.plan.stages else session.limit_s(READINGS_SHARE)  # it depends on memory
+    # without a limit if a choice follows, which needs the memory of every cell
+    limit_s = math.inf if "choose" in session.plan.stages else session.limit_s(READINGS_SHARE)
     for number, (cell, metric) in enumerate(listed):
         if session.elapsed_s >= limit_s:
             return
@@ -446,9 +453,9 @@ def read_cells(session: Session, readings: Readings, *, is_optional: bool = Fals
 
 
 def observations(session: Session, metrics: Sequence[str], *, with_operators: bool) -> Readings:
-    """Profile the operators of each live cell, and read each metric with a pass of its own, cell by cell.
+    """The readings that the journal lacks, cell by cell: operators, and each metric that has a pass of its own.
 
-    Both are read right after each other, since they share one recorded call if the device allows it.
+    The readings of a cell follow each other, since they share one recorded call if the device allows it.
     """
     known, done = plugins.plugs("attnbench.metrics", "METRIC"), session.state.done
     for workload, arm in session.live_cells:
@@ -461,7 +468,7 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
 
 
 def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) -> None:
-    """Read the first calls of these cells in fresh processes, as far as they have none and their time allows."""
+    """Time the first calls that the journal lacks, in fresh processes, within their share of the budget."""
     done, start_s = session.state.done, session.clock()
     fits = plugins.plugs("attnbench.metrics", "METRIC")[FIRST_CALL].fits
     due = [cell for cell in cells if ((cell[0].id, cell[1]), MEASUREMENT + FIRST_CALL) not in done and fits(cell[0])]
@@ -478,7 +485,7 @@ def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) ->
 
         for measurement in first_calls.measurements(read):
             event = events.CellMeasured(**cell.names, measurement=measurement)
-            if (event.key, MEASUREMENT + measurement.metric) not in done:  # else it was killed between two
+            if (event.key, MEASUREMENT + measurement.metric) not in done:  # a killed run may have recorded some of them
                 session.journal.append(event)
 
 
@@ -497,9 +504,9 @@ def trace(session: Session) -> None:
 
 
 def kept_memory(session: Session) -> Readings:
-    """Measure memory kept by calls of each foreign implementation, with and without gradients, in its cheapest cells.
+    """The readings of kept memory: the cheapest cell of each foreign implementation with gradients, and one without.
 
-    One cell suffices: code that keeps memory keeps it everywhere.
+    One cell of each kind is enough, because code that keeps memory keeps it on every workload.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
     for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
@@ -514,7 +521,7 @@ def kept_memory(session: Session) -> Readings:
 def measure_ceilings(session: Session) -> None:
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    Failures are recorded with their reason, and times are then not compared with ceilings.
+    A failure is recorded with its reason, and times are then not compared with ceilings.
     """
     live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
     places = {workload.place: workload for workload in reversed(live)}
@@ -522,7 +529,7 @@ def measure_ceilings(session: Session) -> None:
         if ("", place) in session.state.ceilings:
             continue
         if not number:
-            session.start_worker()  # checks set the number of threads
+            session.start_worker()  # a fresh one, since checks set the number of threads
         device, dtype, num_threads = place
         session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
         session.require_worker()
@@ -546,7 +553,7 @@ class Timing:
         is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
         self.num_verified = 1 if self.plan.sides is not None or is_ours else math.inf
         self.workloads = {workload.id: workload for workload in self.plan.workloads}
-        self.spent_s, self.num_visits = 0.0, 0  # seconds besides samples, in these visits
+        self.spent_s, self.num_visits = 0.0, 0  # in this process: seconds outside of blocks, and visits
 
     def run(self, strategy: Strategy) -> str:
         """Run visits until the strategy ends; return its reason for ending."""
@@ -557,7 +564,7 @@ class Timing:
         return run_strategy(strategy, self.state, live, lambda: self.session.elapsed_s, self.visit)
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """The arms that are live on a workload; for two sides those that are live on both."""
+        """The arms that have passed their check on a workload; with two sides, only those that passed on both."""
         live = self.state.live(workload, arms)
         sides = Counter(map(self.plan.reference, live))
         return [arm for arm in live if self.plan.sides is None or sides[self.plan.reference(arm)] > 1]
@@ -574,7 +581,7 @@ class Timing:
     def _share(self, workload: Workload, arms: Iterable[Arm]) -> visits.Share:
         """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
-        if self.plan.has_runners:  # whose samples are as many times longer
+        if self.plan.has_runners:  # their samples are LONGER_TURNS times as long
             least = max(visits.FEWEST_BLOCKS, math.ceil(least / LONGER_TURNS))
         if not taken:
             longest_s = max(self._left_s() / LOOKS[1] - visits.FRESH_S, 0.0) if self.places else 0.0
@@ -608,7 +615,7 @@ class Timing:
         while live := self.live(workload.id, step.arms):
             self.session.require_worker()  # first, since the request names the epoch
             number = self.state.num_visits[workload.id]
-            is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # not all in one process
+            is_due = (number + self.places.get(workload.id, 0)) % VERIFY_EVERY == 0  # spread over processes
             seed = visit_seed(self.plan.seed, workload.id, number)
             taken = [(arm, self.session.specs[arm]) for arm in live]
             taken.append((PROBE, ""))
@@ -641,7 +648,7 @@ class Timing:
             if reply.arm != PROBE:
                 self.session.record_failure(self.session.cell(workload, reply.arm), reply)
                 continue
-            # The harness itself failed: code in a process of its own goes first, or else the workload ends for all.
+            # The harness itself failed: drop the arms in processes of their own or, without any, all arms.
             message = f"while the harness prepared or read the workload: {reply.message}"
             every = self.state.live(workload.id, self.session.specs)
             for arm in [arm for arm in every if self.plan.is_alone(arm)] or every:
@@ -650,7 +657,7 @@ class Timing:
 
 
 class Search:
-    """Strategy that searches each ladder for the values between which the two implementations of a pair change places.
+    """Strategy that searches each ladder for the values between which the faster of two implementations changes.
 
     Each pass is a fresh process that visits one value of each unfinished search. A search stays at a value until the
     faster implementation is known there, or all its processes are used, and then bisects (statistics/crossover.py).
@@ -663,7 +670,7 @@ class Search:
         self._workloads = {each.id: each for each in session.plan.workloads}
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:  # noqa: ARG002 - the signature of Strategy
-        """The next visit."""
+        """The next visit; None if all searches have ended, or the budget is spent."""
         is_fresh = not self._pass
         for ladder in self.plan.ladders if is_fresh else ():
             for names in ladder.pairs:
@@ -681,7 +688,7 @@ class Search:
         return self.session.elapsed_s >= self.plan.budget_s
 
     def _place(self, state: State, ladder: Ladder, pair: Sequence[Arm]) -> str:
-        """The workload that a search visits next; "" at its end."""
+        """The id of the workload that a search visits next; "" at the end of the search."""
         allowed = list(ladder.values)
         while len(allowed) > 1 and not self._is_spent:
             discarded, seen = self.gauge.follow(state.probes), dict[int, Point]()
@@ -700,12 +707,12 @@ class Search:
             self._check(state, workload, pair)
             if len(state.live(workload, pair)) == len(pair):
                 return workload
-            # values too large for the remaining time, and unsupported ones, end the ladder
+            # the ladder ends at a value that is unsupported, or too large for the remaining time
             allowed = [each for each in allowed if (each < chosen if chosen > allowed[0] else each > chosen)]
         return ""
 
     def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
-        """Check all cells without a status."""
+        """Check the arms that have no status on this workload."""
         for arm in arms:
             if (workload, arm) not in state.status:
                 left_s = max(0.0, self.plan.budget_s - self.session.elapsed_s)
@@ -731,8 +738,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    run before `stages`, and `then` at the end. Workers are forked from the first of `templates`, those of a second lane
-    of checks from another one. `client`, `clock` and `read_counters` default to a worker process and the machine;
+    replace `stages`; `then` is called at the end. Workers are forked from the first of `templates`, those of a second
+    lane of checks from the second. `client`, `clock` and `read_counters` default to a worker process and the machine;
     studies/simulated replaces them.
 
     Raises:
@@ -742,8 +749,8 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     is_timed = "time" in (plan.stages or stages) and LATENCY in plan.metrics
     if is_timed and (plan.is_interpreted or INTERPRETED.items() <= os.environ.items()):
         raise ValueError(
-            "the times of Triton's interpreter say nothing of a kernel: check it with attnbench check --interpret, "
-            "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
+            "Triton's interpreter does not show the speed of a kernel: check it with attnbench check --interpret, and "
+            "time it on a GPU, without TRITON_INTERPRET=1 in the environment"
         )
     client = client or client_for(plan, folder, *templates[:1])
     second = client_for(plan, folder, templates[1]) if len(templates) > 1 and has_lanes(plan) else None
@@ -764,12 +771,12 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
 
 
 def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: bool) -> str:
-    """Run the stages with these names; return why checks or timing ended early, or ""."""
+    """Run the stages with these names; return why checks were cut short and why timing ended, or ""."""
     plan, reason, is_timed = session.plan, "", LATENCY in session.plan.metrics
     if "check" in names:
         reason = check(session, stops_when_wrong=stops_when_wrong)
         if "trace" not in names:
-            read_cells(session, kept_memory(session), is_optional=True)  # unknown memory is no fault
+            read_cells(session, kept_memory(session), is_optional=True)  # a failed reading is not the code's fault
     if "operators" in names or "metrics" in names:
         apart = {LATENCY, *FIRST_CALLS}
         metrics = [metric for metric in plan.metrics if metric not in apart and "metrics" in names]
@@ -791,15 +798,15 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 
 
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment of a worker, unless the user has set it: ranks give up before the coordinator."""
+    """Environment variables of a worker that the user has not set; ranks time out before the coordinator does."""
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}
 
 
 def threads_settings(number: int) -> dict[str, str]:
-    """Environment of a process with that number of threads; 0: torch's own choice, which ignores a container's quota.
+    """Environment variables for a process with this number of threads; 0: torch's choice, within a container's quota.
 
-    Threads are chosen by the environment, since torch.set_num_threads changes how MKL behaves.
+    Torch itself ignores the quota. Its function torch.set_num_threads is not used, since it changes how MKL behaves.
     """
     is_set = any(name in os.environ for name in THREADS)
     if not number and not is_set and containers.processors() < containers.affinity():
@@ -809,9 +816,9 @@ def threads_settings(number: int) -> dict[str, str]:
 
 @contextmanager
 def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[list[Template]]:
-    """The templates of both lanes, or of one on a single processor, which begin their imports now.
+    """The templates for two lanes of checks, or for one on a single processor; they start to import torch at once.
 
-    Checks time nothing, so one environment serves all plans.
+    Checks time nothing, so the same environment serves all plans.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     names = ("worker", "second")[: containers.processors()]

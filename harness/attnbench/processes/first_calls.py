@@ -1,4 +1,4 @@
-"""Read the first calls of a cell: in fresh processes, with empty compile caches, and with filled ones."""
+"""Time the first calls of a cell in fresh processes, with empty compile caches and with filled ones."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -10,19 +10,19 @@ from attnbench.processes.worker_client import COMPILERS
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Measurement, Sample
 
 NUM_READINGS, SLOW_S = 3, 5.0
-"""Readings of a first call, and the seconds from which on one is enough."""
+"""Readings of a first call; there is no further one after a reading of more than SLOW_S seconds."""
 BUDGET_SHARE = 1 / 3
-"""Share of a run's budget for first calls; cells that are not reached have none."""
+"""Share of a run's budget for first calls; the cells that it does not reach have no such metrics."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Environment variables that name the folder of a compile cache."""
 Read = Callable[[dict[str, str]], FirstCalls | Failed]
-"""Time first calls in a fresh process with these environment variables; "" removes one."""
+"""A function that times first calls in a fresh process with these environment variables; "" unsets one."""
 
 
 def measurements(read: Read) -> Iterator[Measurement]:
-    """The first calls of a cell, FIRST_CALL last; none if one failed.
+    """The measurements of a cell's first calls in seconds, FIRST_CALL last; none if a call failed.
 
-    Timed workers compile in one process; here it is as many as in a user's own process.
+    Here torch.compile uses as many processes as for a user; in workers that take samples it uses one.
     """
     cold, warm = list[FirstCalls](), list[FirstCalls]()
     usual = {} if COMPILERS in os.environ else {COMPILERS: ""}

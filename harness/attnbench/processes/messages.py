@@ -1,7 +1,7 @@
 """The protocol between the coordinator and a worker: calls of functions as JSON lines, and the heartbeat.
 
-The coordinator names a method of the worker (worker/answers.py) with its keyword arguments. The reply is the method's
-result, or Failed. The worker updates the heartbeat before each step; it survives a crash.
+A request names a method of the worker (worker/answers.py) and its keyword arguments. The reply is the method's result,
+or Failed. Before each step the worker updates the heartbeat, shared memory that outlives a crash of the worker.
 """
 
 import mmap
@@ -23,34 +23,34 @@ from attnbench.workloads.workload import Workload
 T = TypeVar("T")
 NUMBER = struct.Struct("<i")
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
-"""Environment variable for the way in which workers are started, and its only value."""
+"""With ATTNBENCH_WORKERS=spawn in the environment, each worker starts as a new process, not as a fork."""
 FOLDERS = "ATTNBENCH_FOLDERS"
-"""Environment variable of workers: folders that are searched for modules before the installed ones."""
+"""Environment variable of workers: folders to search for modules before installed packages, as in PYTHONPATH."""
 FILES = "ATTNBENCH_FILES"
-"""Environment variable of workers: the folder of files for tensors, where files without names are missing."""
+"""Environment variable of spawned workers: the folder for files of tensors. Forked workers use files without names."""
 PRELOADED = "ATTNBENCH_PRELOADED"
-"""Environment variable of a template: modules, joined by commas, to import if possible."""
+"""Environment variable of a template: modules to import before the first fork, joined by commas; may be missing."""
 FORK = 0
-"""Asks the template (processes/worker/__main__.py) for a new worker; a process id asks it to end that worker."""
+"""The message to the template (processes/worker/__main__.py) that requests a worker; a process id ends that worker."""
 
 
 def spawns() -> bool:
-    """Whether each worker is a new process, which takes seconds, in place of a fork.
+    """Whether each worker starts as a new process, which takes seconds, and not as a fork.
 
-    On macOS Linux's calls for nameless files are missing, and a fork of a process that has used Metal is unusable.
+    Always true on macOS: it has no files without names, and a fork of a process that has used Metal is unusable.
     """
     return os.environ.get(WORKERS) == SPAWN or not hasattr(os, "memfd_create")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's environment; with two workers, the candidate's and the base's."""
+    """The environment of a fresh worker; `base` is that of the base's worker, if each side has its own."""
 
     environment: Environment
     base: Environment | None = None
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """Built-in axes of an implementation, and why it cannot be loaded, or ""."""
+    """The values of axes that an implementation has built in; `problem` says why it cannot be loaded, or is ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
@@ -65,12 +65,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> dict[str, Any]:
-        """Fields of an event that name the cell."""
+        """The fields of an event that identify the cell: workload id, implementation and side."""
         return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an implementation on a workload that a check needs (contract.Implementation)."""
+    """Facts about an implementation on a workload that a check needs; for the fields see contract.Implementation."""
 
     has_dropout: bool
     executed_flops: int | None
@@ -81,17 +81,18 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the first call in a process, and of the first one at another length, if that is supported."""
+    """Seconds of the first call in a process, and of the first call at another length (None: unsupported)."""
 
     first_s: Annotated[float, Meta(ge=0)]
     longer_s: Annotated[float, Meta(ge=0)] | None
 
 
 class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a tensor's storage in a file, and the tensor's layout in the storage, as in torch.
+    """The place of a tensor's storage in a file, and the tensor's layout in that storage, in elements as in torch.
 
-    `memory` is the address of the storage at the sender: tensors at one address share their memory. `same_as` is the
-    first name of the tensor in its group: its own, unless one tensor has several names.
+    The storage has `num_bytes` bytes from byte `at` of the file. `memory` is its address in the sender's process, so
+    tensors with the same address share memory. `same_as` is the tensor's own name or, if one tensor is sent under
+    several names, the first of them.
     """
 
     dtype: str
@@ -105,10 +106,10 @@ class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A judge's request to the process with the candidate: the gradients of a call from that of its output.
+    """A judge's request for the gradients of call number `call`, given the gradient of its output.
 
-    `exchange` is the path of the file with tensors, and `forget` lists modules that are no longer used. `random` is the
-    state of each of the judge's generators, which the candidate draws from.
+    `exchange` is the path of the file that holds `tensors`. `random` is the state of each of the judge's random
+    generators, from which the candidate draws. `forget` lists the numbers of modules that are no longer used.
     """
 
     call: int
@@ -119,9 +120,10 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Call(Backward, frozen=True, kw_only=True, tag=True):
-    """A request for the forward call of a module; `needs` names the tensors that get gradients.
+    """A judge's request for a forward call of module number `module`, which is first built if there are `weights`.
 
-    `is_inference`, `is_training` and `chunks` are those of the mask. With `weights` the module is built first.
+    `needs` names the tensors that get gradients, and `dropout` is the module's. The other fields describe the mask
+    (contract.BoundMask); `sizes` are B, T and S.
     """
 
     module: int
@@ -141,10 +143,10 @@ class Call(Backward, frozen=True, kw_only=True, tag=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a call, and tensors changed in place: its inputs, and outputs of earlier calls.
+    """The results of a call by name, and the tensors that it changed in place.
 
-    `faults` lists other changes by rule (checking/side_effects.py). `random` is the state of each generator after the
-    call.
+    `changed` holds inputs by name, and `changed_outputs` outputs of earlier calls by number. `faults` describes other
+    side effects by rule (checking/side_effects.py). `random` is the state of each random generator after the call.
     """
 
     tensors: dict[str, TensorHeader]
@@ -155,27 +157,27 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Results that a worker hands in: tensors by call number and name; none if dropout makes them random."""
+    """Results of timed calls for the judge: tensors by call number and name; none if dropout makes them random."""
 
     exchange: str
     tensors: dict[int, dict[str, TensorHeader]]
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
-    """The blocks of a visit that are sampled in one request. `arms` pairs arms with their specs."""
+    """A request to sample blocks of a visit; `arms` pairs each arm with the spec of its implementation."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
     cache: str = "warm"
     launch: str = "eager"
     verifies: bool = True  # check the answers of all arms afterwards
-    settles: bool = False  # answer only after all threads stopped spinning: another process follows
-    is_refereed: bool = False  # by the coordinator's clock (processes/worker_pool.py, `Referee`)
+    settles: bool = False  # reply only after all threads have stopped spinning, since another process runs next
+    is_refereed: bool = False  # timed by the coordinator's clock (processes/worker_pool.py, `Referee`)
 
     def finished(
         self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()
     ) -> VisitFinished:
-        """The reply: each arm's samples in time order, the seconds inside their calls, and the device's states."""
+        """Build the reply from each arm's samples in time order, the seconds inside their calls, and device states."""
         return VisitFinished(
             workload=self.workload.id,
             epoch=self.epoch,
@@ -188,15 +190,15 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The request failed at this arm; without an arm, or at the interference probe, the harness itself failed."""
+    """A request failed while `arm` was running; if that is the interference probe, the harness itself failed."""
 
     status: Status
     message: str
     arm: Arm = PROBE
-    raised: str = ""  # name and message of the exception
-    said: str = ""
-    is_lost: bool = False  # the process ended, which foreign code may have caused
-    is_predicted: bool = False  # a prediction; nothing was tried
+    raised: str = ""  # class name of the exception
+    said: str = ""  # first line of the exception's message
+    is_lost: bool = False  # the worker's process ended, perhaps because of foreign code
+    is_predicted: bool = False  # the failure was predicted; nothing was tried
     is_unloadable: bool = False  # the implementation cannot be loaded for any workload
 
     @property
@@ -205,9 +207,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
         return self.status is Status.out_of_memory and not self.is_predicted
 
     def __post_init__(self) -> None:
-        """Refuse a failure that would pass for a check: foreign code can write to its worker's line."""
+        """Reject status ok: foreign code can write to its worker's socket, and could fake a passed check.
+
+        Raises:
+            ValueError: the status is ok.
+        """
         if self.status is Status.ok:
-            raise ValueError("a failure has no status ok")
+            raise ValueError("a failure cannot have the status ok")
 
 
 class FailedError(Exception):
@@ -219,9 +225,9 @@ class FailedError(Exception):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call of a function of the worker, with its keyword arguments.
+    """A call of a method of the worker, with its keyword arguments.
 
-    A judge may first ask something of the process with the candidate: it answers a request by another one.
+    A judge may send requests of its own, for the process with the candidate, before it replies.
     """
 
     function: str
@@ -233,13 +239,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    ends: bool = False  # the worker is unusable: its device fails, or its state was changed
+    ends: bool = False  # the worker must be replaced: its device has failed, or shared state was changed
 
     def value(self, result: type[T]) -> T | Failed:
-        """The result as this type, or the failure.
+        """Decode the result as type `result`, or return the failure.
 
         Raises:
-            msgspec.DecodeError: it is of another type.
+            msgspec.DecodeError: the result has another type.
         """
         return self.failed or msgspec.json.decode(self.result, type=result)
 
@@ -247,14 +253,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
 """Functions that a judge may call in the process with the candidate, and the types of their results."""
 LEAN = {"make_calls", "compute"}
-"""Functions without any preparation: timed by the coordinator, or frequent."""
+"""Functions before which the worker does not renew its memory limit, since they are timed or frequent."""
 
 
 class Ask(Protocol):
-    """Call a function of a worker; return its result, or why there is none."""
+    """The signature of a function that calls a worker."""
 
-    def __call__(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """Return the result as this type."""
+    def __call__(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
+        """Call the worker's method `function`; return its result as type `result`, or Failed."""
 
 
 def request(function: str, arguments: Mapping[str, object]) -> Request:
@@ -271,23 +277,23 @@ def reply(value: object, *, ends: bool = False) -> Reply:
 
 
 def line(message: Request | Reply) -> bytes:
-    """The line of a message."""
+    """Encode a message as one line of JSON."""
     return msgspec.json.encode(message) + b"\n"
 
 
 class Heartbeat:
-    """Eight bytes of shared memory with the arm that a worker is trying; the worker writes, the coordinator reads.
+    """Eight bytes of shared memory, in which a worker announces the arm that it runs, for the coordinator to read.
 
-    Writing takes less than a microsecond, so that even turns inside a block are announced. The file behind it has no
-    name, so nothing remains of it after the processes end.
+    Writing takes less than a microsecond, so the worker announces every sample in a block. The file has no name, so
+    nothing remains of it after the processes end.
     """
 
     HARNESS, LOADING = 2**32 - 1, 2**32 - 2
-    """Values without an arm: the harness's own work, and the loading of an implementation."""
+    """Values in place of an arm's index: the harness works, or an implementation is loaded."""
     _LAYOUT = struct.Struct("<II")  # number of steps, index of the arm
 
     def __init__(self, file: int | None = None) -> None:
-        """Map the open file of another process; without one, make a new file."""
+        """Map the open file descriptor `file`, inherited from another process; None: make a new file."""
         if file is None:
             with tempfile.TemporaryFile() as temporary:
                 temporary.truncate(self._LAYOUT.size)
@@ -296,7 +302,7 @@ class Heartbeat:
         self._memory = mmap.mmap(file, self._LAYOUT.size)
 
     def beat(self, arm: int = 0) -> None:
-        """Announce a step of the arm with this index; 0 is the arm of a request about one implementation."""
+        """Announce a step of the arm with this index in the request; 0 if the request has one arm."""
         self._LAYOUT.pack_into(self._memory, 0, (self.read()[0] + 1) % 2**32, arm)
 
     def read(self) -> tuple[int, int]:

@@ -17,16 +17,16 @@ from attnbench.storage.events import Plan
 from attnbench.workloads.workload import Workload
 
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
-"""Axes of a workload that a certificate depends on: the laws vary the others."""
+"""Axes of a workload on which a certificate depends; the laws vary all others."""
 LONGEST = 1024
-"""Largest number of keys of a certificate's shape: the laws vary the rest of the call, not their number."""
+"""Largest number of keys in a certificate's shape; longer workloads get the certificate of this number."""
 
 
 @contextmanager
 def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
-    """A worker process that is not started yet; inside the context it can be restarted after a loss.
+    """A client whose worker is not started yet; inside the context it can be restarted after a loss.
 
-    It is forked from `template`, or from a temporary one.
+    The worker is forked from `template`, or from a temporary one. `timeout_s` limits each of its steps.
     """
     with ExitStack() as exits:
         if template is None:
@@ -36,10 +36,10 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """The declarations of each spec whose file uses attnbench; other files have none, and are not run.
+    """The declarations of each spec whose file imports attnbench; other files have none, and are not executed.
 
     Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, has no
-    declarations: the check reports the failure.
+    declarations, because the check will report the failure.
     """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
@@ -59,7 +59,7 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """The shapes of a plan that need certificates, each once."""
+    """The shapes of a plan that need certificates, each once; axes that the laws vary have plain values."""
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:
         short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
@@ -71,7 +71,7 @@ def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
 
 
 def certify(plan: Plan, spec: str, shape: Workload) -> Certificate:
-    """Test every law of invariance."""
+    """Test every law of invariance on an implementation at one shape, in a fresh worker."""
     with worker(plan.timeout_s) as process:
         reply = process.ask("certify", Certificate, workload=shape, spec=spec, seed=plan.seed)
     if isinstance(reply, Failed):
@@ -92,9 +92,9 @@ class ModelOutcome(msgspec.Struct, kw_only=True):
 def check_in_model(
     spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
 ) -> ModelOutcome:
-    """Judge every attention in the model, then spend `budget_s` on timing those that agree.
+    """Judge every attention in the model, then spend `budget_s` on timing those that agree; `note` gets each step.
 
-    An attention that crashes or hangs the process affects only itself: the model is rebuilt for the others.
+    An attention that crashes or hangs the process affects only itself, because the model is rebuilt for the others.
 
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.

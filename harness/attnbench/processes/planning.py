@@ -22,7 +22,7 @@ from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
-"""A sweep leaves out calls longer than its own limit; for exactly named workloads the limit is at least this."""
+"""A sweep leaves out calls longer than its own limit; for exactly named workloads that limit is at least this."""
 TIMEOUT_S = 60.0
 LENGTH = "length"  # the axis of a ladder that changes the lengths of query and key together
 SEARCH_RANGES = {
@@ -37,10 +37,10 @@ SEARCH_RANGES = {
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
-    """The behaviours that a check should reject.
+    """The behaviours that a check should reject, for `Plan.rejects`.
 
     Raises:
-        ValueError: there is no such choice.
+        ValueError: `empty_rows` is not any or zero, or `hidden_nan` is not note or reject.
     """
     choices_of = {"empty_rows": ("any", "zero"), "hidden_nan": ("note", "reject")}
     for name, value in (("empty_rows", empty_rows), ("hidden_nan", hidden_nan)):
@@ -62,7 +62,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     metrics: Sequence[str] | None = None,
     isolation: str = "process",
     declarations: Mapping[str, Declared] | None = None,
-    **fields: Any,  # noqa: ANN401 - of Plan
+    **fields: Any,  # noqa: ANN401 - fields of Plan have several types
 ) -> Plan:
     """Build the plan of a run; `fields` are further fields of it, and those that are None come from the sweep.
 
@@ -122,7 +122,7 @@ def _participants(specs: Sequence[str], isolation: str) -> dict[str, Any]:
 
 
 def _present_devices() -> tuple[str, ...]:
-    """The meaning of the device `all`: every device that seems present, the host first."""
+    """The devices that `device=all` includes: every one that seems present, the host first."""
     here = (name for name in names() if device(name).seems_present())
     return tuple(sorted(here, key=lambda name: not device(name).is_host))
 
@@ -131,11 +131,11 @@ def _require_devices(workloads: Iterable[Workload], *, needs_graphs: bool) -> No
     for name in dict.fromkeys(workload.device for workload in workloads):
         target = device(name)  # raises if there is no such device
         if needs_graphs and not target.has_graphs:
-            raise ValueError(f"{name} has no graphs of launches: leave out --conditions graph, or --set device=cuda")
+            raise ValueError(f"{name} has no graphs of launches: omit --conditions graph, or give --set device=cuda")
 
 
 def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> list[str]:
-    """The implementations in the folder, without those that these workloads have no use for."""
+    """The bundled implementations, without those that are only for other workloads: several ranks, or pages."""
     without = {*chosen.leave_out}
     if not any(workload.world_size > 1 for workload in workloads):
         without |= {*plugins.DISTRIBUTING}
@@ -158,7 +158,7 @@ def _with_labels(typed: Sequence[str], baseline: str, *, with_baseline: bool) ->
 def _limits(chosen: sweeps.Sweep, *, is_timed: bool, stands_alone: bool) -> dict[str, Any]:
     """The fields of a plan that the sweep sets unless the user does."""
     return {
-        "budget_s": chosen.budget_s if is_timed or not chosen.metrics else 0.0,  # a check needs none for times
+        "budget_s": chosen.budget_s if is_timed or not chosen.metrics else 0.0,  # a check times nothing
         "call_limit_s": max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if stands_alone else chosen.call_limit_s,
         "timeout_s": TIMEOUT_S,
         "num_rounds": chosen.num_rounds,
@@ -190,13 +190,13 @@ def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
                 first = next(each for each in built_in if axis in built_in[each])
                 one, other = map(plugins.name_of, (first, spec))
                 raise ValueError(
-                    f"{one} has {axis}={axes[axis]} built in, and {other} has {axis}={value}: compare them one by one"
+                    f"{one} has {axis}={axes[axis]} built in, and {other} has {axis}={value}: use a run for each"
                 )
     return axes
 
 
 def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Axes]) -> tuple[Workload, ...]:
-    """The workloads with the axes that all implementations have built in; of several masks each keeps its own."""
+    """Set the axes that any implementation has built in on all workloads, except a choice of several masks."""
     merged = merge_built_in_axes(built_in)
     axes = {axis: value for axis, value in merged.items() if MASKS_BETWEEN not in str(value)}
     return apply_axes(workloads, axes) if axes else workloads
@@ -271,13 +271,13 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
     `low` and `high` bound the search; 0: the default of `SEARCH_RANGES`.
 
     Raises:
-        ValueError: fewer than two implementations are named, or the axis does not increase.
+        ValueError: fewer than two implementations are named, the axis is unknown, or `low` is not below `high`.
     """
     names = list(dict.fromkeys(map(plugins.name_of, specs)))
-    if len(names) < 2:  # noqa: PLR2004 - two change places
-        only = f"{names[0]} alone" if names else "nothing"
+    if len(names) < 2:  # noqa: PLR2004 - a crossover is between two
+        only = f"only {names[0]}" if names else "none"
         raise ValueError(
-            f"{only} cannot change places: give two implementations, as in attnbench fastest fused sdpa --along length"
+            f"crossovers need two implementations, and {only} is named: run attnbench fastest fused sdpa --along length"
         )
     plugins.require_known("axis", [axis], SEARCH_RANGES)
     least, most = SEARCH_RANGES[axis]
@@ -299,6 +299,6 @@ def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low:
 
 
 def _with(base: Workload, axis: str, value: int) -> Workload:
-    """A workload with another value of an axis, and of axes that follow it; query heads keep their key heads."""
+    """The workload with another value of an axis; with other query heads, the ratio to key heads stays the same."""
     more = {"num_kv_heads": max(1, value * base.num_kv_heads // base.num_heads)} if axis == "num_heads" else {}
     return base.with_axes({axis: value} | more)

@@ -1,9 +1,9 @@
 """A candidate in another process: the judge's stand-in for its module, and the end that holds the module.
 
-The judge draws inputs, knows the answers and compares; it never imports the code under test. Between the two pass
-messages, and tensors as bytes in a shared file: nothing that the candidate sends is executed. To the checks, a stand-in
-behaves like the module in their own process: changes in place of an input, of the gradient or of the output of an
-earlier call become visible, and the candidate draws from the judge's generators.
+The judge draws inputs, knows the answers and compares; it never imports the code under test. The two exchange messages,
+and tensors as bytes in a shared file, so nothing that the candidate sends is executed. To the checks, a stand-in
+behaves like a module in their own process: they see in-place changes of an input, a gradient or an earlier output, and
+the candidate draws from the judge's random generators.
 """
 
 import os
@@ -45,7 +45,7 @@ from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
-"""Calls with kept outputs and graphs: two forward calls may precede both of their backward calls."""
+"""Latest calls whose outputs and graphs are kept, since several forward calls may precede their backward calls."""
 NUM_INPUTS = 32
 GRADIENT, ALONG, PARAMETER = "incoming gradient", "along ", "parameter "
 
@@ -58,7 +58,7 @@ class CandidateError(FailedError):
 
 
 class CandidateLostError(BaseException):
-    """The candidate's process is gone; not an Exception, so that it passes handlers of a candidate's errors."""
+    """The candidate's process is gone. It is no Exception, so that handlers of the candidate's errors let it pass."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -66,7 +66,7 @@ class CandidateLostError(BaseException):
 
 
 class TensorFile:
-    """The file for tensors. A sender writes from its start; the receiver copies at once."""
+    """A file for tensors between two processes. A sender overwrites it from its start; the receiver copies at once."""
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
@@ -81,7 +81,7 @@ class TensorFile:
         weakref.finalize(self, self._file.close)
 
     def send(self, *groups: Mapping[str, Tensor]) -> list[dict[str, TensorHeader]]:
-        """Write the whole storage of each tensor; return the places, for each group."""
+        """Write the whole storage of each tensor; return the headers of each group, by name."""
         places, at = list[dict[str, TensorHeader]](), 0
         for tensors in groups:
             places.append({})
@@ -104,7 +104,7 @@ class TensorFile:
         return places
 
     def read(self, place: TensorHeader) -> Tensor:
-        """The bytes at a place.
+        """The bytes of a storage, uint8 (num_bytes,).
 
         Raises:
             ValueError: the file is too short.
@@ -112,11 +112,11 @@ class TensorFile:
         self._file.seek(place.at)
         held = torch.from_numpy(np.fromfile(self._file, np.uint8, place.num_bytes))
         if len(held) < place.num_bytes:
-            raise ValueError("a tensor is said to be sent, and was not")
+            raise ValueError("a tensor was announced but not sent")
         return held
 
     def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of the tensor with the same layout."""
+        """A copy of the tensor on `device`, with the layout of the sent one."""
         tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
@@ -126,7 +126,7 @@ def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The storage of a tensor as bytes, in the same memory."""
+    """The storage of a tensor as bytes, uint8 (N,), in the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -170,7 +170,7 @@ class Remote:
         self.forgotten: list[int] = []
 
     def build(self, kind: "type[StandIn]", weights: Weights) -> nn.Module:
-        """A stand-in for the candidate's module with these weights, which is built there at its first call."""
+        """A stand-in for a module with these weights, which the candidate's process builds at the first call."""
         self.num_modules += 1
         module = kind(self, self.num_modules, weights)
         weakref.finalize(module, self.forgotten.append, self.num_modules)
@@ -222,7 +222,7 @@ class Remote:
             if (output := self._outputs.get(int(call))) is not None:
                 output.data.copy_(self._exchange.receive(place))
 
-    def _asked(self, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - of the kind
+    def _asked(self, kind: type[Backward], **fields: Any) -> Tensors:  # noqa: ANN401 - the fields of `kind`
         """Send a request to the candidate's process; return the reply.
 
         Raises:
@@ -254,7 +254,7 @@ class StandIn(nn.Module):
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
     def made_there(self, operands: dict[str, Tensor], mask: BoundMask) -> Tensor:
-        """The output of a call."""
+        """Make a call in the candidate's process; return its output."""
         inputs = {**operands, **mask.inputs}
         if not torch.is_grad_enabled():
             return self.remote.call(self, inputs, mask, needs=())
@@ -262,7 +262,7 @@ class StandIn(nn.Module):
         return output
 
     def second_derivatives(self, output: Tensor, grad_output: Tensor, along: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of a call with that output, by the names in `along`."""
+        """The second derivatives of the call that returned `output`, by the names in `along`."""
         return self.remote.backward(output.grad_fn.call, grad_output, along)  # type: ignore[union-attr] # _RemoteCall
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
@@ -271,7 +271,7 @@ class StandIn(nn.Module):
 
 
 class _Packs(StandIn):
-    """A stand-in for a candidate that maps its parameters to canonical weights: here they are identical."""
+    """A stand-in for a candidate with `pack`, which maps canonical weights to parameters: here both are the same."""
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The parameters, by name."""
@@ -312,8 +312,8 @@ class _Called:
 class Candidates:
     """The candidate's end: its modules, and the arguments of their calls."""
 
-    _exchange: TensorFile  # of the request,
-    _generators: list[Generator]  # and of its device
+    _exchange: TensorFile  # the file of the current request
+    _generators: list[Generator]  # the random generators of the request's device
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[nn.Module, Weights]] = {}
@@ -322,7 +322,7 @@ class Candidates:
         self._bound = cache(BoundMask)
 
     def answer(self, request: Backward, implementation: Implementation, workload: Workload) -> Tensors:
-        """Carry out a request of the judge; exceptions of the candidate pass through."""
+        """Carry out a request of the judge; exceptions of the candidate propagate."""
         self._exchange = TensorFile(request.exchange)
         for number in request.forget:
             self._modules.pop(number, None)
@@ -335,7 +335,7 @@ class Candidates:
         if request.weights:
             sent = {name: self._exchange.receive(place, here) for name, place in request.weights.items()}
             weights = Weights(**sent)
-            with side_effects.watch_call({}):  # undoes a seed that the constructor sets, as many do: no call set it
+            with side_effects.watch_call({}):  # restores the random state: many constructors set a seed, and may
                 self._modules[request.module] = implementation.build(weights).eval(), weights
         module, _ = self._modules[request.module]
         if implementation.has_dropout:
@@ -360,7 +360,7 @@ class Candidates:
             there = msgspec.structs.replace(scoped, mask=request.mask, layout="contiguous", dropout=0.0, **sizes)
         else:
             there = msgspec.structs.replace(scoped, batch=cache.batch, shared_prefix=cache.shared_prefix)
-        if reason := implementation.unsupported(there):  # rules and diagnoses have sizes of their own
+        if reason := implementation.unsupported(there):  # the sizes of rules and diagnoses differ
             raise NotImplementedError(reason)
         mode = torch.inference_mode() if request.is_inference else torch.set_grad_enabled(bool(request.needs))
         with side_effects.watch_call({}, mask, inputs=tensors.values()) as seen, mode:
@@ -410,8 +410,8 @@ class Candidates:
     def _received(self, request: Call, here: str) -> dict[str, Tensor]:
         """The tensors of a call, in the same memory as before if the judge has sent them before.
 
-        Tensors that share memory at the judge share it here. Names of one tensor are one tensor here; two views of the
-        same numbers are not, and each has its own gradient.
+        Tensors that share memory in the judge's process share it here. A tensor with several names is one tensor here;
+        two views of the same memory are two tensors, each with its own gradient.
         """
         received: dict[str, Tensor] = {}
         places = {name: msgspec.structs.replace(place, at=0) for name, place in request.tensors.items()}
@@ -440,7 +440,7 @@ class Candidates:
     def _reply(
         self, request: Backward, given: Mapping[str, Tensor], made: dict[str, Tensor], faults: dict[str, str]
     ) -> Tensors:
-        """One message with the results, given tensors that differ from the sent bytes, and changed earlier outputs."""
+        """A message with the results, and with inputs and earlier outputs that were changed in place."""
         changed = {
             name: bytes_of(tensor).cpu()
             for name, tensor in given.items()
@@ -450,7 +450,7 @@ class Candidates:
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs.values()}
         for number, called in self._calls.items():
             now = called.output.detach()
-            if now.untyped_storage().data_ptr() in inputs:  # a view of an input changes with the judge's next input
+            if now.untyped_storage().data_ptr() in inputs:  # a view of an input changes with that input
                 continue
             if not torch.equal(bytes_of(now.contiguous()), bytes_of(called.sent.contiguous())):
                 called.sent = overwritten[f"{number}"] = now.clone()

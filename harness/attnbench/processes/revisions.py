@@ -1,8 +1,8 @@
 """Compare two states of the code in one run: revisions, folders, files or environments (docs/adr/0020).
 
 Each implementation takes part twice, from the base's files and from the candidate's; this harness checks and times
-both. The files of a revision are exported to a folder of their own. The repository is only read: no worktree is
-registered, and files are exported through a separate index, so that a kill leaves nothing in `.git`. Source:
+both. The files of a revision are exported to a folder of their own. The repository is only read, because no worktree is
+registered and files are exported through a separate index, so a kill leaves nothing in `.git`. Source:
 https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
@@ -31,19 +31,21 @@ FORMS = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, the path of a python,
 ENVIRONMENT = "env:"  # marks the folder of a virtual environment
 SIDES_FOLDER = "sides"  # subfolder of a run in progress with the checked-out files
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Code with these words registers objects for the whole process, or imports unpredictable modules."""
+"""Words of code that registers objects for the whole process, or imports modules that cannot be predicted."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
-"""Modules that torch imports late. A folder with a file of such a name is not searched: it would hide them."""
+"""Modules that torch imports late. A folder with a file of such a name is not searched, because it would hide them."""
 ENGLISH = {"LC_ALL": "C"}  # keeps git's messages untranslated
 
 
 def plan(
     base_text: str, candidate_text: str, fields: Mapping[str, Any], folder: Path, *, is_apart: bool = False
 ) -> Plan:
-    """The plan of a run in `folder`, with the sides checked out below it; `fields` are parameters of build_plan.
+    """The plan of a run in `folder` that compares two sides, given as in FORMS; checks them out below `folder`.
+
+    `fields` are parameters of build_plan. With `is_apart`, each side has its own processes.
 
     Raises:
-        ValueError: a value is not possible; the message lists the allowed ones. Nothing is left behind.
+        ValueError: a value is not allowed; the message lists the allowed ones. Checked-out files are removed.
     """
     try:
         return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
@@ -56,33 +58,33 @@ def _plan(texts: tuple[str, str], fields: Mapping[str, Any], folder: Path, *, is
     named = fields.get("implementations", ())
     are_files = [plugins.split(text)[0] is not None for text in texts]
     if any(are_files) and named:
-        raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
+        raise ValueError("--implementation is not allowed with FILE.py:NAME, which names the implementation: omit it")
     if any(are_files) and not all(are_files):
         raise ValueError(f"{texts[are_files.index(False)]} cannot be compared with a file: give FILE.py:NAME for both")
     if not any(are_files) and not named:
-        raise ValueError("say what is compared with --implementation FILE.py:NAME")
+        raise ValueError("no implementation is named: give --implementation FILE.py:NAME")
     base, candidate = (_side(text, _checkout(folder, place)) for place, text in enumerate(texts))
-    lost, new = dict[str, str](), dict[str, str]()  # why an implementation is missing on a side, by name
-    if all(are_files):  # under the name of the second
+    lost, new = dict[str, str](), dict[str, str]()  # why the candidate, or the base, lacks an implementation, by name
+    if all(are_files):  # both get the name of the candidate's
         plugins.check_specs([f"base={texts[0]}", f"candidate={texts[1]}"])
         on_base, on_candidate = ({plugins.name_of(texts[1]): text} for text in texts)
     else:
         check_out(Sides(base=base, candidate=candidate))
         on_base, on_candidate = _on_side(named, base, new), _on_side(named, candidate, lost)
     if gone := [why for name, why in lost.items() if name in new]:
-        raise ValueError(f"on neither side: {gone[0]}")
+        raise ValueError(f"missing on both sides: {gone[0]}")
     specs = [*on_base.values(), *on_candidate.values()]
     files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
     compared = Sides(
         base=msgspec.structs.replace(base, implementations=on_base),
         candidate=msgspec.structs.replace(candidate, implementations=on_candidate),
-        # One process cannot hold two interpreters, nor files that import others of their side.
+        # One process has one interpreter, and cannot import two files of the same name.
         is_apart=is_apart or base.python != candidate.python or not all(map(is_self_contained, files)),
         lost=lost,
         new=new,
     )
     shared = build_plan(**{**fields, "implementations": ()}, with_baseline=False)
-    readable = [] if base.python or candidate.python else specs  # their packages may be missing here
+    readable = [] if base.python or candidate.python else specs  # this interpreter may lack their packages
     axes = merge_built_in_axes(built_in_axes(declared(readable), parse_settings(fields.get("settings", ()))))
     digests = {spec: plugins.digest(spec) for spec in specs}
     changed = {"implementations": (), "baseline": "", "alone": (), "workloads": apply_axes(shared.workloads, axes)}
@@ -126,9 +128,9 @@ def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
 
 
 def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[str, str]:
-    """The spec of each named implementation on one side, by name; the reasons of others go into `missing`.
+    """The spec of each named implementation on one side, by name; `missing` gets the reason for each absent one.
 
-    Paths are relative to the side's root; in a repository, the user typed them relative to the current folder.
+    Typed paths are relative to the side's root or, for a revision, to the current folder.
     """
     specs: dict[str, str] = {}
     for spec in dict.fromkeys(named):
@@ -151,7 +153,11 @@ def _on_side(named: Sequence[str], side: Side, missing: dict[str, str]) -> dict[
 
 
 def _inside(path: Path, side: Side) -> Path:
-    """A typed path relative to the side's root."""
+    """Make a typed path relative to the side's root.
+
+    Raises:
+        ValueError: it lies outside of the root.
+    """
     is_revision = side.given.startswith(REVISION)
     if not is_revision and not path.is_absolute():
         return path
@@ -163,10 +169,10 @@ def _inside(path: Path, side: Side) -> Path:
 
 
 def check_out(sides: Sides) -> None:
-    """Check out each side that is a revision and is not there yet.
+    """Export the files of each side that is a revision, unless its folder exists.
 
     Raises:
-        ValueError: the checkout fails.
+        ValueError: the export fails.
     """
     for side in (sides.base, sides.candidate):
         if side.commit and not Path(side.root).exists():
@@ -201,10 +207,10 @@ def is_self_contained(path: Path) -> bool:
     Two states of such a file can live in one process without interfering.
 
     Raises:
-        ValueError: it is not readable as Python.
+        SyntaxError: the file is not valid Python.
     """
     text = path.read_text(encoding="utf-8")
-    names: set[str] = set()  # first parts of all imports in the file; "" for one that is relative
+    names: set[str] = set()  # top-level modules that the file imports; "" for a relative import
     known, written = set[str](), set[str]()  # names that imports bind, and those whose attributes are assigned
     for node in ast.walk(ast.parse(text, filename=str(path))):
         if isinstance(node, ast.Import):
@@ -220,11 +226,11 @@ def is_self_contained(path: Path) -> bool:
 
 
 def side_folders(side: Side) -> list[Path]:
-    """The folders with a side's own packages, which a process searches before the installed ones.
+    """The folders with a side's own modules, which a process searches before installed packages.
 
-    These are all folders from the root down to a file's own, each also with its `src`; the outermost comes first. A
-    package lies above the files that import it, so nothing next to such a file, such as `bench/foo.py`, replaces the
-    package `foo`. A folder that is itself a package is left out: its modules are imported by the package's name.
+    These are all folders from the root down to that of each implementation's file, and their subfolders `src`. The
+    outermost comes first, so that a file next to an implementation, such as `bench/foo.py`, does not hide a package
+    `foo` above it. Folders that are packages are left out, since their modules are imported by the package's name.
     """
     files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
     if not side.root or not files:
@@ -244,7 +250,7 @@ def repository_root() -> Path:
     """The root of the repository that contains the current folder.
 
     Raises:
-        ValueError: it is in no repository, git refuses it, or there is no git.
+        ValueError: the folder is in no repository, git refuses to read it, or git is not installed.
     """
     return Path(_git("rev-parse", "--show-toplevel").rstrip("\n"))
 
@@ -273,7 +279,7 @@ def export(commit: str, target: Path) -> None:
     """
     draft = target.with_suffix(".draft").resolve()
     files = draft / "files"
-    shutil.rmtree(draft, ignore_errors=True)  # of a killed process, with git's lock
+    shutil.rmtree(draft, ignore_errors=True)  # left by a killed process, perhaps with git's lock file
     try:
         files.mkdir(parents=True)
         root, index = repository_root(), str(draft / "index")
@@ -287,7 +293,7 @@ def export(commit: str, target: Path) -> None:
 
 
 def current_commit() -> str:
-    """The current commit, with + after it if files have changed since; empty outside of a repository."""
+    """The current commit, with + after it if tracked files have changed since; "" outside of a repository."""
     try:
         head = _git("rev-parse", "HEAD").strip()
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")

@@ -1,6 +1,7 @@
 """The coordinator's side of workers: send requests, wait, and attribute failures to an arm.
 
-Without torch. A worker that crashes or hangs costs only its current request; the next request starts a fresh one.
+It does not import torch. A worker that crashes or hangs loses only its current request; the next one starts a fresh
+worker.
 """
 
 import math
@@ -29,20 +30,20 @@ from attnbench.units import sanitize_line
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
 CHUNK = 2**20
-ENDING_S, WATCH_S = 1.0, 0.01  # seconds for a process to end after it has closed its line
+ENDING_S, WATCH_S = 1.0, 0.01  # seconds in which a process ends after it has closed its socket, and between two looks
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
-MOST_STEPS = 20  # timeouts that a request may take in all, for each arm of a visit
+MOST_STEPS = 20  # a request may last this many timeouts for each of its arms
 JUDGED = ("check", "judge_output")
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""Inductor's pool of compiling processes would run next to timed calls."""
+"""Environment variable: the number of Inductor's compiling processes. More than one would run during timed calls."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
 NUM_STARTS = 2
 LONGEST_LINE = 300  # longest quote from a process's last output in a message
 ROOT = Path(__file__).parents[2]
 PACKAGE = "attnbench"
-"""Always imported from this harness, even if one of two compared sides contains it."""
+"""This package, which workers import from this harness even if a side of a comparison contains it."""
 
 
 def module_path(*folders: Path) -> str:
@@ -51,7 +52,7 @@ def module_path(*folders: Path) -> str:
 
 
 def harness_folder(folder: Path) -> Path:
-    """Link only this harness into `folder`: its installation folder holds other packages, too."""
+    """Link only this package into `folder`, since its installation folder holds others, too; return the full path."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
     link.unlink(missing_ok=True)  # a killed run may have linked another one
@@ -60,20 +61,20 @@ def harness_folder(folder: Path) -> Path:
 
 
 class WorkerClient(Protocol):
-    """The interface of a session to a worker process, several of them, or a simulated one. Leaving it stops all."""
+    """A session's interface to one worker, to several, or to a simulated one. Leaving its context stops all of them."""
 
     @property
     def is_running(self) -> bool:
         """Whether a worker is running."""
 
     def start(self, layout: int = 0) -> Started:
-        """Replace the worker by a fresh one; each number gives another memory layout.
+        """Replace the worker by a fresh one; each value of `layout` gives another memory layout.
 
         Raises:
             ValueError: it cannot start.
         """
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker; return its result.
 
         If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
@@ -98,7 +99,7 @@ class Template:
     """The process that forks or spawns workers (processes/worker/__main__.py); started at the first request.
 
     `settings` are further environment variables, `python` another interpreter, `home` the folder with this package, and
-    `folders` are searched before installed packages. All of a template prints into `log`.
+    `folders` are searched before installed packages. The template and its workers print into `log`.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Template:
         self._line: socket.socket | None = None
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._has_forked = False
-        self.is_over = threading.Event()  # it was interrupted: nothing is started any more
+        self.is_over = threading.Event()  # set after an interruption: nothing is started any more
         self.judge: ProcessClient | None = None  # started at the first check
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
@@ -156,7 +157,7 @@ class Template:
         self._end()
 
     def _end(self) -> None:
-        """End the process and all its workers; their clients see it at their next request."""
+        """End the process and all its workers; their clients notice it at their next request."""
         if self._process is None:
             return
         assert self._line is not None
@@ -175,7 +176,7 @@ class Template:
             self._files = None
 
     def start(self) -> None:
-        """Start the process without waiting for it; otherwise `fork` starts it.
+        """Start the process without waiting for it; `fork` calls this if necessary.
 
         Raises:
             OSError: it cannot start.
@@ -184,7 +185,7 @@ class Template:
         if messages.spawns():
             self._files = tempfile.TemporaryDirectory(prefix="attnbench-tensors-")
             self.environment[messages.FILES] = self._files.name
-        # -P and our own root first: a folder called attnbench in the working folder must not replace us
+        # -P, and our own root first, so that a folder attnbench in the working folder does not replace this package
         self._line, theirs = socket.socketpair()
         with self.log.open("ab") as log, theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
@@ -198,7 +199,7 @@ class Template:
         self._line.settimeout(START_TIMEOUT_S)
 
     def log_size(self) -> int:
-        """Bytes printed up to now; a flooded log is cut."""
+        """Bytes in the log, which is cut first if it is too long; 0 without a log."""
         with suppress(OSError):
             if self.log.stat().st_size > LONGEST_LOG:
                 os.truncate(self.log, KEPT_LOG)
@@ -214,7 +215,10 @@ class Template:
         return ""
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        """Send a request to the template; after a failure close it: a late reply would answer the next request."""
+        """Send a request to the template, and return its reply.
+
+        After a failure the template is ended, because a late reply would be taken for that to the next request.
+        """
         if self._line is None:
             raise ConnectionResetError("it was closed")
         try:
@@ -222,33 +226,34 @@ class Template:
             answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
             if len(answer) < messages.NUMBER.size:
                 raise ConnectionResetError("it ended")
-        except OSError:  # it may have been killed without showing it yet
+        except OSError:  # the template may have been killed, although its process still seems to run
             self._end()
             raise
         return int(messages.NUMBER.unpack(answer)[0])
 
 
 class ProcessClient(WorkerClient):
-    """A runner: a process that holds implementations, and answers one request at a time; each start replaces it.
+    """The client of a process that holds implementations and handles one request at a time; a start replaces it.
 
-    Its template's judge loads none: it knows the answers, and compares. `timeout_s` limits a step without a heartbeat.
+    Checks go through the template's judge, a process that loads no implementation, knows the right answers and
+    compares. `timeout_s` limits the time between two heartbeats.
     """
 
     def __init__(self, template: Template, timeout_s: float, *, is_sibling: bool = False) -> None:
         self.template, self.timeout_s, self.is_sibling = template, timeout_s, is_sibling
-        self.is_spent = False  # unusable: its device fails, or its state was changed
+        self.is_spent = False  # the process must be replaced: its device has failed, or shared state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
         self._log_start = 0
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """Another runner with the same judge. Exit it before this one, which closes the template."""
+        """The client of another process with the same judge. Exit it before this one, which closes the template."""
         return ProcessClient(self.template, self.timeout_s, is_sibling=True)
 
     @property
     def process_id(self) -> int:
-        """Its process id; 0 if none is running."""
+        """The id of the process; 0 if none is running."""
         return self._worker if self.is_running else 0
 
     @property
@@ -266,13 +271,13 @@ class ProcessClient(WorkerClient):
         return total_s
 
     def start(self, layout: int = 0) -> Started:
-        """Start a fresh process, with another memory layout for each number, and return its environment.
+        """Start a fresh process, with another memory layout for each `layout`, and return its environment.
 
         A process that ends during its start is started once more. Source: Mytkowicz et al., Producing Wrong Data
         Without Doing Anything Obviously Wrong, 2009, https://doi.org/10.1145/1508244.1508275.
 
         Raises:
-            ValueError: it cannot start; the message quotes the last line that it printed.
+            ValueError: the process cannot start; the message quotes the last line that it printed.
         """
         for _ in range(NUM_STARTS):
             self.stop()
@@ -292,8 +297,8 @@ class ProcessClient(WorkerClient):
         last = self.template.printed_since(0) or "it printed nothing"
         raise ValueError(f"the worker process cannot start ({reply.message}): {last}")
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """See WorkerClient; the process is started if necessary. The template's judge answers JUDGED."""
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
+        """Call a function, starting the process if necessary; the template's judge handles those in JUDGED."""
         if not self.is_running:
             self.start()
         request = messages.request(function, arguments)
@@ -308,7 +313,7 @@ class ProcessClient(WorkerClient):
         return reply
 
     def _judged(self, request: Request, result: type[T]) -> T | Failed | Request:
-        """The judge's reply; this runner answers its questions about the implementation."""
+        """The judge's reply; this process answers the judge's requests to the implementation."""
         judge = self.template.judge = self.template.judge or self.sibling()
         if not judge.is_running:
             judge.start()
@@ -331,7 +336,11 @@ class ProcessClient(WorkerClient):
         may_ask: bool = False,
         num_steps: float = math.inf,
     ) -> T | Failed | Request:
-        """Send a message to this process; return its reply, Failed if there is none after `num_steps` timeouts."""
+        """Send a message to this process; return its reply, or Failed if none comes within `num_steps` timeouts.
+
+        `timeout_s` limits the time between two heartbeats; 0: as for other requests. With `may_ask`, the reply may be a
+        request.
+        """
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:
             return Failed(status=Status.crashed, message="the process has ended", is_lost=True)
@@ -355,13 +364,13 @@ class ProcessClient(WorkerClient):
     @staticmethod
     def _send(line: socket.socket, message: Request | Reply) -> None:
         if wait([line], 0) and line.recv(1, socket.MSG_PEEK):
-            raise msgspec.DecodeError("an answer before its request is forged")
+            raise msgspec.DecodeError("the process sent an answer before its request")
         line.sendall(messages.line(message))
 
     def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
         """Read one line, which is a complete reply: the worker handles one request at a time.
 
-        Any process can announce steps without end, so their number is limited, too.
+        A process could announce steps without end, so `num_steps` timeouts limit the whole time.
         """
         assert self._line is not None
         until_s = time.monotonic() + num_steps * timeout_s
@@ -374,7 +383,7 @@ class ProcessClient(WorkerClient):
                     raise ConnectionResetError("the line was closed")
                 text += part
                 if len(text) > LONGEST_ANSWER:
-                    raise msgspec.DecodeError("no answer is so long")
+                    raise msgspec.DecodeError("the answer is too long")
             elif self.template.is_over.is_set() or self._has_ended():
                 raise ConnectionResetError("the process ended, or was interrupted")
             count, _ = self._heartbeat.read()
@@ -409,7 +418,7 @@ class ProcessClient(WorkerClient):
         )
 
     def _has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the process ends within some seconds; its children do not matter."""
+        """Whether the process ends within `within_s` seconds, regardless of its children."""
         until_s = time.monotonic() + within_s
         while True:
             try:
@@ -422,7 +431,7 @@ class ProcessClient(WorkerClient):
             time.sleep(WATCH_S)
 
     def abandon(self) -> None:
-        """See WorkerClient."""
+        """Let the request in progress fail, and start no process again."""
         self.template.is_over.set()
 
     def stop(self) -> int | None:
@@ -436,7 +445,7 @@ class ProcessClient(WorkerClient):
         return None
 
     def close(self) -> None:
-        """Stop, and release the heartbeat; the template goes on."""
+        """Stop the process, and release the heartbeat; the template keeps running."""
         self.stop()
         self._heartbeat.close()
 

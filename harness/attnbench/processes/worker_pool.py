@@ -1,7 +1,7 @@
-"""Several runners behind the interface of one worker: each holds some arms, and takes its part of each block.
+"""Several workers behind the interface of one: each holds some of the arms, and samples its part of each block.
 
-A process has a bias that all its blocks share: across processes, each epoch of fresh processes gives one number
-(docs/adr/0020).
+All blocks of a process share a bias, so a comparison across processes gets one number from each epoch of fresh
+processes (docs/adr/0020).
 """
 
 import math
@@ -25,30 +25,30 @@ from attnbench.timing.blocks import known
 from attnbench.workloads.counts import compulsory_bytes
 from attnbench.workloads.workload import Workload
 
-SHARED = ""  # the runner of all trusted arms
+SHARED = ""  # name of the worker of all trusted arms
 TURN_S = 80e-3
-"""Shortest turn of a runner, shared by its arms: each turn begins with 20 ms of untimed calls (`WARM_S`)."""
+"""Shortest turn of a worker, shared by its arms; each turn begins with 20 ms of untimed calls (`WARM_S`)."""
 LEAST_S, MOST_S = 1e-9, 1e9
-"""The shortest and the longest call that an untrusted process may report."""
+"""The shortest and the longest call, in seconds, that an untrusted process may report."""
 REFEREED_S = 20e-3
-"""Shortest refereed sample: coordinator and runner wake each other in a tenth of a millisecond."""
+"""Shortest refereed sample, long against the tenth of a millisecond in which coordinator and worker wake each other."""
 REFEREED_BYTES = 2**28
 """Largest size of inputs and outputs of a refereed sample, unless two calls need more."""
 NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a process, and of each later one
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
-"""Looks at an untrusted process between its requests, the seconds of each, and the largest share of a processor that it
-may use in all of them."""
+"""Looks at an untrusted process between its requests, the seconds of each, and the share of a processor that it must
+not reach in all of them."""
 DRAWS = random.SystemRandom()
 """Random numbers for refereed samples, unpredictable for code under test."""
 
 
 @dataclass
 class Part:
-    """One runner's part of a visit."""
+    """One worker's part of a visit."""
 
     client: WorkerClient
-    arms: tuple[tuple[Arm, str], ...]  # with the source of each implementation
-    owner: Arm | None = None  # the arm of an untrusted runner: it is responsible for any failure there
+    arms: tuple[tuple[Arm, str], ...]  # each with the spec of its implementation
+    owner: Arm | None = None  # the arm of an untrusted worker, responsible for all its failures
 
     @property
     def num_arms(self) -> int:
@@ -56,10 +56,10 @@ class Part:
         return sum(arm != PROBE for arm, _ in self.arms)
 
     def ask(self, function: str, result: type[T], /, **arguments: object) -> T:
-        """Call a function of the runner; return its result.
+        """Call a function of the worker; return its result.
 
         Raises:
-            FailedError: it has failed.
+            FailedError: the request has failed.
         """
         reply = self.client.ask(function, result, **arguments)
         if isinstance(reply, Failed):
@@ -67,33 +67,33 @@ class Part:
         return reply
 
     def sample(self, request: SampleBlocks) -> VisitFinished:
-        """Sample blocks; the reply of an untrusted runner must have the requested arms, with positive times.
+        """Sample blocks; the reply of an untrusted worker must have the requested arms, with positive times.
 
         Raises:
-            FailedError: it has failed.
+            FailedError: the request has failed, or the reply is invalid.
         """
         reply = self.ask("sample_blocks", VisitFinished, visit=request)
         arms, samples = [arm for arm, _ in self.arms], [sample for taken in reply.arms for sample in taken.samples]
         is_whole = [taken.arm for taken in reply.arms] == arms and len(samples) == request.num_blocks * len(arms)
         is_possible = all(LEAST_S <= each.value <= MOST_S and each.num_calls > 0 for each in samples)
         if self.owner is not None and not (is_whole and is_possible):
-            message = "its process answers what was not asked, or that a call takes 0 s"
+            message = "its process sent other samples than requested, or an impossible time, such as 0 s"
             raise FailedError(Failed(arm=self.owner, status=Status.invalid, message=message))
         return reply
 
 
 def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
-    """Take the blocks of a visit: in each block the runners take their parts one after the other, in a random order.
+    """Take the blocks of a visit: in each block the workers take their parts one after the other, in a random order.
 
     Every turn begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block is
-    taken and dropped, so that all runners choose their settings from the same times of all arms.
+    taken and dropped, so that all workers choose their settings from the same times of all arms.
 
-    The slowest interference probe of the trusted runners counts, and slots are numbered across runners. An untrusted
-    one decides nothing but the times of its own arms. All work besides sampling happens outside of the blocks, so that
-    their parts stay close: runners prepare first, and verify their answers at the end.
+    The slowest interference probe of the trusted workers counts, and slots are numbered across workers. An untrusted
+    worker affects only the times of its own arms. All other work happens outside of the blocks, so that the parts of a
+    block are close in time: workers prepare first, and verify their answers at the end.
 
     Raises:
-        FailedError: a runner has failed.
+        FailedError: a worker has failed.
     """
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
@@ -134,33 +134,33 @@ def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
         for arm, sample in taken.items():
             samples[arm].append(sample)
         num_taken += step is block
-        if request.longest_s and taken:  # a request has one block, so its runner cannot leave any out
+        if request.longest_s and taken:  # a request has one block, so its worker cannot leave any out
             block_s = sum(each.value * each.num_calls for each in taken.values())
             most = max(1, min(most, int(request.longest_s / block_s)))
     return request.finished(samples, called_s, states)
 
 
 def _placed(sample: Sample, request: SampleBlocks, block: int, slot: int) -> Sample:
-    """The sample at its place in the visit."""
+    """The sample with its epoch, visit, block and slot."""
     return msgspec.structs.replace(sample, epoch=request.epoch, visit=request.number, block=block, slot=slot)
 
 
 class Referee:
-    """Takes the blocks of a visit by the coordinator's clock, against code that wants to win.
+    """Times the blocks of a visit by the coordinator's clock, for code that may cheat.
 
-    Each sample is one request for calls that were prepared before, each with its own inputs, which nobody could know
-    before. Afterwards some of its outputs are chosen, handed in and judged. Nothing that the process says of its own
-    time is used, so the time includes the tenth of a millisecond in which both processes wake each other.
+    Each sample is one request for prepared calls, each on new random inputs. Afterwards the judge gets some of the
+    outputs, chosen at random. No time that the process reports is used, so a sample includes the tenth of a millisecond
+    in which both processes wake each other.
     """
 
     def __init__(self, judge: WorkerClient, now: Callable[[], float]) -> None:
         self.judge, self.now = judge, now
 
     def visit(self, request: SampleBlocks, parts: Sequence[Part]) -> VisitFinished:
-        """Take the blocks.
+        """Sample the blocks of the visit, in a random order of arms.
 
         Raises:
-            FailedError: a runner has failed, or an output is wrong.
+            FailedError: a worker has failed, or an output is wrong.
         """
         for part in parts:
             if part.owner is not None:
@@ -201,7 +201,7 @@ class Referee:
             number = min(4 * number, most)
 
     def _sample(self, part: Part, cell: Target, number: int, num_judged: int) -> Sample:
-        """Time that many calls, and judge some outputs of code under test.
+        """Time `number` calls, and judge `num_judged` of their outputs if the code is untrusted.
 
         Raises:
             FailedError: the calls fail, or an output is wrong.
@@ -221,17 +221,17 @@ class Referee:
 
 
 def _num_calls(workload: Workload, call_s: float) -> int:
-    """Calls that last REFEREED_S, or as many as have room for their inputs and outputs; at least 2."""
+    """The number of calls that last REFEREED_S, or fewer if their data exceeds REFEREED_BYTES; at least 2."""
     held_bytes = compulsory_bytes(workload) * workload.num_heads // workload.num_kv_heads  # heads may be repeated
     return max(2, min(math.ceil(REFEREED_S / call_s), REFEREED_BYTES // held_bytes))
 
 
 class WorkerPool(WorkerClient):
-    """Several workers behind the interface of one: of the sides of a comparison, or of trusted and untrusted arms.
+    """Several workers behind the interface of one: one per side, or a shared one and one per untrusted arm.
 
-    `clients` start with each epoch, by the name that `runner` gives to their arms. If the shared one is among them,
-    any other name means an untrusted arm, which has a process of its own, started at its first request in an epoch.
-    Each runner has the interference probe, so that identical code is measured alike.
+    `runner` maps an arm to the name of its worker. The workers in `clients` start with each epoch. If they include the
+    shared worker, an arm with any other name is untrusted, and its own process starts at its first request in the
+    epoch. Every worker also times the interference probe, so that identical code is timed the same way in each.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class WorkerPool(WorkerClient):
         """Start fresh workers at the same time, each with a random memory layout.
 
         Raises:
-            ValueError: one cannot start.
+            ValueError: a worker cannot start.
         """
         self.stop()
         self.layout = layout
@@ -269,8 +269,8 @@ class WorkerPool(WorkerClient):
     def _start(self, name: str) -> Started:
         return self.clients[name].start(random.Random(f"{self.seed}/{self.layout}/{name}").getrandbits(31))
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """Call a function of the worker of its implementation; several take blocks in turn."""
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
+        """Call a function of the worker that holds the cell's arm; workers take the blocks of a visit in turn."""
         if function == "sample_blocks":
             return cast("T | Failed", self._sample_blocks(arguments["visit"]))
         if function == "measure_ceilings":
@@ -278,7 +278,7 @@ class WorkerPool(WorkerClient):
         return self._client(self.runner(arguments["cell"].arm)).ask(function, result, **arguments)
 
     def _client(self, name: str) -> WorkerClient:
-        """The running worker with that name."""
+        """The worker with that name, started if necessary."""
         if name not in self.clients:
             self.clients[name] = self._exits.enter_context(cast("ProcessClient", self.clients[SHARED]).sibling())
         if not self.clients[name].is_running:
@@ -297,11 +297,11 @@ class WorkerPool(WorkerClient):
             failed = error.failed
             for part in parts:
                 if part.owner is not None and part.owner == failed.arm:
-                    part.client.stop()  # what it left at work would disturb the others
+                    part.client.stop()  # threads that it left running would disturb the others
             return failed
 
     def _parts(self, request: SampleBlocks) -> list[Part]:
-        """The arms of each runner, or each arm if it is refereed; each part has the probe."""
+        """The arms of each worker or, in a refereed visit, each arm alone; each part also has the probe."""
         by_runner: dict[str, list[tuple[Arm, str]]] = {SHARED: []} if SHARED in self.clients else {}
         for arm, spec in request.arms:
             if arm != PROBE:
@@ -315,7 +315,7 @@ class WorkerPool(WorkerClient):
         return parts
 
     def abandon(self) -> None:
-        """See WorkerClient."""
+        """Let the requests in progress fail, and start no process again."""
         for name in self.first:
             self.clients[name].abandon()
 
@@ -334,7 +334,7 @@ class WorkerPool(WorkerClient):
 
 
 class ByThreads(WorkerClient):
-    """A worker for each number of threads, since a process keeps its own from its start."""
+    """One worker for each number of threads, since a process keeps the number with which it started."""
 
     def __init__(self, clients: Mapping[int, WorkerClient]) -> None:
         self.clients, self.latest, self.layout = dict(clients), next(iter(clients)), 0
@@ -348,13 +348,13 @@ class ByThreads(WorkerClient):
         """Replace all workers; those after the first start at their first request.
 
         Raises:
-            ValueError: it cannot start.
+            ValueError: the first worker cannot start.
         """
         self.stop()
         self.layout, self.latest = layout, next(iter(self.clients))
         return self.clients[self.latest].start(layout)
 
-    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
+    def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
         """Call a function of the worker with the workload's number of threads."""
         about = arguments.get("visit") or arguments.get("cell")
         workload: Workload = arguments["workload"] if about is None else about.workload
@@ -365,7 +365,7 @@ class ByThreads(WorkerClient):
         return client.ask(function, result, **arguments)
 
     def abandon(self) -> None:
-        """See WorkerClient."""
+        """Let the requests in progress fail, and start no process again."""
         for client in self.clients.values():
             client.abandon()
 
@@ -395,5 +395,5 @@ def _require_idle(client: ProcessClient, arm: Arm) -> None:
         time.sleep(IDLE_S)
         if (share := (client.processor_s - before_s) / IDLE_S) < BUSY_SHARE:
             return
-    message = f"between its calls it goes on using {share:.0%} of a processor, in threads or processes"
+    message = f"between its calls it keeps using {share:.0%} of a processor, in threads or processes"
     raise FailedError(Failed(arm=arm, status=Status.error, message=message))

@@ -26,9 +26,9 @@ __all__ = ["Rank", "RankLostError", "RankSilentError", "not_over_ranks", "over_r
 def not_over_ranks(workload: Workload) -> str | None:
     """Return why no implementation over ranks can compute the workload, or None."""
     if workload.mask not in {"none", "causal"}:
-        return f"it takes the masks none and causal, and not {workload.mask}"
+        return f"it supports the masks none and causal, and not {workload.mask}"
     if workload.seq_len != workload.kv_len:
-        return "its ranks share out queries and keys alike: give kv_len the value of seq_len"
+        return "its ranks split queries and keys in the same way: set kv_len to the value of seq_len"
     if workload.world_size == 1:
         return None
     if workload.scope == "module":
@@ -36,7 +36,7 @@ def not_over_ranks(workload: Workload) -> str | None:
     if workload.num_threads > 1:
         return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
     if not hasattr(os, "memfd_create"):
-        return "ranks share memory in a way that only Linux has"
+        return "ranks share memory through memfd_create, which this system lacks: use Linux"
     if device(workload.device).is_host:
         return None
     last = device(f"{workload.device.partition(':')[0]}:{workload.world_size - 1}")
@@ -70,7 +70,7 @@ class _OverRanks(torch.autograd.Function):
         return (*(each if needs else None for each, needs in needed), None, None)
 
 
-def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are shared out
+def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are split
     share: Share,
     query: Tensor,
     key: Tensor,
@@ -83,7 +83,7 @@ def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are shar
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `world_size` ranks.
 
-    `share` is a module-level function that each rank can import.
+    `share` is a module-level function, which each rank imports and calls with its tokens; for `order` see `tokens_of`.
 
     Raises:
         RankLostError: a rank has died; the message says which.

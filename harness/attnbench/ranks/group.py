@@ -48,7 +48,7 @@ class RankSilentError(RuntimeError):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The function for the ranks to call, and a rank of the call without its place (rank.py)."""
+    """The function that the ranks call, and its last argument `rank`, in which each rank sets its own number."""
 
     module: str
     function: str
@@ -66,7 +66,7 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """The tensor's size."""
+        """The tensor's size in bytes."""
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def within(self, memory: Tensor) -> Tensor:
@@ -76,8 +76,9 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: a forward call, or backward through the graph of that call.
+    """One pass: a forward call, or the backward pass of an earlier call.
 
+    `given` are the pass's inputs, `made` the places for its results, and `forget` the calls whose graphs are freed.
     `memory_bytes` is the size of a new shared memory file that comes with the message; 0 if the file is unchanged.
     """
 
@@ -106,7 +107,7 @@ class RankGroup:
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA."""
+        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA. `timeout_s`: of a call."""
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
         self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
@@ -115,11 +116,11 @@ class RankGroup:
         self._stop: Callable[[], object] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._num_calls = 0
-        self._first_call = 0  # of the calls that the current processes have computed
+        self._first_call = 0  # number of the first call that the current processes have computed
         self._forget: list[int] = []
 
     def forward(self, tensors: Sequence[Tensor], asked: Asked) -> tuple[int, Tensor]:
-        """The number of the call, and its output (B, H, T, V)."""
+        """Compute a call of query, key and value; return its number and its output (B, H, T, V)."""
         query, _, value = tensors
         self._num_calls += 1
         shape = (*query.shape[:3], value.shape[3])
@@ -127,7 +128,7 @@ class RankGroup:
         return self._num_calls, output
 
     def backward(self, call: int, grad_output: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
-        """The gradients of a call's query, key and value, which have these sizes."""
+        """The gradients of a call's query, key and value, whose dtypes and shapes are `sizes`."""
         return self._pass(call, None, [grad_output], sizes)
 
     def forget(self, call: int) -> None:
@@ -261,7 +262,7 @@ class RankGroup:
 
 
 def _failure(answer: bytes) -> str:
-    """Classify a rank's report: its `own` failure, that of `another` rank, or none."""
+    """Classify a rank's report: "own" for its own failure, "another" for that of another rank, "" for none."""
     report = msgspec.json.decode(answer, type=Report)
     return "" if not report.error else "another" if report.is_communication else "own"
 
@@ -277,5 +278,5 @@ def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], fo
 
 @cache
 def group_of(world_size: int, device: str) -> RankGroup:
-    """The group of that size in this process; there is only one."""
+    """The only group with this number of ranks and device type in this process."""
     return RankGroup(world_size, device)

@@ -1,7 +1,7 @@
 """`python -m attnbench.ranks.process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
 
-This process imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers requests one by
-one until its socket closes. Each ends at once with the process that started it.
+This process imports torch, computes nothing, forks a rank for each socket FD, and waits. A rank answers requests one by
+one until its socket closes. Each process ends at once with the one that started it.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ def end_with(starter: int) -> None:
 
 
 def answer_all(line: socket.socket, folder: str, device: str, patience_s: float, place: tuple[int, int]) -> None:
-    """Join the group and answer requests until there are no more."""
+    """Join the group, and answer requests until the socket closes; `place` is the rank and the number of ranks."""
     rank, world_size = place
     torch.set_num_threads(1)
     here = devices.device(device)
@@ -113,7 +113,7 @@ class Member:
         return self.backward(request)
 
     def forward(self, request: Request, asked: Asked) -> Report:
-        """The forward pass."""
+        """Compute a forward pass; store its graph if a backward pass may follow."""
         rank = replace(asked.rank, rank=self.rank, world_size=self.world_size)
         taken = (self.take(each.within(self.memory), rank) for each in request.given)
         query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
@@ -130,7 +130,7 @@ class Member:
         return report
 
     def backward(self, request: Request) -> Report:
-        """The backward pass through a stored graph."""
+        """Compute the backward pass through the stored graph of a call."""
         output, leaves, rank = self.graphs[request.call]
         (grad_output,) = [self.take(each.within(self.memory), rank) for each in request.given]
         made, report = self.timed(
@@ -140,7 +140,7 @@ class Member:
         return report
 
     def timed(self, compute: Callable[[], list[Tensor]], rank: Rank) -> tuple[list[Tensor], Report]:
-        """Run `compute`, and time it from when all ranks are ready."""
+        """Run `compute` once all ranks are ready; return its results and a report with its time."""
         with rank.waiting():
             dist.barrier()
         rank.bytes_sent, rank.waited_s = 0, 0.0
@@ -159,7 +159,7 @@ class Member:
         """Write this rank's tokens into the whole tensors.
 
         Raises:
-            ValueError: a result has another shape or dtype than its share.
+            ValueError: a result has the wrong shape or dtype.
         """
         for tensor, place in zip(made, request.made, strict=True):
             whole = place.within(self.memory)
@@ -169,7 +169,7 @@ class Member:
                 raise ValueError(f"its share has shape {found} instead of {shape} in {whole.dtype}")
             if rank.order == "whole":  # each rank has all tokens and writes a part
                 own = tokens_of("contiguous", self.rank, self.world_size, rank.length)
-                tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - its part of the same
+                tensor = tensor[:, :, own[0].start : own[0].stop]  # noqa: PLW2901 - only the part of it that is written
             else:
                 own = rank.tokens()
             for part, tokens in zip(tensor.split([len(each) for each in own], dim=2), own, strict=True):

@@ -39,7 +39,7 @@ class CommunicationError(RuntimeError):
 class Rank:
     """One rank of a call: its place, and its messages to the others, with counters.
 
-    `bytes_sent` counts tensors addressed to other ranks; `waited_s` is the time spent in sending and receiving.
+    `bytes_sent` counts the tensors sent to other ranks; `waited_s` is the seconds spent in sending and receiving.
     """
 
     rank: int = 0

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from attnbench.ranks.rank import Rank
 
 Slices = tuple[slice, slice, bool]
-"""Some of a rank's queries, some of its current keys, and whether both are the same tokens under a causal mask."""
+"""Some of a rank's queries, some of its current keys, and whether a causal mask hides some of these pairs."""
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least."""
+    """The tensor in float32, or in float64 if it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -88,7 +88,7 @@ class _RingPass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The equations of FlashAttention-2, algorithm 2, block by block."""
+        """The gradients of query, key and value, block by block as in FlashAttention-2, algorithm 2."""
         query, key, value, out, logsumexp = ctx.saved_tensors
         rank: Rank = ctx.rank
         wide_query, wide_grad = wide(query), wide(grad_output)

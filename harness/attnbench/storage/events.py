@@ -13,7 +13,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
-SUSTAINED_S = 3.0  # of calls before the samples of a sustained visit; longer while the device's clock is unsteady
+SUSTAINED_S = 3.0  # seconds of calls before a sustained visit's samples; longer while the device's clock is unsteady
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
@@ -23,7 +23,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady` starts where this
 adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
 end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
-SHARE_OF_FREE = 0.75  # of the memory, which a call may use
+SHARE_OF_FREE = 0.75  # share of the free memory that a call may use
 LIMITS = {  # the smallest and the largest value of fields of a Plan
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
@@ -62,7 +62,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """Workloads that differ in one axis only, in order, along which pairs of implementations may change places."""
+    """Workloads that differ in one axis only, in order; the faster one of a pair may change along them."""
 
     axis: str
     values: tuple[int, ...]
@@ -108,7 +108,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
 
     def __post_init__(self) -> None:
-        """Refuse values that are out of range or have no JSON before anything is written."""
+        """Reject values that are out of range or cannot be JSON, before anything is written.
+
+        Raises:
+            ValueError: a value is outside of LIMITS.
+        """
         for name, (least, most) in LIMITS.items():
             if not least <= (value := getattr(self, name)) <= most or value == math.inf:
                 share = f"a share up to {most:g}, as in {most / 5:g} for {20 * most:g} %"
@@ -148,7 +152,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_searches(self) -> int:
-        """Largest number of searches, which share the probability of a false interval."""
+        """The number of searches at most; they share the probability of a false interval."""
         return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
@@ -184,11 +188,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_runners(self) -> bool:
-        """Whether several processes take turns, or a referee times them."""
+        """Whether several processes take turns in a visit, or a referee times them."""
         return bool(self.alone) or (self.sides is not None and self.sides.is_apart) or self.is_refereed
 
     def is_alone(self, arm: Arm) -> bool:
-        """Whether an arm runs in another process than its reference."""
+        """Whether an arm runs in a different process from the baseline; always False with two sides."""
         return self.sides is None and self.runner(arm) != self.runner(self.reference(arm))
 
     def is_reference(self, arm: Arm) -> bool:
@@ -226,7 +230,7 @@ class CellEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> records.Key:
-        """The cell."""
+        """The key of the cell: workload id and arm."""
         return self.workload, Arm(implementation=self.implementation, side=self.side)
 
 
@@ -242,7 +246,7 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
 
 
 class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
-    """The operators of one call of a cell; with another backend than requested, the cell becomes a fallback."""
+    """The operators of one call of a cell; if another backend ran than requested, its status becomes `fallback`."""
 
     operators: records.Operators
 
@@ -314,7 +318,7 @@ class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
 
     run: str  # the damaged run
     lines: tuple[int, ...]  # line numbers in the damaged journal
-    gaps: tuple[int, ...]  # intact lines after a change or a loss
+    gaps: tuple[int, ...]  # numbers of intact lines that follow a changed or lost one
 
 
 class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_restored"):

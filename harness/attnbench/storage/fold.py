@@ -13,7 +13,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, H
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
-"""Work that is done once for a cell; a measurement has its metric's name after it."""
+"""Kinds of work that a cell has at most once; the metric's name follows that of a measurement."""
 
 
 class ProbeVisit(NamedTuple):
@@ -34,19 +34,21 @@ class State:
     worker: events.WorkerStarted | None = None  # the latest
     host: str = ""  # the host that measures; "" for this machine
     num_workers: int = 0
-    timing_workers: set[int] = field(default_factory=set)  # places in `history` of those that timed something
+    timing_workers: set[int] = field(default_factory=set)  # indices in `history` of workers that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms, and the probe
-    done: set[tuple[Key, str]] = field(default_factory=set)  # cells and work that is done once
+    # (cell, kind of work) already in the journal: a second one, such as another check, is an error
+    done: set[tuple[Key, str]] = field(default_factory=set)
     status: dict[Key, Status] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
     cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
     num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
     probes: list[ProbeVisit] = field(default_factory=list)
+    # states of the device by workload, a tuple for each visit
     devices: defaultdict[str, list[tuple[DeviceState, ...]]] = field(default_factory=lambda: defaultdict(list))
-    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host
-    spent_s: float = 0.0  # of the run: until its last visit, plus later checks and ceilings
+    ceilings: dict[tuple[str, HardwareKey], Ceilings] = field(default_factory=dict)  # by host and hardware
+    spent_s: float = 0.0  # seconds of the run until its last visit, plus later checks and ceilings
     accepted: list[events.BaselineAccepted] = field(default_factory=list)
     num_restored: int = 0  # times that another process changed the journal while the run was active
     num_lost: int = 0  # lines lost from a damaged journal, as far as they can be counted
@@ -77,13 +79,13 @@ class State:
         if unknown := [arm for arm in arms if arm not in self.known]:
             return f"the plan has no implementation {unknown[0]}"
         if min(times_s, default=1.0) <= 0:
-            return f"a sample says {min(times_s)} s for a call"
+            return f"a sample has {min(times_s)} s for a call"
         samples = event.measurement.samples if isinstance(event, events.CellMeasured) else ()
         least = min((sample.value for sample in samples), default=0.0)
         return "" if least >= 0 else f"{least} is not allowed: 0 or more"
 
     def apply(self, event: events.Event) -> None:
-        """Add one event."""
+        """Add one event, which must have no problem."""
         if isinstance(event, events.CellEvent) and (work := work_of(event)):
             self.done.add((event.key, work))
         match event:
@@ -120,7 +122,7 @@ class State:
             case events.LinesLost():
                 self.num_lost += len(event.lines) + len(event.gaps)
 
-    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - of a record
+    def _set(self, cell: Key, status: Status | None, **fields: Any) -> None:  # noqa: ANN401 - fields of a record have several types
         """Set fields of a cell's record, and its status unless that is None."""
         self.cells.setdefault(cell, {}).update(fields)
         if status is not None:
@@ -143,7 +145,7 @@ class State:
 
     def _add_visit(self, visit: events.VisitFinished) -> None:
         self.num_visits[visit.workload] = visit.visit + 1
-        self.num_workers = max(self.num_workers, visit.epoch + 1)  # its start was lost
+        self.num_workers = max(self.num_workers, visit.epoch + 1)  # also if the worker's start was lost
         self.timing_workers.add(len(self.history) - 1)
         self.spent_s = max(self.spent_s + visit.called_s, visit.elapsed_s)
         if visit.states:

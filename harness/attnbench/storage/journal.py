@@ -6,8 +6,8 @@ sense, too (storage/fold.py). A line that a kill cut short is dropped; any other
 `salvage` keeps the intact lines. Journals of all earlier schemas are read as if they were current
 (docs/adr/0003-journal.md has the history).
 
-This module judges no measurements: see analysis/results.py. It also finds runs by name, folder or age below the folder
-of results. Idea of joining run and report by files alone: https://asv.readthedocs.io.
+This module judges no measurements (analysis/results.py does). It also finds runs by name, folder or age below the
+folder of results. Source of the idea to join run and report by files alone: https://asv.readthedocs.io.
 """
 
 import fcntl
@@ -37,11 +37,11 @@ JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
 HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
-SYNC_EVERY_S = 0.1  # of work that a power cut may lose; a kill loses nothing
+SYNC_EVERY_S = 0.1  # seconds of work that a power cut may lose; a kill loses nothing
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
-"""The end of a line: its number and its digest. Schema 5 has no number, and two digests in one: of the line, which is
-the first half, and of the line after the one before it, which is ignored."""
-FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # schemas
+"""The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first is
+that of the line, and the second, which includes the line before, is ignored."""
+FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests, and with arms that are more than names
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 _DECODER = msgspec.json.Decoder(Event)
@@ -60,7 +60,7 @@ class Journal:
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.
-            DamagedError: what is there is damaged.
+            DamagedError: the journal there is damaged.
         """
         self.path, self._synced_s, self._lock = folder / JOURNAL, -math.inf, threading.Lock()
         with writing_to(folder, "--results"):
@@ -90,7 +90,7 @@ class Journal:
         """
         is_there = os.fstat(self._file.fileno()).st_nlink if self._copy is None else self.path.parent.is_dir()
         if not is_there:
-            raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
+            raise DamagedError(f"{self.path} was removed during the run, and its results are lost: start a new run")
         with self._lock:
             line = signed(event, self._num_lines + 1)
             if self._copy is not None:
@@ -107,7 +107,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with self._file, suppress(OSError) if kind is not None else nullcontext():  # the first exception explains all
+        with self._file, suppress(OSError) if kind is not None else nullcontext():  # keeps an earlier exception
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):
                 write_atomically(
@@ -150,7 +150,7 @@ def read_lines(path: Path, state: State) -> Iterator[Line]:
         schema = event.schema if isinstance(event, RunStarted) else 0
         if schema > SCHEMA:
             raise DamagedError(f"{path} has schema {schema}, newer than {SCHEMA}: update attnbench to read it")
-        signature = SIGNATURE.search(line, max(0, len(line) - 80))  # it is shorter
+        signature = SIGNATURE.search(line, max(0, len(line) - 80))  # a signature is shorter
         has_digests = has_digests or signature is not None or schema >= FIRST_WITH_DIGESTS
         place = None if signature is None or signature[1] is None else int(signature[1])
         if has_digests and (signature is None or not _is_unchanged(line, signature)):
@@ -281,7 +281,7 @@ class Salvaged(NamedTuple):
     plan: Plan
     num_kept: int
     dropped: dict[int, str]  # reason by line number
-    gaps: list[int]  # intact lines after a change or a loss
+    gaps: list[int]  # numbers of intact lines that follow a changed or lost one
 
     @property
     def is_damaged(self) -> bool:

@@ -44,7 +44,7 @@ Key = tuple[str, Arm]  # a cell of a run: the workload's id and the measured arm
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Times spent by all processors together since the start of the machine, and the free memory."""
+    """Seconds spent by all processors together since the start of the machine, and the free memory."""
 
     began_s: float  # start time of the process with `own_s`
     total_s: float
@@ -55,7 +55,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grade(enum.StrEnum):
-    """The correctness of an answer; imprecise: honest rounding errors add up, as in half-precision sums."""
+    """The correctness of an answer; imprecise: only rounding errors exceed the limits, as in half-precision sums."""
 
     right = "right"
     imprecise = "imprecise"
@@ -65,10 +65,10 @@ class Grade(enum.StrEnum):
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     """The distance of a tensor (output or gradient) from the oracle, and its limit: see checking/tolerance.py."""
 
-    tensor: str
+    tensor: str  # name, such as "output" or "gradient of key"
     error: float | None  # absolute difference at `worst`; None if it is not finite
     allowed: float
-    worst: tuple[int, ...]  # the place furthest beyond its limit `allowed`
+    worst: tuple[int, ...]  # the index at which the error is largest relative to its limit `allowed`
     expected: float
     actual: float | None
     rms: float | None = 0.0  # root mean square error of `rows`; 0 in journals written before 2026-11
@@ -129,7 +129,7 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
     found: str = ""  # the observation, in words, if the rule is broken
     is_noted: bool = False
-    convention: str = ""  # the member of CONVENTIONS that it is
+    convention: str = ""  # the key of CONVENTIONS that explains the broken rule, if any
 
 
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
@@ -140,7 +140,7 @@ def approximation_errors(agreement: "Agreement") -> dict[str, float]:
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
-"""Behaviours that a check may reject on request: non-zero answers for queries without keys; NaN from hidden places."""
+"""Behaviours that a check may reject on request: non-zero answers for queries that see no key; NaN from hidden keys."""
 FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
 SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
 MINUS_INFINITY, LOST_NAN = "minus_infinity", "lost_nan"
@@ -150,14 +150,14 @@ CONVENTIONS = {
     "mean": "a query that sees no key gets the mean of the values (SDPA gives 0)",
     "all": "a query that sees no key attends to all keys, as without a mask (SDPA gives 0)",
     FLOAT32: "it computes in float32 whatever the dtype of its inputs",
-    RANGE: "in float16 its sums overflow where values are of several hundred",
+    RANGE: "in float16 its sums overflow if entries of the value tensor are in the hundreds",
     PRODUCTS: "in float16 products of query and key above 65504 overflow before they are scaled (SDPA's do not)",
     SIGN: "a negative scale gives NaN or Inf (SDPA on the CPU does so with is_causal)",
     BIAS: "a bias in float32 is rounded to the dtype of the query (SDPA keeps it)",
     MINUS_INFINITY: "a bias of -inf at the first keys of a long row gives NaN (SDPA hides the keys)",
     LOST_NAN: "NaN in the values does not reach the output (SDPA's does)",
-    CAUSAL: "next to a mask is_causal is ignored, or the mask is (SDPA refuses both)",
-    ONE_MASK: "of a mask that differs between heads, some heads read another one's (SDPA reads each)",
+    CAUSAL: "given both a mask and is_causal, it ignores one of them (SDPA raises an error)",
+    ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
 """Legitimate differences in convention, by their names in an Agreement."""
 
@@ -217,8 +217,8 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     num_calls: int
-    self_s: float  # self time, or that of its kernels; profiled, so use it for shares, not for speed
-    kernels: tuple[str, ...] = ()  # names of its kernels on other devices than the host
+    self_s: float  # without nested operators, or of its kernels; profiled, so use it for shares, not for speed
+    kernels: tuple[str, ...] = ()  # names of its kernels on devices other than the host
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +255,7 @@ class Status(enum.StrEnum):
     lost = "lost"
 
 
-FALSE_SHARE = 0.05  # of sessions, in which any interval may miss the true ratio
+FALSE_SHARE = 0.05  # probability that any interval of a session misses the true ratio, at most
 
 
 class Verdict(enum.StrEnum):
@@ -268,14 +268,14 @@ class Verdict(enum.StrEnum):
 
 
 class Flag(enum.IntFlag):
-    """Reasons to suspect a sample: on a device with queues, or on the processor."""
+    """Observations about a sample, mostly reasons to suspect it: on a device with queues, or on the processor."""
 
     host_bound = 1  # its device time is below the host's time to issue it; in older journals, below 5 times that
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # the device was busy after the current stream had finished
     waits_read = 16  # the system reports how long threads wait for a processor
-    waited = 32  # threads waited for a good part of the sample
+    waited = 32  # threads waited for a processor during a good part of the sample
     host_near = 64  # its device time is below a small multiple of the host's time to issue it, on a device with queues
 
 
@@ -288,7 +288,7 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # bits of NVML's reasons for a reduced clock (devices/nvml.py)
 
 
-EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # of a number for the place of a sample
+EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # bits of each in one number (storage/samples.py, `places`)
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -307,7 +307,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # of Flag
 
 
-LATENCY = "latency"  # the metric of blocks
+LATENCY = "latency"  # the metric that blocks sample
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
 FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
@@ -323,7 +323,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")  # entries of `clocks`: with another value it is another GPU
+LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")  # entries of `clocks` that make it another GPU
 OF_PROCESS = ("num_threads", "settings", "flags")  # fields that each process sets
 
 
@@ -365,7 +365,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in self.must_match().items() if name not in OF_PROCESS}
 
     def must_match(self) -> dict[str, Any]:
-        """Fields that must match, by name."""
+        """Fields that must match before times may be compared, by name."""
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "native_dtypes"):
             del fields[varies]
@@ -394,14 +394,14 @@ class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The best observed rate, per second; `spread` is its ratio to the best rate of the median round."""
+    """The best observed rate, in FLOP/s or bytes/s; `spread` is its ratio to the best rate of the median round."""
 
     rate: float
     spread: float
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples for one device, dtype and number of threads; without samples, `message` says why.
+    """The samples of loads for one device, dtype and number of threads; without samples, `message` says why.
 
     Ceilings are read from raw samples of the run itself. Source of the idea: S. Williams, A. Waterman, D. Patterson,
     Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
@@ -416,7 +416,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> HardwareKey:
-        """Device, dtype and number of threads; the ceilings hold for workloads with the same ones."""
+        """Device, dtype and number of threads of the workloads for which the ceilings hold."""
         return self.device, self.dtype, self.num_threads
 
     @property

@@ -1,4 +1,4 @@
-"""Samples as one array: a million objects would need six times the memory. Reads like a tuple."""
+"""Samples in one array that reads like a tuple, because a million objects would need six times the memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
-        """Convert samples to rows."""
+        """Convert samples to `Samples`, unless they are."""
         return samples if isinstance(samples, Samples) else cls(samples)
 
     def extend(self, samples: Iterable[Sample]) -> None:

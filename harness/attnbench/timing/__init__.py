@@ -1,1 +1,1 @@
-"""Timing: what runs when and in which order, in blocks, visits and passes. A simulated clock can drive it."""
+"""Timing: the order of samples in blocks, visits and passes. It can run on a simulated clock."""

@@ -23,24 +23,25 @@ from attnbench.storage.records import PROBE, Arm, Flag, Sample
 BlockSlot = tuple[int, int]  # block and slot
 Known = tuple[Arm, float]  # typical seconds of a call of an arm
 MIN_SAMPLE_TICKS = 1000
-SUSTAINED_SAMPLE_S = 20e-3  # between two samples a device cools for about half a millisecond
+SUSTAINED_SAMPLE_S = 20e-3  # long against the half millisecond in which a device cools between two samples
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""Calls and approximate seconds of a probe sample: long enough to be late, short compared with the arms."""
+"""Calls and approximate seconds of a probe sample: long enough for other work to delay it, short next to the arms'."""
 TOUCH_BELOW_S = 10e-3
-"""With warm caches, a sample of shorter calls begins with an untimed call: the arm before has evicted its data. Later
-calls of a sample are slower by some percent, too, and its median leaves them out. Longer calls warm themselves, and an
-extra call would double their cost."""
+"""With warm caches, a sample of shorter calls begins with an untimed call, because the previous arm has evicted its
+data. The next calls are slower by some percent, too, but hardly affect the sample's median. Longer calls warm
+themselves, and an extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
-WARM_STEPS = 4  # about, in which arms alternate
+WARM_STEPS = 4  # approximate number of turns of the arms in these seconds
 LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
-"""Rounds of a calibration, since one reading may be late; one is enough for calls ten times longer than a sample."""
+"""Fewest rounds of a calibration, since one reading may be late; one is enough for calls DECISIVE times a sample."""
 MOST_TIMES = 10  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
 MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Heating lasts at most this many times the requested time; a clock within this share over half of it is steady."""
+"""Heating lasts at most LONGEST_HEAT times the requested seconds, and ends earlier if the clock has varied by at most
+this share in the second half of the time."""
 ROUND_S = 0.05  # each arm is called for this long between two readings of the clock
 MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1
@@ -49,11 +50,11 @@ WAITED = 0.1
 
 @dataclass(kw_only=True)
 class TimedCall:
-    """A callable with its state in this process."""
+    """The call of an arm, with its state in this process."""
 
     arm: Arm
     call: Callable[[], object]
-    called_s: float = 0.0  # inside all calls up to now, untimed ones included; 0: not called yet
+    called_s: float = 0.0  # seconds inside all calls up to now, untimed ones included; 0: not called yet
     flags: int = 0  # problems of all its samples (storage/records.py, `Flag`)
 
     def spend(self, clock: Clock, num_calls: int = 1) -> float:
@@ -81,13 +82,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """A few blocks of one workload: epoch and number, and the seed of their orders.
+    """A few blocks of one workload, by the visit's epoch and number; `seed` draws the order of arms in each block.
 
     If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
     limit. `references` take part in all of them, since others are compared with them. `sustained_s` is the time for
-    which the arms are called without a pause beforehand. Samples last `sample_s` at least; 0: as the clock needs.
-    Settings follow from `known`, which may name arms of other processes, so that all processes choose the same
-    settings; if an arm is missing there, they are calibrated.
+    which the arms are called without a pause beforehand. Samples last at least `sample_s`; 0: as the clock needs.
+    Settings follow from the times in `known`, which may include arms of other processes, so that all processes choose
+    the same settings; if an arm is missing there, all times are calibrated.
     """
 
     epoch: int
@@ -103,7 +104,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Hooks and readings around every sample: of this process and machine, unless the clock is simulated.
+    """Hooks and readings around every sample; by default they read this process and machine.
 
     `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block`
     before the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of
@@ -120,7 +121,7 @@ class Conditions:
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)  # no machine
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)  # reads no machine
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
@@ -212,7 +213,7 @@ def visit(
         present = [timed for timed in calls if block < shares[timed.arm]]
         for slot, timed in enumerate(draws.sample(present, len(present))):
             conditions.on_turn(timed.arm)
-            before = conditions.read_waits()  # first: it takes long, and sleeping threads start late
+            before = conditions.read_waits()  # before the untimed calls: it takes long, and threads fall asleep
             if settings.num_touches and timed.arm != PROBE:
                 timed.spend(clock, settings.num_touches)
             taken = _sample(timed, nums[timed.arm], clock, at, (block, slot), conditions, before)

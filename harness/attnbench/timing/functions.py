@@ -1,6 +1,6 @@
-"""Compare a few functions in this process: timed as in a run, without files and workers.
+"""Compare a few functions in this process: they are timed as in a run, but without files and workers.
 
-All visits share the memory layout of one process, which shifts a ratio by up to 3 %: smaller differences stay
+All visits share the memory layout of one process, which shifts a ratio by up to 3 %, so smaller differences stay
 undecided.
 """
 
@@ -25,8 +25,8 @@ class FunctionComparison:
     """A comparison of each of `calls` with `calls[baseline]`, and the strategy that visits them.
 
     A difference below `smallest_effect` does not matter. At most FALSE_SHARE of the sessions of identical code call
-    it faster or slower. `gauge_work` is the interference probe's, by default a small matrix product and a copy. `clock`
-    and `conditions` are this machine's unless it is simulated.
+    it faster or slower. The interference probe calls `gauge_work`, by default a small matrix product and a copy. The
+    default `clock` and `conditions` are this machine's.
 
     Raises:
         ValueError: the baseline is not among the calls.

@@ -1,8 +1,8 @@
 """The order of visits in a session: one loop, and strategies that derive the next visit from the state.
 
-Time is divided into passes. A pass is a fresh process that visits each open workload once, with its open arms. So
-processes stay balanced over comparisons, and each adds one number to a comparison. The next visit depends only on the
-journal, so that a killed run continues where it stopped.
+Time is divided into passes. A pass is a fresh process that visits each open workload once: one with open arms, whose
+comparisons need more visits. So each process adds one number to every open comparison. The next visit depends only on
+the journal, so that a killed run continues where it stopped.
 """
 
 import math
@@ -35,7 +35,7 @@ def visit_seed(seed: int, workload: str, number: int) -> int:
 
 
 def load_libraries() -> None:
-    """Import the libraries for judging before sampling: the import takes time, and starts threads that spin."""
+    """Import the libraries for judging before sampling, because the import takes time and starts threads that spin."""
     if not {"scipy.special", "pandas"} <= set(sys.modules):
         half_widths(1.0, 1.0, 0.5)
         wait_for_idle_threads(limit_s=0.3)
@@ -87,7 +87,7 @@ class Passes(ABC):
         """The arms to visit in this pass, by workload; if there are none, set `reason`."""
 
     def is_first(self, state: State, workload: str) -> bool:
-        """Whether a workload has not had its first visits; the budget may end all but one, if it is not 0."""
+        """Whether a workload has had fewer than `num_rounds` visits; a budget above 0 may skip all but one of them."""
         return state.num_visits[workload] < self.plan.num_rounds
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
@@ -116,14 +116,14 @@ class Race(Passes):
 
     judge_effects: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
-    _num_open: int = 0  # workloads in the pass that began then
+    _num_open: int = 0  # workloads in the pass that began at `_began_s`
     _shortest_s: float = 0.0  # shortest pass, divided by its workloads; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
         """The arms that need more visits, by workload, with their references.
 
         Everything is open in the first passes, and while a session with two sides has no verdict on the whole. Nothing
-        is open if the first passes compared nothing, or the rest of the budget brings no comparison to a look.
+        is open if the first passes compared nothing, or the rest of the budget is too short for any further look.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
@@ -168,7 +168,10 @@ class Choice(Passes):
     """Passes over all candidates for the fastest of each requested workload, until it is clear."""
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
-        """At first all arms; then the leader, the open ones and the reference."""
+        """The arms to visit, by workload: all in the first passes.
+
+        After that: the leader, the candidates that are not yet decided against it, and the reference.
+        """
         opened, discarded = {}, self.gauge.follow(state.probes)
         for workload, arms in live.items():
             taken = state.samples.get(workload, {})

@@ -1,8 +1,8 @@
-"""How many blocks a process takes of a workload, from the data so far.
+"""How many blocks of a workload a process samples, from the data so far.
 
 More blocks reduce the noise inside a process; more processes also reduce the difference between processes. The error of
-a mean is smallest with the square root of (cost of a process / cost of a block) * (variance inside / variance between)
-blocks in each process.
+a mean is smallest if each process samples sqrt((cost of a process / cost of a block) * (variance inside / variance
+between)) blocks.
 
 Source: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160,
 section 6.
@@ -20,21 +20,21 @@ from attnbench.statistics.verdict import FEWEST_PROCESSES, LOOKS, half_widths
 from attnbench.storage.records import FALSE_SHARE, Arm, Sample
 from attnbench.storage.samples import Samples
 
-FRESH_S = 0.3  # seconds of a process besides its blocks, until some were measured
+FRESH_S = 0.3  # seconds of a process outside of its blocks; assumed until some are measured
 BETWEEN, INSIDE = 0.005, 0.02
-"""Standard deviations of a log ratio between processes and between the blocks of one, until some were measured."""
-LEAST_BETWEEN = 0.001  # the variance between a few processes may look like 0
+"""Standard deviations of a log ratio between processes, and between the blocks of one; assumed until they are known."""
+LEAST_BETWEEN = 0.001  # smallest standard deviation between processes, since that of a few may look like 0
 MEDIAN_VARIANCE = math.pi / 2  # of a median, over that of a mean
 OF_DEVIATIONS = 1.4826  # a normal standard deviation over the median absolute one
-MOST_TIMES = 8  # the largest number of blocks, over the best one: a longer visit delays the first verdict
-LEAST_SHARE = 0.7  # of the time of a process that its blocks should have
+MOST_TIMES = 8  # largest number of blocks, divided by the best one: a longer visit delays the first verdict
+LEAST_SHARE = 0.7  # share of a process's time that its blocks should have
 FEWEST_BLOCKS = 2  # even if time is short
-KEPT_SHARE = 0.95  # of the time that is left; the rest ends the run
+KEPT_SHARE = 0.95  # share of the remaining time that is planned; the rest is for ending the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of a process besides its blocks, and of one block."""
+    """Seconds of a process outside of its blocks, and of one block."""
 
     process_s: float
     block_s: float
@@ -57,7 +57,7 @@ class Spread:
 
 
 def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> Spread:
-    """The medians over all comparisons."""
+    """The spread of the samples so far: the median of each variance over all comparisons."""
     inside, between = list[float](), list[float]()
     for arm, reference in references.items():
         visits, logs = pairs(taken.get(arm, ()), taken.get(reference, ()))

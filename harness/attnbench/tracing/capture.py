@@ -34,9 +34,9 @@ KEPT = (
     *("with_stack", "with_modules", "profile_memory", "record_shapes", "baseTimeNanoseconds"),
 )
 """Metadata that a trace keeps; everything else is removed, `host_name` above all."""
-RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}  # or else the plug-in shows no time on the device
+RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}  # otherwise the plug-in shows no time on the device
 STEP = "ProfilerStep#"
-COPIED = "gpu_user_annotation"  # category of the device's copies of the steps
+COPIED = "gpu_user_annotation"  # category of the copies of the steps on the device's time line
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 FRAME = re.compile(r".+\.py\(\d+\): ")
 FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
@@ -99,7 +99,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
             for _ in range(NUM_WARM_STEPS + NUM_STEPS):
                 on_step()
                 step()
-                case.device.synchronize()  # the kernels of a step belong to it
+                case.device.synchronize()  # so that a step includes all its kernels
                 seen.step()
     on_step()
     with tempfile.TemporaryDirectory(prefix="attnbench-trace-") as folder:

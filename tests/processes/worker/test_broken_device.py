@@ -12,7 +12,7 @@ from attnbench.workloads.workload import Workload
 from tests import elsewhere
 from tests.checks import LIMIT_S, cell_of, checked
 
-BROKEN = "fails from now on in its process"
+BROKEN = "cannot be used any more in its process"
 DEVICE = '''
 """A device whose context is lost, in this process, as soon as somebody says so."""
 

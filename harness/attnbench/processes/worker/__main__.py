@@ -1,10 +1,9 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker FD`, a socket. A fork takes a tenth of a
-second; starting Python with torch takes seconds. Systems without Linux's calls must do that: given the files of a line
-and a heartbeat, this program becomes a single worker. The template never loads an implementation, so that every worker
-starts clean; it imports the slow packages in PRELOADED. A detached process stays the child of its worker, and ends with
-it.
+processes/worker_client.py starts it as `python -m attnbench.processes.worker FD`, where FD is a socket. A fork takes a
+tenth of a second, while starting Python with torch takes seconds. Where workers cannot be forked, each is started with
+two file descriptors, of its socket and its heartbeat. The template imports the packages in PRELOADED but never an
+implementation, so that every worker starts clean. A process that a worker detaches still ends with the worker.
 """
 
 import ctypes
@@ -39,9 +38,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main() -> None:
-    """Serve the socket: fork a worker with three files for each FORK, end a worker for its process id, exit at the end.
+    """Serve the socket until it closes: fork a worker for each FORK, and end the worker whose process id arrives.
 
-    The replies are the worker's process id, and its exit code or minus its signal.
+    FORK comes with three files: the worker's socket, log and heartbeat. The reply to it is the worker's process id, and
+    the reply to an id is the exit code, or minus the signal that ended the worker.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)  # no worker keeps it open
@@ -77,7 +77,7 @@ def serve(line: socket.socket, alive: set[int]) -> None:
                 line.close()
                 with suppress(BaseException):
                     become_worker(*files)
-                os._exit(1)  # after any exception: the loop belongs to the template
+                os._exit(1)  # after any exception, since only the template may continue the loop
             for file in files:
                 os.close(file)
             alive.add(child)
@@ -91,9 +91,9 @@ def serve(line: socket.socket, alive: set[int]) -> None:
 
 
 def end(worker: int) -> tuple[int, set[int]]:
-    """End a worker with all its processes, and remove its files; return its exit code, and the ids of the others.
+    """Kill a worker and its descendants, and remove its files; return its exit code and the descendants' ids.
 
-    The code is minus the signal if one had ended it before.
+    The exit code is minus the signal if a signal ended the worker.
     """
     strays = psutil.Process(worker).children(recursive=True)
     with suppress(ProcessLookupError, PermissionError):
@@ -109,7 +109,10 @@ def end(worker: int) -> tuple[int, set[int]]:
 
 
 def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
-    """End processes that outlived their worker, and are our children now: those of `ended`; without `alive`, all."""
+    """Kill processes that outlived their worker and are now children of the template.
+
+    These are the ids in `ended` or, if no worker is `alive`, all children.
+    """
     while strays := [
         child for child in psutil.Process().children() if child.pid not in alive and (not alive or child.pid in ended)
     ]:
@@ -121,7 +124,7 @@ def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
 def spawn(line: int, log: int, heartbeat: int) -> int:
     """Start a worker as a new process; return its process id."""
     for file in (line, heartbeat):
-        os.set_inheritable(file, True)  # noqa: FBT003 - its signature
+        os.set_inheritable(file, True)  # noqa: FBT003 - the function takes it by position
     files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     command = [sys.executable, "-P", "-m", "attnbench.processes.worker", str(line), str(heartbeat)]
     into_log = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
@@ -131,8 +134,8 @@ def spawn(line: int, log: int, heartbeat: int) -> int:
 def become_worker(line: int, log: int, heartbeat: int) -> None:
     """Leave the template's process group and print into `log`, then answer."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed template ends no worker itself
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that detached processes are known as its own
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # end even if the template is killed
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # detached processes stay descendants of the worker
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)
@@ -140,7 +143,7 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
 
 
 def answer(line: int, heartbeat: int) -> None:
-    """Reply to each line of `line`, one at a time, and exit when it closes."""
+    """Reply to each request on the socket `line`, one at a time, and exit when it closes."""
     answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
 
     def listen() -> None:
@@ -153,8 +156,8 @@ def answer(line: int, heartbeat: int) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     with suppress(OSError):
-        OOM_SCORE.write_text("1000", encoding="utf-8")  # the system should prefer this process as a victim
-    is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # other drivers map far more
+        OOM_SCORE.write_text("1000", encoding="utf-8")  # if memory runs out, the system should kill this process
+    is_limited = all(each.is_host or each.missing() for each in map(device, names()))  # drivers of GPUs map far more
 
     def consult(function: str, result: type[T], /, **arguments: object) -> T | messages.Failed:
         answers.write(messages.line(messages.request(function, arguments)))
@@ -171,16 +174,16 @@ def answer(line: int, heartbeat: int) -> None:
             reply = worker.answer(request.function, **arguments)
             answers.write(messages.line(messages.reply(reply, ends=worker.is_broken)))
     except BaseException:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # one of the implementation would interrupt the print
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a timer that the implementation has set would interrupt the print
         traceback.print_exc()
         raise
 
 
-types = cache(get_type_hints)  # of a function's parameters
+types = cache(get_type_hints)  # types of a function's parameters, by name
 
 
 def search_folders() -> None:
-    """Search the folders of FOLDERS after Python's own modules, which they cannot hide, and before installed ones."""
+    """Insert the folders of FOLDERS into sys.path, after Python's own modules and before installed packages."""
     own = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), f"{sysconfig.get_path('platstdlib')}/lib-dynload"}
     after = 1 + max((place for place, folder in enumerate(sys.path) if folder in own), default=-1)
     sys.path[after:after] = filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))
@@ -188,7 +191,7 @@ def search_folders() -> None:
 
 if __name__ == "__main__":
     search_folders()
-    if len(sys.argv) > 2:  # noqa: PLR2004 - a line and a heartbeat: a worker that was not forked
+    if len(sys.argv) > 2:  # noqa: PLR2004 - a socket and a heartbeat: a worker that is not forked
         os.setsid()
         answer(*map(int, sys.argv[1:]))
     main()

@@ -69,20 +69,20 @@ from attnbench.workloads.workload import FEW_SCORES, Workload
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 MOST_SERIAL = 2**20
 """Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
-BROKEN = "fails from now on in its process, which is replaced"
+BROKEN = "cannot be used any more in its process, which is replaced"
 """Message about a failing device, such as after an access to an invalid address."""
-OTHER = -0.5  # factor for the inputs that tests whether a replay uses new values
+OTHER = -0.5  # factor by which inputs change, to test whether a replay reads their new values
 
 
 def replayed(case: Case) -> Callable[[], object]:
-    """The case's call as one graph of its launches, after verifying that its replay computes the same.
+    """A function that replays the case's call as a graph of its launches; verifies that both compute the same.
 
     Raises:
-        CaptureError: it cannot be recorded, or its replay differs from the call.
-        FailedError: its answers are random, so that they cannot be compared.
+        CaptureError: the call cannot be recorded, or the replay differs from it.
+        FailedError: dropout makes the results random, so that they cannot be compared.
     """
     if case.workload.dropout > 0:
-        reason = "each replay of its graph drops others than the call, so that they cannot be compared: set dropout=0"
+        reason = "dropout draws other numbers in each replay, so replay and call cannot be compared: set dropout=0"
         raise attempts.out_of_reach(Status.unsupported, reason)
     replay = case.device.captured(case.call)
     require_replay(case, replay)
@@ -90,21 +90,21 @@ def replayed(case: Case) -> Callable[[], object]:
 
 
 def require_replay(case: Case, replay: Callable[[], object]) -> None:
-    """Put other values into the inputs, and compare replay and call.
+    """Compare a replay with a call, on other values of the inputs than the recorded ones.
 
     Raises:
-        CaptureError: they differ: part of the call is not in the graph.
+        CaptureError: they differ, because part of the call is not in the graph.
     """
     call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
     names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
     with case.holding({name: OTHER * case.tensors[name].detach() for name in names}):
-        seen = [each.detach().clone() for each in _tensors(replay())]  # both may share memory
+        seen = [each.detach().clone() for each in _tensors(replay())]  # replay and call may share memory
         try:
             torch.testing.assert_close(seen, [each.detach() for each in _tensors(call())], equal_nan=True)
         except AssertionError:
             raise CaptureError(
-                "a replay of its CUDA graph computes something else than the call: some of its work is outside of the "
-                "graph, on the host or kept from before"
+                "a replay of its CUDA graph differs from the call: some of its work is not in the graph, because it "
+                "runs on the host or was done by an earlier call"
             ) from None
 
 
@@ -113,7 +113,7 @@ def _tensors(result: Any) -> list[Tensor]:  # noqa: ANN401 - a case's results: a
 
 
 class PreparedWorkload:
-    """One workload, prepared for measurements."""
+    """The inputs, mask, cases and timed calls of one workload in this process."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -130,7 +130,7 @@ class PreparedWorkload:
         return self.cases[arm]
 
     def timed(self, arm: Arm, implementation: Implementation, launch: str = "eager") -> blocks.TimedCall:
-        """The arm's timed call, built at first use; all calls of a process are built alike.
+        """The arm's timed call, built at first use; `launch` is the same for all calls of a process.
 
         Raises:
             CaptureError: the call cannot be replayed as a graph.
@@ -143,7 +143,7 @@ class PreparedWorkload:
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object] = lambda: None) -> Reference:
-        """The right answer on other values than the timed ones, computed at first use."""
+        """The right answer for other input values than the timed ones, computed at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
             self._reference = reference_for_probe(oracle.on_host(forward), VERIFY_PROBE, VERIFY_SEED, on_step)
@@ -162,20 +162,21 @@ class PreparedWorkload:
         return agreement.verify(case, self.reference())
 
 
-APPROXIMATE = "it is approximate, and not timed: attnbench check shows its error"
-NO_INFINITY = "its bias may not hold -inf, which hides keys from a function without a parameter mask: name mask, too"
-NO_FLOAT64 = "in float64 no output is finite, as where finfo.min times a boolean leaves the range of float32"
+APPROXIMATE = "it is approximate, so it is not timed: attnbench check shows its error"
+NO_INFINITY = "-inf in its bias, which hides keys, gives NaN or Inf: declare a parameter mask, which hides them instead"
+NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(float64).min` is float32, and overflows"
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
-    """The output of an approximation whose error exceeds its declared bound, in words; "" without one.
+    """Describe an output of an approximation whose error exceeds the declared bound; "" if there is none.
 
-    Gradients are shown alone: those of quantised operands are 0.
+    `most` is the bound as a fraction of the largest value; 0: none is declared. Gradients have no bound, because those
+    of quantised operands are 0.
     """
     for where, share in approximation_errors(agreed).items() if most else ():
         if where.startswith("output") and not share <= most:
             return (
-                f"It is off by {percent(share)} of the largest value in the {where}, and {percent(most)} is declared."
+                f"Its error is {percent(share)} of the largest value in the {where}; it declares up to {percent(most)}."
             )
     return ""
 
@@ -194,7 +195,7 @@ def takes_infinity(candidate: Implementation) -> bool:
 def _prepare_device(name: str) -> Callable[[], None]:
     """Prepare a device at its first use; return a function that makes it the current device."""
     place = device(name)
-    if place.missing() is not None:  # the request fails, and says why
+    if place.missing() is not None:  # the request will fail with the reason
         return lambda: None
     place.select()
     place.apply_first_use_changes()
@@ -208,7 +209,7 @@ def _probe(name: str, num_threads: int) -> blocks.TimedCall:
 
 @cache
 def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Tolerance]]]:
-    """A model with the right answers of its layers, built at first use."""
+    """A model, built at first use, and the right result of each of its tensors, by batch and name."""
     warnings.filterwarnings("ignore", module="transformers")
     model = in_model.load(spec)
     return model, in_model.expect(model)
@@ -218,8 +219,8 @@ def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Toleran
 def threads(number: int) -> Iterator[None]:
     """Set the number of threads inside the context; 0: leave it.
 
-    Never around timed calls: torch.set_num_threads has side effects, even with the number that is set already. It gives
-    MKL a number of threads for this thread, and turns its dynamic adjustment off, which no later call turns on again.
+    Not for timed calls, because torch.set_num_threads has side effects even with an unchanged number: it sets MKL's
+    number of threads for this thread, and turns off MKL's dynamic adjustment, which no later call turns on again.
     """
     before = torch.get_num_threads()
     if number not in {0, before}:
@@ -232,34 +233,34 @@ def threads(number: int) -> Iterator[None]:
 
 
 class Worker:
-    """Its public methods are the functions that the coordinator calls; it keeps costly objects between them."""
+    """A worker, which keeps costly objects between requests; the coordinator calls its public methods by name."""
 
     def __init__(self, heartbeat: messages.Heartbeat, consult: messages.Ask | None = None) -> None:
-        """Start empty. `consult` asks the process with a candidate: a judge needs it."""
+        """Start without implementations. A judge needs `consult`, which calls the process with the candidate."""
         self.heartbeat, self.consult = heartbeat, consult
         self.exchange, self.candidates = TensorFile(), Candidates()
         self.implementation = cache(self._load)  # by spec: imported at first use
         self.prepare_device = cache(_prepare_device)  # by device: once in this process
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
-        self.kept: PreparedWorkload | None = None  # the latest
-        self.references: tuple[tuple[object, ...], References] | None = None  # with their question
+        self.kept: PreparedWorkload | None = None  # the latest prepared workload
+        self.references: tuple[tuple[object, ...], References] | None = None  # the latest, with their arguments
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
-        self.refereed: list[agreement.Observed] = []  # calls of a refereed sample,
-        self.returned: list[object] = []  # and their results
-        self.screened: set[tuple[str, str]] = set()  # cells with a judged output
+        self.refereed: list[agreement.Observed] = []  # prepared calls of a refereed sample
+        self.returned: list[object] = []  # results of the calls of a refereed sample
+        self.screened: set[tuple[str, str]] = set()  # cells of which an output was judged thoroughly
         self.pads: list[bytearray] = []
         self.guard = state.Guard()
         self.turn = PROBE  # the arm that is responsible for a failure
         self.is_altered = False  # shared state of the process was changed
         self.is_broken = False  # the process is unusable
 
-    def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - of any function
-        """Call a function; for a workload, under its settings.
+    def answer(self, function: str, /, **arguments: Any) -> Any:  # noqa: ANN401 - their types depend on the function
+        """Call the method `function`, under the settings of the workload in its arguments, if there is one.
 
-        An exception or a changed state of an implementation affects only its own cell: the result is Failed.
+        Returns its result, or Failed if it raised an exception or an implementation changed shared state.
         """
         self.turn, self.is_altered, start = PROBE, False, time.perf_counter()
         visit: messages.SampleBlocks | None = arguments.get("visit")
@@ -294,15 +295,15 @@ class Worker:
             self.is_broken = True
             is_ours = function in {"check", "judge_output", "measure_ceilings"}
             arm = PROBE if is_ours else self.turn if visit is not None else arguments["cell"].arm
-            # Queued work may fail after the reply, and a broken device gives no valid answer. A judge reports the loss
-            # of the candidate's process: its later calls would only show the device's failure.
+            # Work that was queued may fail after the reply, so no reply from a broken device counts. The message keeps
+            # an earlier failure, since a judge may have lost the candidate's process first.
             said = f"{reply.message}; " if isinstance(reply, Failed) and reply.message else ""
             reply = Failed(arm=arm, status=Status.error, message=f"{said}{workload.device} {BROKEN}")
         return reply
 
-    def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of any function
+    def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - their types depend on the function
         """The function's result, or Failed for an exception or a changed state."""
-        self.guard = state.Guard()  # the harness itself has changed some settings
+        self.guard = state.Guard()  # a new snapshot, since the harness itself has changed settings
         try:
             reply = getattr(Worker, function)(self, **arguments)
             if not isinstance(reply, Failed):
@@ -310,7 +311,7 @@ class Worker:
                     self.guard.restored()  # a build is blamed only for what cannot be restored
                 self.guard.require_unchanged()
                 return reply
-        except Exception as error:  # noqa: BLE001 - as said above
+        except Exception as error:  # noqa: BLE001 - any exception becomes Failed
             reply = self._failure(error)
         except CandidateLostError as lost:
             reply = lost.failed
@@ -339,7 +340,7 @@ class Worker:
         )
 
     def _load(self, spec: str) -> Implementation:
-        self.guard.require_unchanged()  # earlier changes are not the import's
+        self.guard.require_unchanged()  # so that the import is not blamed for earlier changes
         _, arm = self.heartbeat.read()
         self.heartbeat.beat(messages.Heartbeat.LOADING)
         try:
@@ -366,7 +367,7 @@ class Worker:
         return Declared(built_in=dict(self.implementation(spec).built_in()))
 
     def certify(self, workload: Workload, spec: str, seed: int) -> Certificate:
-        """Test every law of invariance."""
+        """Test every law of invariance (invariance/laws.py) at the shape of a workload."""
         laws = []
         for law in tried(Subject(self.implementation(spec), workload, seed)):
             laws.append(law)
@@ -395,7 +396,7 @@ class Worker:
         return CellProfiled(**cell.names, operators=found)
 
     def trace(self, cell: Target, file: str) -> None:
-        """Trace some steps into a file."""
+        """Write a trace of a few steps into `file` (tracing/capture.py)."""
         trace(self.case(cell), Path(file), self.heartbeat.beat)
 
     def measure_ceilings(self, workload: Workload, limit_s: float) -> CeilingsMeasured:
@@ -443,8 +444,8 @@ class Worker:
     ) -> CellChecked | Failed:
         """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
 
-        `is_brief` compares only one kind of input and tries no rules: enough if the implementation has fully passed on
-        a workload of the same kind. For `rejects` see Plan.
+        `is_brief` compares only one kind of input and tries no rules, which is enough if the implementation has fully
+        passed on a workload of the same kind. For `rejects` see Plan.
         """
         assert self.consult is not None
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
@@ -459,7 +460,7 @@ class Worker:
         elif candidate.is_approximate and agreed.probes:
             return CellChecked(**cell.names, status=Status.approximate, message=APPROXIMATE, agreement=agreed)
         errors = [each.error for _, each in agreed.tensors() if each.tensor == "output"]
-        if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # never finite
+        if cell.workload.dtype == "float64" and errors and set(errors) == {None}:  # no output was finite
             return CellChecked(**cell.names, status=Status.unsupported, message=NO_FLOAT64)
         return CellChecked(
             **cell.names,
@@ -470,7 +471,7 @@ class Worker:
         )
 
     def known_answers(self, workload: Workload, seed: int, *, is_brief: bool) -> References:
-        """The oracle's answers for a check; the last ones are cached."""
+        """The oracle's answers for a check; the latest are cached."""
         beat, question = self.heartbeat.beat, (workload, seed, is_brief)
         beat()
         if self.references is None or self.references[0] != question:
@@ -492,7 +493,7 @@ class Worker:
             call, start = case.call(), time.perf_counter()
             while time.perf_counter() - start < blocks.WARM_S:
                 call()
-            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last: nobody may compute ahead
+            self.refereed = agreement.ready(case, bench.inputs, num_calls, seed)  # last, so no call can use them
 
     def make_calls(self, cell: Target) -> None:
         """Make the prepared calls, and keep their results."""
@@ -503,13 +504,13 @@ class Worker:
         device(cell.workload.device).synchronize()
 
     def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
-        """Hand the results of calls to the judge, then drop all; nothing if dropout makes them random."""
+        """Send the results of the calls `numbers` to the judge, and drop all; none if dropout makes them random."""
         self.turn, tensors = cell.arm, {number: dict[str, Tensor]() for number in numbers}
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
         for number in numbers if cell.workload.dropout == 0 else ():
             for each in _tensors(self.returned[number]):
-                require_plain("output", each)  # first: another kind may compute only when it is read
+                require_plain("output", each)  # first, because a tensor subclass may compute when it is read
             for name, tensor in self.refereed[number][1](self.returned[number]).items():
                 if tensor is not None:
                     require_plain(name, tensor)
@@ -521,7 +522,7 @@ class Worker:
     def judge_output(
         self, cell: Target, handed: messages.HandedIn, seed: int, numbers: Sequence[int], row_seed: int
     ) -> Failed | None:
-        """Judge outputs that another process has handed in; `row_seed` draws the rows."""
+        """Judge results that another process has sent; return Failed if one is wrong. `row_seed` draws the rows."""
         workload, key = oracle.on_host(cell.workload), (cell.workload.id, cell.spec)
         inputs, exchange = draw_normal(workload, 0), TensorFile(handed.exchange)
         for number in numbers if workload.dropout == 0 else ():
@@ -542,7 +543,7 @@ class Worker:
         return None
 
     def bench(self, workload: Workload) -> PreparedWorkload:
-        """The workload's bench, kept until that of another one is needed: a process times each workload once."""
+        """The prepared workload, cached until another one is needed, since a process times each workload once."""
         self.references = None
         if self.kept is None or self.kept.workload != workload:
             self.kept = None  # free its memory
@@ -550,7 +551,7 @@ class Worker:
         return self.kept
 
     def observe(self, cell: Target, metric: str) -> CellMeasured | Failed:
-        """Read a metric apart from timing."""
+        """Measure one metric of a cell, apart from timing."""
         reader, case = self.metrics[metric], self.case(cell)
         assert reader.measure is not None
         value = reader.measure(case)
@@ -567,7 +568,7 @@ class Worker:
         return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
-        """A case that no timing shares, kept until the next one."""
+        """The cell's case, separate from the timed one, cached until another cell is needed."""
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec
         if self.observed is None or self.observed[0] != key:
@@ -576,12 +577,12 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit, then verify that every arm still computes."""
+        """Sample the blocks of a visit, then verify that every arm still gives right answers."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)
 
-        def on_turn(arm: Arm) -> None:  # before an arm's turn, a failure is the harness's own
+        def on_turn(arm: Arm) -> None:  # from now on the arm is responsible for a failure
             if here.is_broken():  # through work queued by the previous arm
                 raise RuntimeError(f"its call has failed after it returned, on {visit.workload.device}")
             self.turn = arm
@@ -609,7 +610,7 @@ class Worker:
             self._require_settings(calls, on_turn)
         called_s += sum(timed.called_s for timed in calls)
         if visit.verifies and any(arm != PROBE for arm in arms):
-            self.turn = PROBE  # the right answers are the harness's own work: not part of an arm's time or failures
+            self.turn = PROBE  # the harness computes the right answers, so no arm is charged for time or failures
             self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
@@ -625,7 +626,7 @@ class Worker:
         """Check after the blocks that no arm changed a setting; the arm whose next call changes it again is blamed.
 
         Raises:
-            SharedStateError: one was changed.
+            SharedStateError: a setting was changed.
         """
         if changed := self.guard.restored():
             for timed in calls:

@@ -1,8 +1,8 @@
-"""Calls that may fail: to predict the cost of a cell, or to test a prediction; and descriptions of failures.
+"""Predict the time of a call from shorter calls, and describe failures.
 
-The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
-the exponent of growth, and from it the predicted time of a call. A cell that is wrongly predicted to fit costs a little
-time; one that is wrongly predicted not to fit is lost: so uncertain cells are tried. Why: docs/adr/0005.
+The staircase is one call each at lengths that grow fourfold, while the next call should stay below the limit. The last
+two give the exponent of growth, and from it the predicted time. Uncertain cells are tried, because a cell that wrongly
+seems to fit costs a little time, and one that wrongly seems not to fit is lost. Why: docs/adr/0005.
 """
 
 import math
@@ -27,10 +27,10 @@ from attnbench.workloads.counts import input_numbers
 from attnbench.workloads.workload import Workload
 
 DRAWING_BYTES = 3 * 8
-"""Memory for drawing a number of the inputs: it is drawn in float64 and cast, with temporary copies."""
+"""Bytes needed for each number of the inputs while it is drawn in float64 and cast, with temporary copies."""
 FIRST_LEN, STEP = 16, 4
 FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
-"""Staircase of compiled implementations: few lengths, always the same, which the compiler's cache holds."""
+"""First length and growth for compiled implementations: few lengths, always the same, so the compiler caches them."""
 MOST_EXPONENT = 2.0
 MOST_RETRIES = 3
 FAR_BELOW = 4.0
@@ -46,7 +46,7 @@ def out_of_reach(status: Status, reason: str) -> FailedError:
 
 
 class LoadError(Exception):
-    """An implementation cannot be imported; the message has the whole cause."""
+    """An implementation cannot be imported; the message has the whole chain of causes."""
 
 
 STATUSES: Mapping[type[Exception], Status] = {
@@ -81,9 +81,9 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def _places(frames: list[traceback.FrameSummary]) -> str:
-    """The last line in the user's file, and the last one below it in a package other than torch."""
+    """Name the last line in the user's file, and the last one in a package that it calls, other than torch."""
     below = ""
-    for frame in reversed(frames):  # of the first exception, if the message repeats it
+    for frame in reversed(frames):  # starts with the innermost frame of the cause, if there is one
         path = Path(frame.filename)
         is_foreign = path.exists() and not {OURS, TORCH} & {*path.parents}
         if is_foreign and TORCH.parent not in path.parents:
@@ -94,7 +94,7 @@ def _places(frames: list[traceback.FrameSummary]) -> str:
 
 
 def load_error(spec: str, error: Exception) -> Exception:
-    """The error of a file that cannot be imported, with its whole cause; refusals by the harness are unchanged."""
+    """Turn an error of importing `spec` into a LoadError with all its causes; the harness's ValueErrors are kept."""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     is_ours = any(OURS in Path(file).parents for file in raised_in)
     if is_ours and isinstance(error, ValueError):
@@ -110,15 +110,15 @@ def load_error(spec: str, error: Exception) -> Exception:
 def require_within_limit(
     workload: Workload, limit_s: float, candidate: Implementation, on_step: Callable[[], object]
 ) -> None:
-    """Climb the staircase of shorter lengths.
+    """Try shorter lengths, calling `on_step` before each, to predict whether a call takes at most `limit_s` seconds.
 
     Raises:
-        FailedError: a call is predicted to take too long, or the inputs need more memory than there is.
+        FailedError: a call is predicted to take longer, or the inputs need more memory than is free.
     """
     tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
     (here_bytes, _), needed = containers.memory(), DRAWING_BYTES * input_numbers(workload, *tokens)
     if needed > here_bytes:
-        message = f"its inputs take {show(needed, 'bytes')} as they are drawn, and {show(here_bytes, 'bytes')} are free"
+        message = f"drawing its inputs needs {show(needed, 'bytes')}, and {show(here_bytes, 'bytes')} are free"
         raise out_of_reach(Status.out_of_memory, message)
 
     def attempt(step: Workload, *, is_first: bool) -> float | None:
@@ -144,9 +144,9 @@ def require_within_limit(
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """The workload at lengths that grow fourfold, all below its own, the last at least a quarter of it.
+    """Yield the workload at shorter lengths, which grow fourfold from 16; the last is at least a quarter of its own.
 
-    With `compiles` there are fewer lengths, the last at least a sixteenth of its own.
+    With `compiles` they grow sixteenfold from 256.
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.longest:
@@ -159,8 +159,9 @@ def predict_call_time(
 ) -> float | None:
     """Predict the seconds of one call from shorter lengths; None if none of them is supported.
 
-    `attempt` calls a workload once and returns its seconds; `is_first`: at this length. If it returns None, the length
-    is unsupported and skipped. It ends once even quadratic growth would stay far below the limit.
+    `attempt(workload, is_first=...)` calls a workload once and returns its seconds, or None if that length is
+    unsupported; `is_first` marks the first call at a length. Attempts end when even quadratic growth would stay far
+    below the limit.
 
     Raises:
         FailedError: the prediction is above the limit; the message gives it and its basis.

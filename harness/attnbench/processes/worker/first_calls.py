@@ -1,7 +1,7 @@
 """Time the first call of an implementation in this process, and its first call at another length.
 
-Inputs and mask exist before, so that torch itself and the device are ready. All else counts: the import of the
-implementation's file, building, compiling, and the call.
+Inputs and mask are made before, so that torch and the device are ready. The time includes everything else: importing
+the implementation's file, building, compiling, and the call.
 """
 
 import os
@@ -15,11 +15,14 @@ from attnbench.contract import Implementation
 from attnbench.processes.messages import FirstCalls
 from attnbench.workloads.workload import Workload
 
-LONGER = 16  # tokens: no form of a compiled length fits, and the time of a call hardly changes
+LONGER = 16  # more tokens: no kernel compiled for the first length fits, and the call takes hardly longer
 
 
 def measure(workload: Workload, load: Callable[[], Implementation], settings: Mapping[str, str]) -> FirstCalls:
-    """Set environment variables ("" removes one), then time both calls."""
+    """Time the first call in this process, and the first at another length if supported, in seconds.
+
+    `settings` are environment variables that are set first; "" unsets one. `load` imports the implementation.
+    """
     for name, value in settings.items():
         os.environ.pop(name, None)
         if value:
@@ -40,7 +43,7 @@ def measure(workload: Workload, load: Callable[[], Implementation], settings: Ma
 
 
 def at_other_length(workload: Workload) -> Workload | None:
-    """The workload with some more keys, and queries if there are several; None if its mask does not allow it."""
+    """The workload with LONGER more keys, and queries if it has several; None if its mask does not allow that."""
     seq_len = workload.seq_len + (LONGER if workload.seq_len > 1 else 0)
     try:
         return msgspec.structs.replace(workload, seq_len=seq_len, kv_len=workload.kv_len + LONGER)
@@ -49,7 +52,7 @@ def at_other_length(workload: Workload) -> Workload | None:
 
 
 def _called(case: Case, start_s: float) -> float:
-    """Call, and return the seconds since `start_s` on the clock."""
+    """Make one call, wait for the device, and return the seconds since `start_s`."""
     with case.grad_mode():
         case.call()()
     case.device.synchronize()

@@ -1,6 +1,6 @@
-"""Observe one call of a case: its operators by torch.profiler, and the backend that ran.
+"""Profile one call of a case: its operators, and the backend of scaled_dot_product_attention that ran.
 
-Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
+A profiled call is slower than a plain one, so its times serve only as shares of the call.
 """
 
 import re
@@ -18,13 +18,13 @@ from attnbench.workloads.workload import Workload
 NO_KERNEL = "No available kernel"  # PyTorch's error if no enabled backend can run
 TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 NO_REASON = re.compile(r"not used because:?$|has been runtime disabled")
-"""Headlines of PyTorch's reasons, and the reasons of backends that were not asked for."""
+"""Lines of PyTorch's warnings that give no reason: headlines, and backends that were not requested."""
 
 
 def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
     """Observe `case` in at most three calls; `on_step` is called before each.
 
-    For a backward case the backward call is profiled for its operators, and the forward call before it for its backend.
+    For a backward case, the operators are those of the backward call, and the backend is that of a forward call.
     """
     with case.grad_mode():
         on_step()
@@ -45,7 +45,7 @@ def observe(case: Case, implementation: Implementation, on_step: Callable[[], No
 
 
 def refusal(workload: Workload, implementation: Implementation, error: RuntimeError) -> str:
-    """Why the requested backend cannot run, by PyTorch's warnings, if `error` shows that; "" for any other error."""
+    """PyTorch's reasons why the requested backend cannot run; "" if `error` has another cause."""
     if not implementation.backend or NO_KERNEL not in str(error):
         return ""
     case = build(workload, implementation, place(draw_normal(workload, 0), workload))

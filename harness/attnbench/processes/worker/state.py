@@ -1,8 +1,8 @@
-# ruff: noqa: SLF001 - torch tells part of its state by private names only
-"""Settings of a process that change results or speed, read before and after every request, and put back.
+# ruff: noqa: SLF001 - torch exposes part of its state only under private names
+"""Settings of a process that change results or speed: they are read before and after every request, and restored.
 
-Foreign code has a process of its own, and the coordinator's clock judges its times. This catches the effects of honest
-code on code in the same process.
+This catches accidental side effects on other code in the same process. Against malicious code, foreign implementations
+have processes of their own.
 """
 
 import os
@@ -24,14 +24,14 @@ OF_TORCH = (
     *("cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction"),
     *("cublas_allow_fp16_accumulation", "blas_preferred_backend", "deterministic_algorithms"),
 )
-"""Settings with an accessor of this name in torch._C, as `_get_` and `_set_`."""
+"""Settings that torch._C reads by `_get_NAME` and writes by `_set_NAME`."""
 REPLACEABLE: dict[Any, tuple[str, ...]] = {
     functional: ("scaled_dot_product_attention", "softmax", "linear"),
     torch: ("matmul", "bmm", "baddbmm", "einsum", "softmax"),
     torch.Tensor: ("__matmul__", "matmul", "softmax"),
     time: ("perf_counter", "perf_counter_ns"),
 }
-"""Functions that libraries replace for the whole process, as SageAttention's manual advises; and the clocks."""
+"""Functions that some libraries replace for the whole process (SageAttention's manual advises it), and the clocks."""
 FUNCTIONS = {f"{place.__name__}.{name}": (place, name) for place, names_ in REPLACEABLE.items() for name in names_}
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
@@ -43,7 +43,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "flushing of denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
     "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    "inference mode": (torch.is_inference_mode_enabled, lambda _: None),  # nothing ends it
+    "inference mode": (torch.is_inference_mode_enabled, lambda _: None),  # this and both modes cannot be restored
     "function modes": (torch._C._len_torch_function_stack, lambda _: None),
     "dispatch modes": (torch._C._len_torch_dispatch_stack, lambda _: None),
     "trace function": (sys.gettrace, sys.settrace),
@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     },
     **{name: (partial(getattr, *place), partial(setattr, *place)) for name, place in FUNCTIONS.items()},
 }
-"""How to read each setting, and how to put it back. All calls set gradients and garbage collection themselves."""
+"""How to read and restore each setting. Gradient mode and garbage collection are missing, as every call sets them."""
 if hasattr(os, "sched_getaffinity"):  # only on Linux
     SETTINGS["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
 AT_START = {name: getattr(*place) for name, place in FUNCTIONS.items()}
@@ -79,14 +79,14 @@ class Guard:
         self.folder = os.getcwd()  # noqa: PTH109 - called often
 
     def restored(self) -> str:
-        """Put changed settings back; return the changes in words. The current folder costs nothing: it is put back."""
+        """Restore changed settings; return the changes in words, or "". A changed current folder is not reported."""
         os.chdir(self.folder)
         changed = {name: seen for name, (read, _) in SETTINGS.items() if (seen := read()) != self.kept[name]}
         for name in changed:
             with suppress(Exception):
                 SETTINGS[name][1](self.kept[name])
         listed = [f"{name} from {self.kept[name]!s:.120} to {seen!s:.120}" for name, seen in changed.items()]
-        return f"it changed {', '.join(listed)} for everybody in the process" if listed else ""
+        return f"it changed {', '.join(listed)} for all code in the process" if listed else ""
 
     def require_unchanged(self) -> None:
         """Restore the settings.

@@ -43,8 +43,8 @@ def page(name: str) -> str:
     text = (THEIRS / name).read_text(encoding="utf-8")
     for theirs, ours in REPLACED[name].items():
         if text.count(theirs) != 1:
-            reason = f"{name} of the torch-tb-profiler that is installed is not the one known here"
-            raise ValueError(f"{reason}: install 0.4.3")
+            reason = f"{name} of the installed torch-tb-profiler differs from that of version 0.4.3"
+            raise ValueError(f"{reason}: install that version")
         text = text.replace(theirs, ours)
     return text
 
@@ -55,7 +55,7 @@ def script(*names: str) -> str:
 
 
 class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in has no types
-    """The plug-in with pages and scripts that need no internet."""
+    """The plug-in with pages and scripts that work without internet access."""
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """The pages of the plug-in by path, with our replacements."""
