@@ -45,7 +45,7 @@ NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides th
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
 ROWWISE = "gradient of query"
-"""The gradient that a few rows of the output's gradient determine exactly, in scope `attention`."""
+"""In scope `attention`, row t of this gradient depends on row t of the output's gradient alone: a few rows suffice."""
 NUM_EARLIER = 32  # the number of earlier calls whose right answers a wrong output is compared with
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]

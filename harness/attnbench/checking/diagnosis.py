@@ -343,7 +343,7 @@ def _wrong_names(evidence: list[Evidence]) -> list[str]:
 def _factor(evidence: list[Evidence]) -> Finding | None:
     """Test whether the wrong part of a tensor is a constant times the right one, and describe the part."""
     sentences, kinds, step = [], [], "context"
-    of_tokens = {"gradient of x", "gradient of context"}  # sums over several queries
+    of_tokens = {"gradient of x", "gradient of context"}  # follow from the others, so their factor names no operand
     names = [name for name in _wrong_names(evidence) if name not in of_tokens]
     for name in names:
         if (ratio := _ratio(evidence, name)) is None:

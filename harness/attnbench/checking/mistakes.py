@@ -340,7 +340,10 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def partial_softmaxes(masked: Tensor, mask: RowMask, lengths: tuple[int, ...], merge: str) -> Tensor:
-    """The separate softmaxes of parts (B, H, R, S), side by side, summed or averaged over the parts that see a key."""
+    """The weights (B, H, R, S) if each part of the keys has its own softmax, and their outputs are merged wrongly.
+
+    They are added up or, if `merge` is "averaged", divided by the number of parts that see a key.
+    """
     whole = torch.cat([usual(part, mask) for part in masked.split(lengths, dim=-1)], dim=-1)
     return whole if merge == "added up" else whole / whole.sum(dim=-1, keepdim=True).clamp(min=1)
 

@@ -422,10 +422,11 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
 
 
 def group_sum(workload: Workload, grad_rows: Tensor) -> float:
-    """The size of intermediate sums in a value's gradient if several query heads read the value; else 0.
+    """Estimate the intermediate sums in a value's gradient from the output's, `grad_rows` (B, H, R, V) or (B, R, D).
 
-    With few keys these sums may cancel in every element and leave only rounding errors. At least one of a query's
-    weights on S keys is at least 1/S, so its term is at least that share of the output's gradient.
+    It is 0 if a single query head reads the value. With few keys the sums over several heads may cancel in every
+    element, so that only their rounding errors remain. Of a query's weights on S keys the largest is at least 1/S: that
+    is the share of the output's gradient that each head adds.
     """
     readers = workload.num_heads // workload.num_kv_heads
     return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0

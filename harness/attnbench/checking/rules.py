@@ -65,7 +65,8 @@ USUAL_SIZES = (20, 20, 20)
 """Exponents of the powers of 2 that scale keys, values and incoming gradients; such factors change no digit."""
 LARGE_VALUES, NO_RULE = "large values", "no rule"
 NEARLY_EQUAL, LARGER = 2.0**-3, 2.0**6
-"""Queries scaled by these have scores of similar size, or so different that exponentials of differences overflow."""
+"""Factors of queries: with the first, a query's scores are nearly equal; with the second, they differ so much that
+exponentials of their differences overflow."""
 BEYOND_RANGE = 4.0
 """The factor that takes products of large queries with keys beyond the range of float16."""
 NOT_FINITE = "off by inf"
@@ -644,9 +645,9 @@ def _minus_infinity(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("is_causal with a mask", "scope", "direction", "mask", is_noted=True)
 def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
-    """A function given both is_causal and a mask combines them or refuses them; some code ignores is_causal.
+    """A function that gets both is_causal and a mask combines them or raises an error; some code ignores one of them.
 
-    If the mask has no causal part, is_causal changes the answer, so that only side effects are checked.
+    If the mask has no causal part, is_causal rightly changes the answer, so only side effects are checked.
     """
     rule = candidate.workload.mask_rule
     if candidate.workload.scope == "attention" and rule.without_causal is not None:
@@ -751,7 +752,10 @@ def _hidden_keys(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule(HIDDEN_NAN, *HIDING, is_noted=True)
 def _hidden_nan(candidate: Candidate) -> Iterator[Outcome]:
-    """NaN, Inf or a number near the end of the dtype's range in a hidden key or value does not reach any query."""
+    """NaN, Inf, or a very large factor on a hidden key or value, changes no output of a query that does not see it.
+
+    The factor is the square root of the dtype's largest number.
+    """
     huge = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.workload.dtype]).max)
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "NaN in the {}": partial(torch.full_like, fill_value=math.nan),

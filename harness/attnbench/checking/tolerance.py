@@ -49,7 +49,8 @@ about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
 MOST_LENIENCY = 8.0
 VANISHING_SHARE = 1e-12  # a tensor smaller than this share of its terms is 0 except for rounding
 LEAST_SPREAD = 0.25
-"""Smallest ratio of the median RMS error of a tensor's segments, in limits, to the worst one: imprecise, not wrong."""
+"""An error beyond its limit is imprecise, not wrong, only if it is spread over the tensor: the median over segments of
+RMS error / limit must be at least this share of the largest."""
 
 
 class RowErrors(NamedTuple):

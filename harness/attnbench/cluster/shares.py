@@ -34,9 +34,9 @@ def part(plan: Plan, place: int, number: int) -> Plan:
 
 
 def split(plan: Plan, num_hosts: int) -> dict[str, Plan]:
-    """The shares of a plan by name: each takes every n-th workload, so that all take about equally long.
+    """Split a plan into shares, by name: of n shares, each takes every n-th workload, so that all take about as long.
 
-    The shares and their names depend only on the plan. The budget applies to each host.
+    Workloads and names depend only on the plan. `plan.budget_s` is for one host; the shares divide `num_hosts` budgets.
     """
     number = max(1, min(len(plan.workloads), MOST_SHARES))
     shares = {}

@@ -40,7 +40,7 @@ _COMPILED = re.compile(rf"{COMPILED}|^triton_|cpp_fused|^graph(_\d+)?_kernel$", 
 
 
 def makers(kernels: Iterable[str]) -> list[str]:
-    """Makers of kernels: keys of KERNELS in its order, each once; empty if none is known."""
+    """The libraries that kernels of these names come from: keys of KERNELS, in its order; empty if none is known."""
     names = list(kernels)
     return [maker for maker, (_, pattern) in KERNELS.items() if any(map(re.compile(pattern).search, names))]
 

@@ -14,7 +14,7 @@ from attnbench.devices import Clock, containers, device
 from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.workloads.workload import Workload
 
-if TYPE_CHECKING:  # simulated machines take rounds without torch
+if TYPE_CHECKING:  # simulated machines measure loads without torch
     from torch import Tensor
 
 MIN_SAMPLE_S = 3e-3

@@ -249,7 +249,10 @@ def _place(won: Sequence[Answer], others: Sequence[Answer]) -> tuple[str, Sequen
 
 
 def memory(members: Sequence[Answer]) -> tuple[Answer, dict[str, float]] | None:
-    """The largest shape, if possible with the memory of two implementations, and peak bytes by name; None if none."""
+    """The largest shape, and each implementation's peak memory there in bytes, by name; None if none was measured.
+
+    Shapes with the memory of at least two implementations come first, since these can be compared.
+    """
     peaks: dict[Answer, dict[str, float]] = {}
     for shape in members:
         peaks[shape] = {cell.name: cell.peak_bytes for cell in shape.cells if cell.peak_bytes}

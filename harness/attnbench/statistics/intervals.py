@@ -1,7 +1,8 @@
 """Times and their intervals, and the one number that each process adds to a comparison.
 
-A visit takes a few blocks, and each block samples every arm once, which gives a log ratio for each pair of arms. A
-process adds one number to each comparison: the median log ratio of each visit, averaged over the process's visits.
+A visit consists of a few blocks. A block samples each arm that takes part once, which gives a log ratio for each pair
+of these arms. A process adds one number to each comparison: the median log ratio of each visit, averaged over the
+process's visits.
 """
 
 import math
@@ -146,7 +147,7 @@ def effect_of(visits: Mapping[Visit, float]) -> Effect:
 
 
 def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
-    """The sorted places of the samples, and the mean log value of each."""
+    """The distinct `Samples.places` of the samples, sorted (n,), and the mean log value at each (n,)."""
     taken = Samples.of(samples)
     places, logs = taken.places, np.log(taken.value)
     if (places[1:] > places[:-1]).all():  # in time order, one sample in each place

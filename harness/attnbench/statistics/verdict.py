@@ -164,7 +164,7 @@ def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Arr
 
 
 def holm_level(values: ArrayLike, allowed: float) -> Array:
-    """The final level (...) of Holm's procedure, for p-values (..., m) that share the `allowed` error.
+    """The final level (...) of Holm's procedure, for p-values (..., m), at the family-wise error rate `allowed`.
 
     The procedure rejects exactly the hypotheses with a p-value of at most this level.
     """

@@ -211,7 +211,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
-    """A fresh process started; it covers all lines until the next event of this type."""
+    """A fresh process started; its environment holds for all events until the next one of this type."""
 
     time: str
     environment: Environment

@@ -18,7 +18,7 @@ class Samples(Sequence[Sample]):
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self._rows = np.empty(0, ROW)
-        self._new = list(samples)  # few of them, as objects
+        self._new = list(samples)  # not converted to rows yet
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":

@@ -65,7 +65,10 @@ class TimedCall:
 
 
 def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
-    """The typical time of a call of each arm, the median of its latest samples; the probe is left out."""
+    """Pairs of an arm and the typical seconds of its call: the median of its latest MOST_READ samples.
+
+    The interference probe, and arms without samples, are left out.
+    """
 
     def typical_s(latest: Sequence[Sample]) -> float:
         return median(sample.value for sample in latest)

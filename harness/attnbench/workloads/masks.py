@@ -58,7 +58,7 @@ class Mask:
         cls.usage = own.get("usage") or own.get("name", "")
 
     def __init__(self, *arguments: int) -> None:
-        """Store the arguments between the parentheses.
+        """Store the mask's arguments, such as 64 and 0 of `window(64,0)`.
 
         Raises:
             ValueError: too few or too many arguments, or one out of range.
@@ -268,8 +268,8 @@ class Padding(Mask):
     def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """The lengths (B,).
 
-        By default they are unsorted, and the permutation that sorts them is not its own inverse, so that code which
-        sorts rows and fails to restore their order gives a wrong answer.
+        By default they are unsorted. With three rows or more, the permutation that sorts them is not its own inverse,
+        so that code that sorts rows, and applies that permutation again to restore them, gives a wrong answer.
         """
         falling = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
         return np.asarray(self.arguments or falling[1:] + falling[:1], dtype=np.int64)

@@ -191,5 +191,5 @@ def shape_key_of(workload: Workload, num_threads: int) -> ShapeKey:
 
 
 def shape_of(workload: Workload) -> Shape:
-    """The sizes of a workload's call."""
+    """The sizes of a workload's call: (B * H, T, S, K)."""
     return workload.batch_size * workload.num_heads, workload.seq_len, workload.kv_len, workload.head_dim

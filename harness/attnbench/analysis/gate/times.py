@@ -59,7 +59,8 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
     elif not samples["candidate"]:
         yield ruling(match.key, LATENCY, Kind.lost, "its time is no longer measured", unit="s", **seconds)
     elif match.key[1] != pair.reference:
-        words = f"there is no reference for it: {pair.reference or 'the base'} was not measured next to it in both runs"
+        reference = f"{pair.reference} in both runs" if pair.reference else "the base"
+        words = f"cannot be compared: it was not measured in the same blocks as {reference}"
         yield ruling(match.key, LATENCY, Kind.undecided, words, unit="s", **seconds)
 
 
@@ -107,8 +108,9 @@ def decided(judged: Judgement, *, is_asked: bool = False, see: float | None = No
     if high <= 1 + allowed:
         return Kind.same, None, f"no slower: {change}; allowed is {percent(allowed)}"
     if is_asked:
-        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out; measure longer or raise the limit"
-        return Kind.undecided, Reason.threshold, f"{change}: a threshold of {percent(allowed)} cannot be judged: {why}"
+        why = f"a growth of up to {100 * (high - 1):.1f} % cannot be ruled out: measure longer or raise the threshold"
+        words = f"{change}; a threshold of {percent(allowed)} cannot be judged, because {why}"
+        return Kind.undecided, Reason.threshold, words
     detectable = math.inf if judged.detectable is None else judged.detectable
     smallest = percent(detectable) if detectable < FARTHEST else f"a factor of {FARTHEST + 1:g}"
     words = f"{change}; differences above {smallest} can be detected"
