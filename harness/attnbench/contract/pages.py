@@ -164,7 +164,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Convert keys or values (..., G, K) to the cache's dtype; for float8 divide by the heads' scales (G,) and clamp."""
+    """Convert keys or values (..., G, K) to the cache's dtype; for float8 divide by head scales (G,) and clamp."""
     if dtype == SAME:
         return tensor
     largest = LARGEST_FLOAT8[dtype]
