@@ -41,10 +41,7 @@ def attention(
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Query (B, H, t, K), already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V).
-
-    Scores and sums are in float32 at least.
-    """
+    """Scaled query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V), summed in float32 at least."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     maximum = torch.full_like(query[..., :1], torch.finfo(dtype).min, dtype=dtype)  # finite: -inf - -inf is NaN
     total, output = torch.zeros_like(maximum), torch.zeros_like(maximum)

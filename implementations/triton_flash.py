@@ -10,8 +10,7 @@ Without a GPU it can be checked but not timed: attnbench check triton_flash --in
 Source: T. Dao, "FlashAttention-2", https://arxiv.org/abs/2307.08691, algorithms 1 and 2; written in Triton,
 https://triton-lang.org/main/python-api/triton.language.html, with the names of its tutorial on fused attention.
 
-Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width (V is K).
-A tile has M queries or N keys, of width D.
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width (V is K); M, N and D of a tile.
 """
 
 import os
@@ -23,15 +22,15 @@ from torch import Tensor
 
 from attnbench.contract import Workload, is_on, missing_package
 
-try:  # on import, Triton reads its environment variables
+try:  # Triton reads its settings now
     import triton.language as tl
     from triton import jit
-except ImportError:  # `unsupported` reports it
+except ImportError:  # `unsupported` says so
     tl, jit = SimpleNamespace(constexpr=int), lambda kernel: kernel
 
 LARGEST_HEAD_DIM = 256
 LEAST, MOST_ROWS, TILE_BYTES = 16, 64, 8192
-"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of a larger tile.
+"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of more than LEAST.
 All tiles of a kernel, some of them loaded ahead, must fit together into the shared memory of every GPU: the smallest is
 that of compute capability 8.9 (`nox -s triton`, results/gallery/gpu/shared_memory.md)."""
 
@@ -53,7 +52,7 @@ def attention(
 
 @jit
 def offset(stride_b, stride_h, stride_t, stride_d, b, h, offs_t, offs_d):
-    """Offsets of a tile's elements (M or N, D) in 64 bits, since a tensor may have more than 2^31 elements."""
+    """Places of a tile (M or N, D) in 64 bits, since a tensor may have more than 2^31 numbers."""
     head = tl.cast(b, tl.int64) * stride_b + tl.cast(h, tl.int64) * stride_h
     return head + tl.cast(offs_t, tl.int64)[:, None] * stride_t + offs_d[None, :] * stride_d
 
@@ -92,7 +91,7 @@ def flash_fwd_tile(
     IS_CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The output and logsumexp of one tile of queries of one head, over its visible keys."""
+    """One tile of queries of one head, over its visible keys."""
     dtype = tl.float32 if WIDEN else Q.dtype.element_ty
     start_m = tl.program_id(0) * BLOCK_M
     b, h = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
@@ -225,7 +224,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Gradient (B, H, T, K) of the output -> gradients of query, key and value."""
         query, key, value, output, lse = ctx.saved_tensors
-        delta = (grad.float() * output.float()).sum(-1)  # (B,H,T): weights times their gradients, over keys
+        delta = (grad.float() * output.float()).sum(-1)  # (B,H,T), of weights and their gradients
         dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value))
         how = constants(query, is_causal=ctx.is_causal)
         flash_bwd_keys[grid(key)](
@@ -248,7 +247,7 @@ def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
         "BLOCK_D": padded(width),
         "BLOCK_M": rows,
         "BLOCK_N": rows,
-        "WIDEN": is_interpreted() and query.dtype == torch.bfloat16,  # interpreted, its bits are multiplied as integers
+        "WIDEN": is_interpreted() and query.dtype == torch.bfloat16,  # the interpreter multiplies its bits as integers
     }
 
 
@@ -258,7 +257,7 @@ def padded(width: int) -> int:
 
 
 def block(tensor: Tensor) -> int:
-    """The rows of a tile (M and N) for a tensor (..., K) of this width and dtype."""
+    """Rows of a tile."""
     return max(LEAST, min(MOST_ROWS, TILE_BYTES // (padded(tensor.shape[-1]) * tensor.element_size())))
 
 

@@ -151,7 +151,7 @@ def planned(**changes: object) -> Plan:
 
 
 def test_an_interpreter_is_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = "times of Triton's interpreter say nothing"
+    refused = "Triton's interpreter does not show the speed"
     with pytest.raises(ValueError, match=refused):
         execution.execute(planned(is_interpreted=True), tmp_path, lambda _: None)
     assert not list(tmp_path.iterdir())

@@ -281,7 +281,7 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
         (
             "transposed",
             "context",
-            "returned (1, 5, 2, 4): it must return one tensor (B, H, T, V), here (1, 2, 5, 4) (heads and",
+            "returned (1, 5, 2, 4): it must return one tensor (B, H, T, V), here (1, 2, 5, 4)",
         ),
         ("nothing", "context", "returned a NoneType: it must return one tensor (B, H, T, V), here (1, 2, 5, 4)"),
         ("whole", "context", "of int64; it should be"),

@@ -85,7 +85,7 @@ def test_a_comparison_is_at_what_all_have_built_in():
         "mask": "causal",
         "scope": "module",
     }
-    with pytest.raises(ValueError, match="one by one"):
+    with pytest.raises(ValueError, match="use a run for each"):
         merge_built_in_axes({"a": {"mask": "causal"}, "b": {"mask": "none"}})
 
 

@@ -46,7 +46,7 @@ def captures(monkeypatch):
 
 @pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])
 @pytest.mark.parametrize(
-    ("captured", "words"), [(whole, ""), (stale, "outside of the graph"), (refused, "cannot be recorded")]
+    ("captured", "words"), [(whole, ""), (stale, "not in the graph"), (refused, "cannot be recorded")]
 )
 def test_a_replay_is_timed_only_if_it_computes_what_the_call_does(captures, captured, words, direction):
     workload = Workload(seq_len=8, num_heads=2, head_dim=4, direction=direction)
@@ -76,7 +76,7 @@ def test_a_graph_that_no_longer_does_what_the_call_does_is_seen_after_the_visit(
     is_stale.append(True)
     failed = worker.answer("sample_blocks", visit=visit(SMALL, "sdpa", launch="graph"))
     assert isinstance(failed, Failed)
-    assert "outside of the graph" in failed.message
+    assert "not in the graph" in failed.message
 
 
 def test_what_is_dropped_at_random_has_no_graph_that_could_be_checked():
