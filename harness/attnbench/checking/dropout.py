@@ -34,9 +34,9 @@ from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9
-NUM_WEIGHTS = 2**13  # the number of weights to sample, in at least four calls
+NUM_WEIGHTS = 2**13  # the least number of weights to sample, in at least four calls
 MOST_KEYS = 16  # with few keys every weight is far above its rounding error, even in half precision
-LONGER_LEN = 35
+LONGER_LEN = 35  # the length at which `mean` checks
 AXES = ("call", "batch row", "head", "query", "key")
 
 
@@ -70,7 +70,7 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """The weights (B, H, T, S) in an output for unit vectors as values, in float64 on the CPU."""
+        """The weights (B, H, T, S) in an output whose values were unit vectors, in float64 on the CPU."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
@@ -150,8 +150,8 @@ def of_weights(trial: DropoutTrial) -> str:
 def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
     """Check that a weight is dropped independently of its neighbour in the next call, batch row, head, query or key.
 
-    It fails if two neighbours are both dropped or both kept too often or too rarely for independent draws, or with
-    `is_total` only if they always are.
+    The check fails if two neighbours have the same fate, both dropped or both kept, too often or too rarely for
+    independent draws; with `is_total` only if all have.
     """
     p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
@@ -235,10 +235,11 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
     "dropout mean": mean,
     "dropout gradients": consistent,
 }
+"""The rules about dropout, by name, in order; each returns a description of the violation, or ""."""
 
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
-    """Try the rules up to the first broken one; an exception of the candidate breaks a rule.
+    """Try RULES in order, up to the first broken one; an exception of the candidate breaks a rule.
 
     Raises:
         UncheckableError: the candidate does not support dropout, or not at these sizes: it raises NotImplementedError.
@@ -264,8 +265,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 def still_drops(case: Case) -> str:
     """Check the dropout of a timed case; return a description of its error, or "".
 
-    In scope `attention`, if possible, all values become 1 for two calls: a row's output is then the sum of its weights,
-    whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
+    Two calls must differ, if there are enough rows to tell. In scope `attention` all values are 1 in these calls: a
+    row's output is then the sum of its weights, whose mean over n independent rows is 1 within Hoeffding's bound, at
+    any length.
     """
     workload, p = case.workload, case.workload.dropout
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}

@@ -36,7 +36,7 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """The effect of each comparison of a run, by workload and arm; with two sides also of all cells together (WHOLE)."""
+    """The effect of each comparison of a run, by workload and arm; with two sides, also WHOLE, of all cells together."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known

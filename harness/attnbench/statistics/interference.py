@@ -33,7 +33,7 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the visits since the last call, where `visits` are all so far; return the discarded blocks by workload."""
+        """Add the new ones of `visits`, all visits so far; return the discarded blocks of each workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)

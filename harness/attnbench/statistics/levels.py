@@ -65,7 +65,7 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
-    """The indices between `start` and `end` at which a new level begins, by a step of at least `smallest` (log scale)."""
+    """The indices from `start` to `end` at which a new level begins, after a step of at least `smallest` (in logs)."""
     places = range(start + SHORTEST, end - SHORTEST + 1)
     place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
     if place is None:

@@ -141,7 +141,7 @@ class Mask:
         return {}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The integer indices, elementwise, into the axes after the heads of a learned bias's table; `offset` is S - T."""
+        """The indices into a learned bias's table, after that of the head: elementwise integers; `offset` is S - T."""
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:

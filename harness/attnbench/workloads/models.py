@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases in which some layer takes part; decode only if the model is a decoder or some layer lists its phases."""
+        """Phases in which some layer takes part; decode only in a decoder, or if some layer lists its phases."""
         known = {phase for layer in self.layers for phase in layer.phases}
         named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
