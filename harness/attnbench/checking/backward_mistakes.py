@@ -115,7 +115,7 @@ def groups(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
-    """Other masks for the backward pass alone, each with a mistake's name and detail: none, or one aligned otherwise."""
+    """Wrong masks for the backward pass alone, each after a mistake's name and detail: none, or aligned otherwise."""
     parts = workload.mask_rule.parts
     if workload.mask_rule.hides:
         yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)

@@ -287,7 +287,7 @@ def cut(evidence: list[Evidence]) -> None:
 
 
 def simpler(workload: Workload) -> Iterator[Workload]:
-    """Simpler workloads, the simplest first: without projections, at a short length, with fewer heads and batch rows."""
+    """Simpler workloads, simplest first: without projections, at a short length, with fewer heads and batch rows."""
     bare = msgspec.structs.replace(workload, scope="attention", bias="all") if workload.scope == "module" else workload
     for each in dict.fromkeys((bare, workload)):
         if each.num_scores > MOST_SCORES:
@@ -476,7 +476,7 @@ def _known(evidence: list[Evidence]) -> Finding | None:
 
 
 def _backward(evidence: list[Evidence]) -> Finding | None:
-    """Find the mistakes of the backward pass that explain all gradients; None if there is none, or the output is wrong."""
+    """Find the mistakes of the backward pass that explain all gradients; None if none does, or the output is wrong."""
     if "output" in (names := _wrong_names(evidence)):
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))

@@ -36,7 +36,7 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """The effect of each comparison of a run, by workload and arm; with two sides, also WHOLE, of all cells together."""
+    """The effect of each comparison of a run, by its key; with two sides, also that of all cells together (WHOLE)."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known
