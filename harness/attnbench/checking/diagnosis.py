@@ -323,7 +323,7 @@ def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
         is_right, nearest = True, 0.0
         for each in evidence if is_right else ():
             workload, drawn = msgspec.structs.replace(each.reference.workload, dtype=dtype), each.reference.drawn
-            with contextlib.suppress(ValueError):  # an honest answer overflows there
+            with contextlib.suppress(ValueError):  # correct code overflows in that dtype
                 same = {"rows": each.rows, "has_gradients": each.reference.has_gradients}
                 narrow = Reference(workload, drawn, each.reference.seed, **same)  # type: ignore[arg-type]
                 shapes = {name: tensor.shape for name, tensor in each.observed.items() if name in each.names}

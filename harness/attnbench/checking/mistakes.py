@@ -92,7 +92,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
     readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
     for n in numbers[:1]:
         readings += [(n, n), (n - 1, n - 1), (n, 0), (n - 1, 0), (n + 1,), (n // 2, n // 2)]
-    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those written as text
+    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those that users can write
         if not (kind.changes_scores or issubclass(kind, DRAWN)):
             known += (("mask_of_other_kind", kind.name, reading) for reading in dict.fromkeys(readings))
     for confused, other, arguments in known:

@@ -37,7 +37,8 @@ MOST_TILES = 512  # tiles of one workload, which are larger than SMALLEST_TILE a
 def on_host(workload: Workload) -> Workload:
     """The workload on which the oracle judges code in another process: on the host, unless there are many scores.
 
-    Each of the oracle's thousands of small operations would be a launch on the device. TF32 exists only on the device.
+    Each of the oracle's thousands of small operations would be a launch on the device. With another matmul precision
+    than `highest` the workload stays on its device, because TF32 exists only there.
     """
     is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
     return msgspec.structs.replace(workload, device="cpu") if is_small else workload
@@ -390,7 +391,7 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs with the queries of these rows only, in scope `attention`; other operands are unchanged."""
+    """The inputs with only the rows `rows` (R,) of the query in scope `attention`; unchanged in scope `module`."""
     if workload.scope == "module":
         return inputs
     query = inputs.tensors["query"]

@@ -60,7 +60,7 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_needles(workload: Workload, seed: int) -> Inputs:
-    """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
+    """Queries that each point at one key: near the query's position, at an end, at an edge of a tile, or at random.
 
     An average of many values hides a missing key; a query with all its weight on that key does not. Each value row
     spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,

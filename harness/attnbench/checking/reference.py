@@ -38,7 +38,7 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
+"""The probe that screens every row of a long output: output rows there are not means of many values, so not near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
@@ -189,7 +189,7 @@ class Reference:
         return answers(compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """The rounded inputs that the rows need, in float64, on a device that has it."""
+        """The rounded inputs that the rows need, in float64, on the workload's device or, if that has none, the CPU."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)

@@ -329,7 +329,7 @@ def _other_masks(workload: Workload) -> Iterator[str]:
 def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
     """A module with a cache gives a sequence in chunks the answer of one call, for one sequence after another.
 
-    Its queries must see no later key, and T = S.
+    Applies if T = S and no query sees a later key.
     """
     workload = candidate.workload
     ahead = candidate.seen.any(dim=0).triu(1).any()

@@ -58,7 +58,7 @@ class Signature:
 
     @property
     def has_sdpa_mask(self) -> bool:
-        """Whether its mask may be additive; the harness then also adds sinks to it."""
+        """Whether the function's mask may be additive; the harness then also adds sinks to the mask."""
         return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:

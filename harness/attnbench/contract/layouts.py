@@ -107,7 +107,7 @@ class Layout:
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
 
-    A name with {head}, as in "heads.{head}.query", stands for one layer for each head; its number replaces {head}.
+    A name with {head}, as in "heads.{head}.query", stands for one layer for each head, whose index replaces {head}.
 
     Raises:
         ValueError: the names are not three different strings.

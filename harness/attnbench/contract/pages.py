@@ -76,7 +76,7 @@ class PageSignature:
 
     @property
     def has_scales(self) -> bool:
-        """Whether it takes the scales of 8-bit keys and values."""
+        """Whether the function has parameters for the scales of 8-bit keys and values."""
         return {"k_scale", "v_scale"} <= self.names.keys()
 
     def reason_against(self, workload: Workload) -> str | None:

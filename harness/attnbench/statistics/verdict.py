@@ -66,7 +66,7 @@ class Effect:
     degrees: float
     """Degrees of freedom of the standard error."""
     num_processes: int
-    """Processes that count: those up to the last look."""
+    """Processes that count: those up to the last look reached, or all before the first look."""
     num_measured: int = 0
     """All processes, counting or not."""
     bias: float = 0.0

@@ -112,7 +112,7 @@ class Requests(Mask):
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as in Mask
-        """The first key that the query sees of its request, and the key of the query's own token."""
+        """The index of the first key of its request that a query sees, and that of its own token's key, elementwise."""
         first, last = table[0][query], table[1][query]
         before = (last - self.window + 1 - first) * bool(self.window)
         return first + before * (before > 0), last
@@ -172,7 +172,10 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(len(order), table.astype(np.int32), np.concatenate(places))
 
     def sources(self) -> npt.NDArray[np.int64]:
-        """For each key (S,), the index of the key whose content it has: its own or, in a shared prefix, the first's."""
+        """For each key (S,), the index of the key whose content it has: its own, or one of the first request with keys.
+
+        The latter holds in a shared prefix.
+        """
         totals = [each.total for each in self.requests]
         starts = np.cumsum([0, *totals[:-1]])
         first = int(starts[int(np.argmax(np.asarray(totals) > 0))])

@@ -53,7 +53,7 @@ def dense_flops(workload: Workload) -> int:
 
 
 def least_flops(workload: Workload) -> int:
-    """A lower bound on the FLOPs of any call: it computes nothing twice, and skips tokens without a visible pair."""
+    """A lower bound on the FLOPs of any call: nothing is computed twice, and tokens without visible pairs are skipped."""
     return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 

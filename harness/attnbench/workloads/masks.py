@@ -84,7 +84,7 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether it may hide a key, which is true of every mask that overrides `span`."""
+        """Whether the mask may hide keys, as all that override `span` do."""
         return type(self).span is not Mask.span
 
     @property
