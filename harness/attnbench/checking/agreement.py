@@ -49,7 +49,7 @@ ROWWISE = "gradient of query"
 NUM_EARLIER = 32  # the number of earlier calls whose right answers a wrong output is compared with
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
-"""A call, and a function that names its result afterwards (Case.observed_call)."""
+"""A call, and a function that turns its result into tensors by name afterwards (Case.observed_call)."""
 
 
 def check(

@@ -98,7 +98,7 @@ class Finding:
 
 
 def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_backward: bool = False) -> Finding:
-    """The sentence "It looks as if `words`.", `more` sentences, and the first step that differs."""
+    """A finding in the words: "It looks as if `words`.", then `more` sentences, then the first step that differs."""
     first = f"the backward pass of {step}" if is_backward else step
     sentence = f"It looks as if {words}.{more} First step that differs: {first}.".replace("if ,", "if,", 1)
     return Finding(sentence, tuple(dict.fromkeys(names)), step)

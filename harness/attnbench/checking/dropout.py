@@ -150,8 +150,8 @@ def of_weights(trial: DropoutTrial) -> str:
 def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
     """Check that a weight is dropped independently of its neighbour in the next call, batch row, head, query or key.
 
-    The check fails if two neighbours have the same fate, both dropped or both kept, too often or too rarely for
-    independent draws; with `is_total` only if all have.
+    The check fails if both of two neighbours are dropped, or both are kept, too often or too rarely for independent
+    draws; with `is_total`, only if that is so in every pair.
     """
     p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
@@ -190,7 +190,7 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """Check that the weights after dropout add up to 1 on average at a longer length, too."""
+    """Check as `still_drops` does, at a longer length; in scope `attention`, that weights add up to 1 on average."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged
     plain = msgspec.structs.replace(longer, direction="forward")  # several small tiles
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))

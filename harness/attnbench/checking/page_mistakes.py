@@ -20,7 +20,7 @@ from attnbench.workloads.batch import SAME, Cache
 from attnbench.workloads.workload import Workload
 
 NUM_PARTS, MOST_PARTS = (2, 3, 4), 256
-"""Numbers of parts into which a request's keys are split; splits into more than MOST_PARTS pages are left out."""
+"""Numbers of parts into which a request's keys are split; splits into more than MOST_PARTS parts are left out."""
 
 
 class Pages:
@@ -133,7 +133,7 @@ def alignments(pages: Pages) -> Iterator[Mistake]:
 
 
 def windows(pages: Pages) -> Iterator[Mistake]:
-    """A window begins at another key."""
+    """The sliding window of a query begins at a wrong key."""
     window, page = pages.cache.window, pages.cache.page_size
     if not window:
         return

@@ -454,7 +454,7 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest absolute difference; infinite if only one of two numbers is finite, and 0 if neither is."""
+    """The largest absolute difference of two numbers at one index; infinite if only one is finite, 0 if neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf

@@ -799,7 +799,7 @@ def _has_mask(workload: Workload) -> bool:
 
 
 def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
-    """Marks of queries (B, T) that broadcast to an output (B, H, T, V) or (B, T, D)."""
+    """Reshape marks of queries (B, T) so that they broadcast to an output (B, H, T, V) or (B, T, D)."""
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
 
 

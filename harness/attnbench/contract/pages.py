@@ -267,7 +267,10 @@ class Groups:
         return BoundMask(rule, sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
 
     def split(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each distinct request."""
+        """Gather query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V) for each distinct request.
+
+        For n equal requests of t new tokens and s keys they become (n, H, t, K), (n, G, s, K) and (n, G, s, V).
+        """
 
         def gathered(tensor: Tensor, places: Tensor, length: int) -> Tensor:
             apart: Tensor = tensor[0, :, places].unflatten(1, (-1, length))  # (G,n*s,K) -> (G,n,s,K)

@@ -42,7 +42,7 @@ class Change:
 
 
 def noise(logs: Array) -> float:
-    """Standard deviation of log values (n,), estimated from their successive differences; large ones are clipped."""
+    """Standard deviation of log values (n,), from their successive differences, clipped as ALONE says."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))

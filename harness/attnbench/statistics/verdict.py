@@ -76,12 +76,12 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """Time of the first divided by time of the second."""
+        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
         return math.exp(self.log)
 
     @property
     def p_value(self) -> float:
-        """Probability of a difference this large between identical code; 1 without a standard error."""
+        """Probability of a difference at least this large between identical code; 1 without a standard error."""
         if self.error is None:
             return 1.0
         return float(p_values(max(0.0, abs(self.log) - self.bias), self.error, self.degrees))
@@ -192,7 +192,7 @@ def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """An effect with its verdict, and the interval behind it."""
+    """An effect with its verdict, and the interval of the ratio from which the verdict follows."""
 
     effect: Effect
     margin: float
@@ -204,7 +204,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Time of the first divided by time of the second."""
+        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
         return self.effect.ratio
 
     @property
