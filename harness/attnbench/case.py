@@ -305,7 +305,7 @@ class Case:
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
-        """Attach the tensors other than query, key and value to the mask, where implementations find them."""
+        """Attach the tensors that are not in GIVEN, such as sinks, to the mask, where implementations find them."""
         num_arguments = len(QKV) if self.workload.scope == "attention" else 1 + ("context" in self.tensors)
         if len(self.tensors) > num_arguments:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
@@ -404,7 +404,7 @@ class Case:
 
     @cached_property
     def outside_bytes(self) -> int:
-        """Bytes outside torch's allocator on the device that the first calls have taken and hold, with kernel code."""
+        """Bytes of device memory outside torch's allocator that the first calls took and hold, such as kernel code."""
         before, _ = self.first, self.recording
         return max(0, self.device.outside_bytes() - before)
 

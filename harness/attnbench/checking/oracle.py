@@ -366,7 +366,7 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload has a rotary embedding; `sign` -1: back."""
+    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload is rotary; `sign` -1 rotates them back."""
     query, key, value = heads
     if workload.rotary == "none":
         return heads

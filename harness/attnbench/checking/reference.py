@@ -61,10 +61,11 @@ SUMMED = "gradient of value"
 """The gradient whose size includes that of its intermediate sums over heads: see `group_sum`."""
 
 NEARER = 0.25
-"""An answer to queries that see no key follows a convention if it is nearer than this share of its distance to 0."""
+"""An answer to queries that see no key follows a convention only if it is nearer to the convention's answer than this
+share of its distance to 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
-"""How far such an answer may be from the convention's beyond the tolerance: this many times the rounding error of the
-convention's own answer in the dtype, plus this many roundings."""
+"""How far an answer to queries that see no key may be from a convention's, beyond the tolerance: EMPTY_YARDSTICKS
+rounding errors of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
 
 
 class FormError(ValueError):
@@ -189,7 +190,7 @@ class Reference:
         return answers(compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """The rounded inputs that the rows need, in float64, on the workload's device or, if that has none, the CPU."""
+        """The rounded inputs that the rows need, in float64: on the workload's device if it has that, else on the CPU."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)

@@ -313,7 +313,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 class Adapted(nn.Module):
-    """A module with the canonical weights loaded, called by the harness's convention."""
+    """A user's module with the canonical weights loaded, called as forward(x, context, mask=mask)."""
 
     def __init__(self, adapter: ModuleAdapter, module: nn.Module, weights: Weights) -> None:
         """Load the weights, and the values of `extra` into the other parameters.

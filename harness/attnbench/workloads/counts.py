@@ -53,7 +53,7 @@ def dense_flops(workload: Workload) -> int:
 
 
 def least_flops(workload: Workload) -> int:
-    """A lower bound on the FLOPs of any call: nothing is computed twice, nor are tokens without a visible pair."""
+    """A lower bound on the FLOPs of any call: no recomputation, and projections only of tokens with a visible pair."""
     return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 

@@ -203,7 +203,7 @@ AT_END = "_bottom_right"
 def at_end(kind: type[Mask]) -> type[Mask]:
     """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
 
-    If T > S, the first T - S queries may then see nothing.
+    If T > S, the first T - S queries may then see no key.
     """
     name = f"{kind.name}{AT_END}"
     changed = {

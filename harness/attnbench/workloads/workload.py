@@ -256,7 +256,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def biased(self) -> frozenset[str]:
-        """The projections that have a bias: q, k, v and out."""
+        """The projections that have a bias, some of q, k, v and out."""
         bias = {"all": "qkv+out", "none": ""}.get(self.bias, self.bias)
         return frozenset(re.findall(r"out|[qkv]", bias))
 
@@ -288,7 +288,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def window(self) -> int:
-        """The number of keys up to its own that a query sees, if the mask is one window; else 0."""
+        """The number of keys up to its own that a query sees if the mask is `sliding_window` alone; else 0."""
         mask = parse_mask(self.mask)
         return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
@@ -345,7 +345,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """The workload with other values of these axes; an axis whose value follows from others follows them again.
+        """The workload with other values of these axes; an axis with its value of FOLLOWS follows the new values.
 
         Raises:
             ValueError: a value or a combination is not allowed.
