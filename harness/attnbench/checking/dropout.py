@@ -265,7 +265,7 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 def still_drops(case: Case) -> str:
     """Check the dropout of a timed case; return a description of its error, or "".
 
-    Two calls must differ, if there are enough rows to tell. In scope `attention` all values are 1 in these calls: a
+    Two calls must differ, if chance cannot make them equal. In scope `attention` all values are 1 in these calls: a
     row's output is then the sum of its weights, whose mean over n independent rows is 1 within Hoeffding's bound, at
     any length.
     """

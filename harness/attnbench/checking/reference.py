@@ -190,7 +190,7 @@ class Reference:
         return answers(compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """The rounded inputs that the rows need, in float64: on the workload's device if it has that, else on the CPU."""
+        """The rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)

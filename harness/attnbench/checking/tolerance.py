@@ -42,7 +42,7 @@ ONE_FACTOR, MANY = 3.0, 16
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
 MOST_CORRELATION_IN_HALF = 0.75
-"""The same in half precision: merges in it show up to 0.73, and a factor that is off by 2 % shows at least 0.95."""
+"""Limit of the correlation in half precision: its merges show up to 0.73, a factor off by 2 % at least 0.95."""
 LOST_SHARE = 0.1
 """A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
 about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""

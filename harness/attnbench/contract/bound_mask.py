@@ -187,8 +187,8 @@ class BoundMask:
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """The additive mask (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
 
-        None if there is nothing to add. A softcap is not part of it. A mask with a learned bias is computed anew each
-        time, so that gradients reach the bias; any other is memoized.
+        None if there is nothing to add. A softcap is not part of it. A mask with a learned bias is computed again at
+        each use, so that gradients reach the bias; any other is memoized.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
             return None
