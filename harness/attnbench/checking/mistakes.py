@@ -162,7 +162,7 @@ SKIPPED: dict[str, Callable[..., Tensor]] = {
     "it is applied only to the first tile": lambda key, _, __: key > 0,
     "it is applied only to the last tile": lambda key, _, number: key < number - 1,
 }
-"""Whether a tile skips the mask and shows every key: f(key's tile, query's tile, number of tiles) -> bool, by its words."""
+"""Whether a tile skips the mask and shows every key: f(key's tile, query's tile, number of tiles) -> bool."""
 
 
 def joined_masks(workload: Workload) -> Iterator[WrongMask]:
