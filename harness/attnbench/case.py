@@ -25,10 +25,10 @@ from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """Dropout outside this range cannot be checked: too few of the sampled weights are dropped or kept."""
-PART = 2**22  # numbers that one thread draws at a time
+PART = 2**22  # numbers in a part of a large tensor that one thread draws
 QKV = ("query", "key", "value")
 GIVEN = (*QKV, "x", "context")
-"""Inputs that a module gets as arguments; all others come with the mask."""
+"""Inputs that are arguments of a call; all others, such as sinks, come with the mask."""
 REENTRANT = "CheckpointFunctionBackward"
 """The graph node of torch.utils.checkpoint with use_reentrant=True."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -36,7 +36,7 @@ TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "b
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The operands of a call, by name and in order, and the canonical weights.
+    """The operands of a call, by name and in order, and the module's canonical weights.
 
     Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
     Scope `module`: x (B, T, D) and, if S differs from T, context (B, S, D). In either scope the workload's other
@@ -64,8 +64,8 @@ def pull_back(
 ) -> tuple[Tensor | None, ...]:
     """The gradient of each leaf, given the output's gradient; None for a leaf that does not affect the output.
 
-    Reentrant checkpointing refuses `torch.autograd.grad`, so its gradients come from `backward`, which stores them in
-    the leaves.
+    Reentrant checkpointing does not support `torch.autograd.grad`. Its gradients come from `backward`, which stores
+    them in the leaves; they are removed there.
 
     Raises:
         NoBackwardError: the output has no graph.
@@ -143,7 +143,7 @@ def normal_values(draws: Generator, *shape: int) -> Tensor:
 
 
 def draw_weights(workload: Workload) -> Weights:
-    """Canonical weights with variance 1 / fan-in in float64, with the biases of the workload."""
+    """Normal canonical weights in float64, with variance 1 / fan-in and the workload's biases, drawn from its seed."""
     draws = generator(workload.seed, 1)
     width = workload.embed_dim if workload.scope == "module" else 1  # unused in scope attention
     tensors = {}
@@ -174,7 +174,10 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
-    """The workload's other operands, standard normal; a sink weighs about as much as all keys together."""
+    """The workload's other operands in float64, by name, standard normal; sinks are shifted by log(S).
+
+    A sink then weighs about as much as all keys together.
+    """
     drawn = {
         name: torch.randn(*shape, generator=draws, dtype=torch.float64) for name, shape in workload.operands.items()
     }
@@ -218,7 +221,7 @@ def output_shape(workload: Workload) -> tuple[int, ...]:
 
 
 def grad_value(workload: Workload) -> float:
-    """The value of every element of the output's gradient in timed backward passes, which makes its norm 1."""
+    """The value of every element of the output's gradient in timed backward passes; the gradient's norm is then 1."""
     return 1 / math.sqrt(math.prod(output_shape(workload)))
 
 
@@ -249,7 +252,7 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 def reason_against(implementation: Implementation, workload: Workload) -> str | None:
     """Return why this workload cannot be tried with this implementation on this machine, or None.
 
-    Workloads that the harness cannot check are refused here, because nothing is timed unchecked.
+    A workload that the harness cannot check is not tried, because nothing is timed unchecked.
     """
     if reason := device(workload.device).missing():
         return reason
@@ -302,7 +305,7 @@ class Case:
         return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def hand_over_operands(self) -> None:
-        """Attach the tensors other than query, key and value to the mask, where implementations find them."""
+        """Attach the tensors that are not in GIVEN, such as sinks, to the mask, where implementations find them."""
         num_arguments = len(QKV) if self.workload.scope == "attention" else 1 + ("context" in self.tensors)
         if len(self.tensors) > num_arguments:
             self.mask.inputs = {name: tensor for name, tensor in self.tensors.items() if name not in GIVEN}
@@ -322,7 +325,7 @@ class Case:
         return result
 
     def bound(self) -> tuple[Callable[[], Any], list[Tensor]]:
-        """A function for one forward call, after all work outside the implementation, and the leaves of its graph."""
+        """A function that makes one forward call, and the leaves of its graph; outside work is done here, untimed."""
         bind = getattr(self.module, "bind", None)
         if bind is None or self.workload.scope == "module":
             return self.output, list(self.leaves.values())
@@ -338,7 +341,8 @@ class Case:
     def observed_call(self) -> tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]:
         """The function to time, and one that turns its result into the output and the inputs' gradients, by name.
 
-        The second is called afterwards, since gradients of the inputs may need work that must not be timed.
+        The names are `output` and `gradient of NAME`, as far as the direction computes them. The second function is
+        called afterwards, since gradients of the inputs may need work that must not be timed.
 
         Raises:
             NoBackwardError: there is no graph for the direction's backward pass.
@@ -400,7 +404,7 @@ class Case:
 
     @cached_property
     def outside_bytes(self) -> int:
-        """Device memory outside torch's allocator that two calls have taken and still hold, including kernel code."""
+        """Bytes of device memory outside torch's allocator that the first calls took and hold, such as kernel code."""
         before, _ = self.first, self.recording
         return max(0, self.device.outside_bytes() - before)
 
@@ -462,7 +466,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
 
 
 def set_dropout(module: nn.Module, share: float) -> None:
-    """Set a module's dropout probability, a number or an `nn.Dropout`; the layer trains only if `share` is above 0."""
+    """Set the probability `module.dropout`, a number or an `nn.Dropout`, which trains only if `share` is above 0."""
     layer = getattr(module, "dropout", None)
     if isinstance(layer, nn.Dropout):
         layer.p = share

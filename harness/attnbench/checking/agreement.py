@@ -41,7 +41,7 @@ from attnbench.storage.records import EMPTY_ROWS, Agreement, Grade, ProbeResult,
 from attnbench.workloads.workload import Workload
 
 GRAPH_USED_UP = "backward through the graph a second time"  # torch's message
-NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides the suspect rows of `reference.screen`
+NUM_ROWS = 8  # query rows that the oracle computes for a timed call, besides those of `Reference.at_suspects`
 MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) the oracle computes all rows once for each cell."""
 ROWWISE = "gradient of query"
@@ -49,13 +49,16 @@ ROWWISE = "gradient of query"
 NUM_EARLIER = 32  # the number of earlier calls whose right answers a wrong output is compared with
 
 Observed = tuple[Callable[[], object], Callable[[Any], Mapping[str, Tensor | None]]]
-"""A call, and a function that names its result afterwards (Case.observed_call)."""
+"""A call, and a function that turns its result into tensors by name afterwards (Case.observed_call)."""
 
 
 def check(
     references: References, implementation: Implementation, known: RulesAt | None = None, rejects: Collection[str] = ()
 ) -> Agreement:
-    """Compare an implementation with all references, as `compare` does, and diagnose it if it is wrong."""
+    """Compare an implementation with all references, as `compare` does, and diagnose it if it is wrong.
+
+    An approximate implementation gets no diagnosis.
+    """
     agreement = compare(references, implementation, known, rejects)
     is_wrong = agreement.grade is Grade.wrong and not implementation.is_approximate
     return explain(references, implementation, agreement) if is_wrong else agreement
@@ -146,7 +149,7 @@ def _in_words(probe: str, *found: TensorError) -> str:
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
-    """The inputs of call `number` of a refereed sample: each column of each tensor gets a random sign."""
+    """The inputs of call `number` of a refereed sample: each column (last axis) of each tensor gets a random sign."""
     draws = generator(workload.seed, 7, seed, number)
     tensors = {}
     for name, tensor in inputs.tensors.items():
@@ -180,9 +183,9 @@ def judge(  # noqa: PLR0913 - the call, and how it is judged
     """Check the tensors `observed` from call `number` of a refereed sample; return a description of the error, or "".
 
     `drawn` are the timed float64 inputs. `judge_seed`, which the runner never has, selects the rows that the oracle
-    computes. The query's gradient is the only one compared, at these rows. With `is_thorough` every row of the output
-    is compared with a plain textbook evaluation or, at short lengths, every tensor with the oracle. `on_step` is called
-    before each part of the oracle's work.
+    computes. Of gradients only the query's is compared, in scope `attention`, at these rows. With `is_thorough` every
+    row of the output is compared with a plain textbook evaluation or, at short lengths, every tensor with the oracle.
+    `on_step` is called before each part of the oracle's work.
     """
     is_whole = is_thorough and workload.num_scores <= MOST_WHOLE_PAIRS
     num_rows = workload.seq_len if is_whole else min(NUM_ROWS, workload.seq_len)

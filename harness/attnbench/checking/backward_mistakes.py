@@ -24,7 +24,7 @@ LEAST_TILE = 16
 
 
 def moved(scores: Tensor) -> Tensor:
-    """Zeros that pass their gradient on to the scores; those of hidden keys, -inf, get none."""
+    """Zeros in the shape of `scores` that pass their gradient on to them, except to -inf, the scores of hidden keys."""
     return (scores - scores.detach()).where(scores.isfinite(), 0.0)
 
 
@@ -37,9 +37,9 @@ def recomputed(
     has_delta: bool = True,
     is_own: bool = False,
 ) -> Tensor:
-    """The context with a backward pass that uses these recomputed weights, and passes gradients on to these scores.
+    """The context, with a backward pass that uses the recomputed `weights` and passes gradients on to `scores`.
 
-    Delta is rowsum(dO * O), or with `is_own` rowsum(P * dP) with the recomputed weights.
+    Delta, left out without `has_delta`, is rowsum(dO * O) or, with `is_own`, rowsum(P * dP) with the recomputed P.
     """
     again, value = weights(results).detach(), results["value"]
     flow = again * moved(scores(results))
@@ -49,7 +49,7 @@ def recomputed(
 
 
 def partly(results: Results, mask: RowMask, *, frozen: tuple[str, ...], chosen: Callable[..., Tensor]) -> Tensor:
-    """The context; `chosen` elements (H, R, S) give no gradient to the operands in `frozen`."""
+    """The context; scores and weights of `chosen` pairs (H, R, S) give no gradient to the operands in `frozen`."""
     every = {name: results[name] for name in ("query", "key", "value")}
     fixed = every | {name: results[name].detach() for name in frozen}
     place = chosen(torch.arange(results["query"].shape[1])[:, None, None], mask.queries, mask.keys)
@@ -76,7 +76,7 @@ def exponentials(results: Results) -> Tensor:
 
 
 def uncapped(results: Results) -> Tensor:
-    """The scores before the softcap."""
+    """The scores before all changes of the mask, such as a softcap; -inf at hidden keys."""
     return results["scores"].where(results["masked scores"].isfinite(), -torch.inf)
 
 
@@ -92,7 +92,7 @@ def cuts(length: int) -> Iterator[int]:
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """Late tiles of queries that the gradients of key and value leave out, or of keys that the query's does."""
+    """Late tiles of queries are left out of the gradients of key and value, or late tiles of keys of the query's."""
     for first, frozen in itertools.product(cuts(workload.seq_len), (("key", "value"), ("key",), ("value",))):
         late = lambda _, query, __, first=first: query >= first  # noqa: E731
         detail = f"queries from {first} on, in the gradient of {' and '.join(frozen)}"
@@ -104,7 +104,7 @@ def tiles(workload: Workload) -> Iterator[Mistake]:
 
 
 def groups(workload: Workload) -> Iterator[Mistake]:
-    """Gradients of key and value that some query heads of a group do not reach."""
+    """Only the first or the last query head of a group contributes to the gradients of key, value or both."""
     readers = workload.num_heads // workload.num_kv_heads
     for which, frozen in itertools.product(
         {"first": 0, "last": readers - 1}.items() if readers > 1 else (), (("key", "value"), ("key",), ("value",))
@@ -115,7 +115,7 @@ def groups(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
-    """Masks of a backward pass alone: none, or one with another alignment."""
+    """Wrong masks for the backward pass alone, each after a mistake's name and detail: none, or aligned otherwise."""
     parts = workload.mask_rule.parts
     if workload.mask_rule.hides:
         yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)

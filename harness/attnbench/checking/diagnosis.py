@@ -45,35 +45,38 @@ SHORT_LEN = 67
 MOST_HEADS = 4
 MOST_ROWS = 2
 MOST_SCORES = 2**16
-"""Workloads with more scores than this are diagnosed at a short length, if they fail there too."""
+"""Workloads with more scores than this are diagnosed at length SHORT_LEN, with at most MOST_HEADS heads and MOST_ROWS
+batch rows if possible, if they fail there too."""
 MOST_KEYS = 2**13
-"""With more keys, if a short workload is right, weights are not described, and mistakes about pages alone are tried."""
-LEAST_ROWS = 8
-SHORTLIST = 24
+"""With more keys, if a short workload is right, weights are not described, and only mistakes about pages are tried."""
+LEAST_ROWS = 8  # fewest query rows of an output that are compared with mistakes, or fitted
+SHORTLIST = 24  # mistakes nearest on one probe that are compared on all probes
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
-MOST_GAPS = 0.7  # a part "from row n on" contains at least this share of the rows from n on
+"""The most tensors whose wrong part is described, and the largest share of a tensor's rows that count as a part."""
+MOST_GAPS = 0.7  # a part "from row n on" contains more than this share of the rows from n on
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
-CLOSER = 0.5  # its distance must also be at most this share of the distance to the right answer
+CLOSER = 0.5  # the distance to a mistake's answer must also be at most this share of that to the right answer
 EXPLAINED = 0.9  # a factor must explain at least this share of the sum of squared errors
 OF_FEATURES = 0.01
-"""The largest share of the sum of squared errors that factors of features may leave unexplained."""
+"""The largest share of the sum of squared errors that one factor for each feature may leave unexplained."""
 HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for uninitialized memory
 LEAST_NEAR = 0.02  # errors below this share of a dtype's tolerance are not that dtype's roundings
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
-STALE_MISTAKE = "stale_output_buffer"
+STALE_MISTAKE = "stale_output_buffer"  # the mistake's name
 UNUSED_NAN = (
     "NaN from an unused slot or page of the cache reaches the output, which is right with zeros there. A weight of 0 "
     "does not help, because 0 * NaN is NaN: leave out the values beyond the length, or set them to 0."
 )
 RULE_MISTAKES = {"inputs kept": "input_changed", STALE: STALE_MISTAKE, "layouts": "read_as_contiguous"}
 RULE_MISTAKES |= {ANOTHER_BATCH: "kept_plan", POOLS: "read_as_contiguous"}
+"""The mistake that a broken rule points to, by the rule's name."""
 STEPS = {"output": "context", "query": "scores", "key": "heads", "value": "heads", "sinks": "weights"}
 """The step that a constant factor of an output or of an operand's gradient points to."""
-RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}
-SMALL_WEIGHT = 1e-3  # ratios to right weights below this are ignored
-CLOSE = 0.05
+RANDOM = {"dropout_in_evaluation", "dropout_without_rescaling"}  # mistakes of code that differs between equal calls
+SMALL_WEIGHT = 1e-3  # ratios to right weights below this, and leaks below this, are ignored
+CLOSE = 0.05  # sums of weights within this of 1 are right
 WEIGHT_ROUNDINGS = 16  # weights within this many roundings of the right ones are right
 MOST_OFF = 0.01  # a weight that is further off than this is wrong in any dtype
 AXES = {
@@ -95,7 +98,7 @@ class Finding:
 
 
 def finding(words: str, names: Iterable[str], step: str, more: str = "", *, is_backward: bool = False) -> Finding:
-    """The sentence "It looks as if `words`.", `more` sentences, and the first step that differs."""
+    """A finding in the words: "It looks as if `words`.", then `more` sentences, then the first step that differs."""
     first = f"the backward pass of {step}" if is_backward else step
     sentence = f"It looks as if {words}.{more} First step that differs: {first}.".replace("if ,", "if,", 1)
     return Finding(sentence, tuple(dict.fromkeys(names)), step)
@@ -212,7 +215,10 @@ def _of_scales(evidence: list[Evidence]) -> Finding | None:
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers to all probes, at a simpler workload if it is wrong there, which is faster."""
+    """The candidate's answers to all probes, at a simpler workload if it is wrong there, which is faster.
+
+    At the workload itself, only probes whose compared rows are those of the first wrong output.
+    """
 
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
         evidence: list[Evidence] = []
@@ -281,7 +287,7 @@ def cut(evidence: list[Evidence]) -> None:
 
 
 def simpler(workload: Workload) -> Iterator[Workload]:
-    """Simpler workloads: without projections first, and at a short length, with fewer heads and batch rows first."""
+    """Simpler workloads, simplest first: without projections, at a short length, with fewer heads and batch rows."""
     bare = msgspec.structs.replace(workload, scope="attention", bias="all") if workload.scope == "module" else workload
     for each in dict.fromkeys((bare, workload)):
         if each.num_scores > MOST_SCORES:
@@ -312,12 +318,12 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
 
 
 def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
-    """The first of these narrower dtypes by whose tolerance all answers are right; "" for none."""
+    """The first of these narrower dtypes whose tolerances all answers meet, not all of them far within; "" for none."""
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
         is_right, nearest = True, 0.0
         for each in evidence if is_right else ():
             workload, drawn = msgspec.structs.replace(each.reference.workload, dtype=dtype), each.reference.drawn
-            with contextlib.suppress(ValueError):  # an honest answer overflows there
+            with contextlib.suppress(ValueError):  # correct code overflows in that dtype
                 same = {"rows": each.rows, "has_gradients": each.reference.has_gradients}
                 narrow = Reference(workload, drawn, each.reference.seed, **same)  # type: ignore[arg-type]
                 shapes = {name: tensor.shape for name, tensor in each.observed.items() if name in each.names}
@@ -331,7 +337,7 @@ def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
 
 
 def _wrong_names(evidence: list[Evidence]) -> list[str]:
-    """The output if it is wrong, or else the wrong gradients."""
+    """The name of the output if it is wrong on any probe, or else the names of the wrong gradients."""
 
     def is_wrong_somewhere(name: str) -> bool:
         return any(name in each.names and each.is_wrong(name) for each in evidence)
@@ -360,7 +366,7 @@ def _factor(evidence: list[Evidence]) -> Finding | None:
 
 
 def _ratio(evidence: list[Evidence], name: str) -> tuple[float, str] | None:
-    """The factor of a tensor's wrong part, and its place in words; None if there is none."""
+    """The factor of a tensor's wrong part, 0 if it is 0, and that part in words; None if no one factor explains it."""
     these = [each for each in evidence if name in each.names]
     if not all(each.observed[name].isfinite().all() for each in these):
         return None
@@ -398,7 +404,7 @@ def _unwritten(evidence: list[Evidence]) -> Finding | None:
 
 
 def _region(marked: Tensor) -> list[Tensor]:
-    """The indices along each axis at which some place is marked."""
+    """For each axis of a boolean tensor, the indices at which some element is True."""
     every = marked.nonzero()
     return [every[:, dim].unique() for dim in range(marked.dim())]
 
@@ -470,7 +476,7 @@ def _known(evidence: list[Evidence]) -> Finding | None:
 
 
 def _backward(evidence: list[Evidence]) -> Finding | None:
-    """The mistakes of the backward pass that explain all gradients where the output is right."""
+    """Find the mistakes of the backward pass that explain all gradients; None if none does, or the output is wrong."""
     if "output" in (names := _wrong_names(evidence)):
         return None
     these = sorted(evidence, key=lambda each: not any(map(each.is_wrong, each.names)))
@@ -590,7 +596,7 @@ def _between_calls(implementation: Implementation, evidence: list[Evidence], wro
 
 
 def _shows_weights(reference: Reference) -> bool:
-    """Whether calls with unit values, one for every few keys, can show all weights in reasonable time."""
+    """Whether calls with unit vectors as values can show all weights in reasonable time; V keys are shown by each."""
     workload = reference.workload
     has_all_rows = len(reference.rows) == workload.seq_len
     return workload.scope == "attention" and workload.kv_len <= MOST_KEYS and has_all_rows

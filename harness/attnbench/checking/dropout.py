@@ -34,9 +34,9 @@ from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9
-NUM_WEIGHTS = 2**13  # the number of weights to sample, in at least four calls
+NUM_WEIGHTS = 2**13  # the least number of weights to sample, in at least four calls
 MOST_KEYS = 16  # with few keys every weight is far above its rounding error, even in half precision
-LONGER_LEN = 35
+LONGER_LEN = 35  # the length at which `mean` checks
 AXES = ("call", "batch row", "head", "query", "key")
 
 
@@ -70,7 +70,7 @@ class DropoutTrial:
         self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
-        """The weights (B, H, T, S) in an output for unit vectors as values, in float64 on the CPU."""
+        """The weights (B, H, T, S) in an output whose values were unit vectors, in float64 on the CPU."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
@@ -150,8 +150,8 @@ def of_weights(trial: DropoutTrial) -> str:
 def independent(trial: DropoutTrial, *, is_total: bool = False) -> str:
     """Check that a weight is dropped independently of its neighbour in the next call, batch row, head, query or key.
 
-    It fails if two neighbours are both dropped or both kept too often or too rarely for independent draws, or with
-    `is_total` only if they always are.
+    The check fails if both of two neighbours are dropped, or both are kept, too often or too rarely for independent
+    draws; with `is_total`, only if that is so in every pair.
     """
     p, clear = trial.workload.dropout, trial.measurable.expand_as(trial.zeros)
     chance_to = p**2 + (1 - p) ** 2
@@ -190,7 +190,7 @@ def share(trial: DropoutTrial) -> str:
 
 
 def mean(trial: DropoutTrial) -> str:
-    """Check that the weights after dropout add up to 1 on average at a longer length, too."""
+    """Check as `still_drops` does, at a longer length; in scope `attention`, that weights add up to 1 on average."""
     longer = trial.merged.at_length(LONGER_LEN) if trial.merged.longest > LONGER_LEN else trial.merged
     plain = msgspec.structs.replace(longer, direction="forward")  # several small tiles
     return still_drops(trial.case(place(draw_normal(plain, trial.seed), plain), plain))
@@ -235,10 +235,11 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
     "dropout mean": mean,
     "dropout gradients": consistent,
 }
+"""The rules about dropout, by name, in order; each returns a description of the violation, or ""."""
 
 
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
-    """Try the rules up to the first broken one; an exception of the candidate breaks a rule.
+    """Try RULES in order, up to the first broken one; an exception of the candidate breaks a rule.
 
     Raises:
         UncheckableError: the candidate does not support dropout, or not at these sizes: it raises NotImplementedError.
@@ -264,8 +265,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
 def still_drops(case: Case) -> str:
     """Check the dropout of a timed case; return a description of its error, or "".
 
-    In scope `attention`, if possible, all values become 1 for two calls: a row's output is then the sum of its weights,
-    whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
+    Two calls must differ, if chance cannot make them equal. In scope `attention` all values are 1 in these calls: a
+    row's output is then the sum of its weights, whose mean over n independent rows is 1 within Hoeffding's bound, at
+    any length.
     """
     workload, p = case.workload, case.workload.dropout
     ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}

@@ -22,7 +22,7 @@ def offset(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
 
 
 def gapped(tensor: Tensor, alignment_bytes: int = 1) -> Tensor:
-    """Store a tensor with tokens before heads and GAP or more unused numbers between rows, as aligned."""
+    """Store (B, H, T, K) as (B, T, H, K) with GAP unused numbers after each row, or more to keep the alignment."""
     moved = tensor.transpose(1, -2)
     step = max(1, alignment_bytes // tensor.itemsize)
     width = -(-(moved.shape[-1] + GAP) // step) * step
@@ -40,7 +40,7 @@ def longer(tensor: Tensor, _: int = 1) -> Tensor:
 
 
 def _unused(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor of filler that must not be read: NaN, or True for a boolean one."""
+    """A tensor of filler that must not be read: NaN, or True for a boolean one (1 for integers)."""
     return torch.full(shape, math.nan if like.is_floating_point() else 1, dtype=like.dtype, device=like.device)
 
 
@@ -62,13 +62,15 @@ LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "spread out in memory": gapped,
     "the first rows of longer tensors": longer,
 }
+"""By name: f(tensor, alignment in bytes) -> the same numbers in another memory layout."""
+# Names of forms in MASK_FORMS.
 OF_HEADS, OF_OTHERS = "one for each head", "one place further"
 OF_TWO_AXES, TRANSPOSED_OF_TWO = "of two axes", "of two axes, transposed,"
 RAISED, CONSTANT = "in float32, and larger by a constant", 2048.0
-"""At that constant, half precision has too few digits for a bias."""
+"""Half precision has too few digits for the sum of a bias and CONSTANT."""
 ONE_ROW, COPIED_ROW = "one row for all queries", "copies of one row"
 AT_INFINITY, FAR_BELOW, FIRST_KEYS = "-inf at the first keys", "-30000 at the first keys", 300
-"""More keys than the first tile of any kernel has; -30000 is within the range of float16."""
+"""FIRST_KEYS is more keys than the first tile of any kernel has; -30000 is within the range of float16."""
 SAME_MASK: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "transposed": lambda mask, _: transposed(mask),
     "sliced from a wider one": lambda mask, _: gapped(mask),
@@ -87,6 +89,6 @@ MASK_FORMS = SAME_MASK | {
     ONE_ROW: lambda mask, _: mask[..., :1, :],
     COPIED_ROW: lambda mask, sizes: mask[..., :1, :].expand(sizes).contiguous(),
 }
-"""Other forms in which a function may get its mask or bias at sizes (B, H, T, S). Some are the same mask in another
-memory layout; some are other masks, in which each key has its neighbour's visibility, the first keys are hidden, or all
-queries have the first one's row; and some are forms that some code refuses."""
+"""Other forms in which a function may get its mask or bias, by name: f(mask, (B, H, T, S)) -> mask. Some are the same
+mask in another memory layout. Others are other masks: each key has its neighbour's visibility, the first keys are
+hidden, or all queries have the first one's row. Some code refuses some of the forms."""

@@ -27,7 +27,7 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Seen = Callable[[RowMask], Tensor]
-"""Visible keys (B, 1, R, S), or a tensor that broadcasts to (B, H, R, S)."""
+"""A function that returns the visible keys: boolean (B, 1, R, S), or any shape that broadcasts to (B, H, R, S)."""
 WrongMask = tuple[str, str, Seen]  # the mistake's name, a detail, and the keys that are visible
 AT_END = "_bottom_right"
 ALIGNED = ("bottom_right_for_top_left", "top_left_for_bottom_right")
@@ -38,40 +38,40 @@ CAUSAL: dict[type[Mask], str] = {
 DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
-MASK_TILES = (16, 32, 64, 128)
-MOVES = (-1, 1, -2, 2, -3, 3)
+MASK_TILES = (16, 32, 64, 128)  # keys in a tile
+MOVES = (-1, 1, -2, 2, -3, 3)  # by which an argument of a mask may be off
 MOST_ROWS = 256
-"""Masks that show the same keys to the first queries, up to this number, count as equal."""
+"""Masks that show the same keys to this many queries, evenly spaced, or to all if there are fewer, count as equal."""
 OPERANDS = {"query": (0,), "key": (1,), "value": (2,), "keys and values": (1, 2), "query, key and value": (0, 1, 2)}
-"""The places of operands among those of the step `heads`."""
+"""The indices of operands among those of the step `heads`."""
 OUTPUT = "output"
 BETWEEN_ROWS = {"batch_for_positions", "heads_for_positions", "query_key_swapped", "softmax_over_queries"}
-"""Mistakes with one form that need them."""
+"""Mistakes with one form in which a query's answer depends on other queries: they need all query rows."""
 BLOCKS = (16, 32, 64, 128, 256)
-TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # keys in a tile
 MOST_TILES = 12
 """With more tiles of one length, only those at both ends and in the middle are tried."""
-NUM_PARTS = (2, 3, 4, 8)
+NUM_PARTS = (2, 3, 4, 8)  # into which the keys are split
 FILLS = (-10.0, -100.0, -1e3, -1e4, -2e4, -4e4, -65504.0)
 """Scores of hidden keys instead of minus infinity."""
 WEAK = -1e3  # higher fills show on normal inputs
 FLOORS = (0.0, -10.0, -100.0, -1e3, -1e4, -65504.0)
 """Initial values of a running maximum instead of minus infinity."""
-TINY = 1e-37
+TINY = 1e-37  # added to a sum, which may be 0 because of the floor
 TILE = "a tile"
-CLAMPS = (10.0, 20.0, 50.0, 80.0)
+CLAMPS = (10.0, 20.0, 50.0, 80.0)  # largest absolute scores
 ROTARY_BASES = (10_000.0, 20_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 WIDE = {"float32", "float64"}
-"""In half precision, roundings to bfloat16 and small numbers in sums or leaks are within the tolerance."""
+"""Dtypes whose tolerance shows a bias rounded to bfloat16, a small number in a sum, or a hidden key's small weight."""
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
-    """The keys that are visible under a mask and under all of `others`."""
+    """The keys that are visible under the mask `other` and all of `others`, at the queries of `mask` (B, 1, R, S)."""
     return reduce(and_, map(mask.seen_under, (other, *others)))
 
 
 def arguments_nearby(numbers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Similar arguments: one or all of them off by one or more, doubled or halved; or their order reversed."""
+    """Similar arguments: one doubled or halved, one or all off by up to 3, all equal, or in reverse order."""
     for place, number in enumerate(numbers):
         for other in sorted({number + move for move in MOVES} | {2 * number, number // 2}):
             yield (*numbers[:place], other, *numbers[place + 1 :])
@@ -92,7 +92,7 @@ def neighbours(part: Mask, sizes: tuple[int, int, int]) -> Iterator[tuple[str, M
     readings = [(), numbers, numbers[:1], numbers[:2][::-1]]  # the numbers as other libraries read them
     for n in numbers[:1]:
         readings += [(n, n), (n - 1, n - 1), (n, 0), (n - 1, 0), (n + 1,), (n // 2, n // 2)]
-    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those written as text
+    for kind in (kind for kind in kinds.values() if kind.__module__ == masks.__name__):  # those that users can write
         if not (kind.changes_scores or issubclass(kind, DRAWN)):
             known += (("mask_of_other_kind", kind.name, reading) for reading in dict.fromkeys(readings))
     for confused, other, arguments in known:
@@ -152,7 +152,7 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
 
 
 def also_seen(mask: RowMask, tile: int, skips: Callable[..., Tensor]) -> Tensor:
-    """The visible keys, and all in the tiles that `skips` of the tiles of keys and queries, and their number."""
+    """The visible keys, and all keys in tiles for which `skips(key's tile, query's tile, number of tiles)` is true."""
     number = -(-mask.sizes[2] // tile)
     return mask.seen | skips(mask.keys // tile, mask.queries // tile, number)
 
@@ -162,11 +162,11 @@ SKIPPED: dict[str, Callable[..., Tensor]] = {
     "it is applied only to the first tile": lambda key, _, __: key > 0,
     "it is applied only to the last tile": lambda key, _, number: key < number - 1,
 }
-"""Tiles in which every key is visible."""
+"""Whether a tile skips the mask and shows every key: f(key's tile, query's tile, number of tiles) -> bool."""
 
 
 def joined_masks(workload: Workload) -> Iterator[WrongMask]:
-    """The mask joined with a causal one."""
+    """The mask joined with a causal one, of either alignment, if no part of it is causal."""
     rule = workload.mask_rule
     for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in rule.parts) else ():
         yield "causal_unasked", end * (workload.seq_len != workload.kv_len), partial(seen_with, kind(), (rule,))
@@ -175,7 +175,7 @@ def joined_masks(workload: Workload) -> Iterator[WrongMask]:
 def wrong_masks(workload: Workload) -> Iterator[Mistake]:
     """Every distinct wrong mask as a mistake of the forward pass.
 
-    A single query aligned at the other end may see all keys, as with an ignored mask: both are named.
+    With a single query, a mask aligned at the other end may equal an ignored one; both are then listed.
     """
     rows = torch.linspace(0, workload.seq_len - 1, min(MOST_ROWS, workload.seq_len)).long()
     right, shape = row_mask(workload, rows), (workload.batch_size, workload.num_heads, -1, -1)
@@ -200,7 +200,7 @@ def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def orders(number: int) -> Iterator[tuple[str, list[int]]]:
-    """Distinct wrong orders of `number` things, each after its description."""
+    """Distinct wrong orders of `number` things, as indices, each after its description."""
     things = list(range(number))
     known = {
         "in reverse": things[::-1],
@@ -219,7 +219,7 @@ def orders(number: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def reordered(workload: Workload) -> Iterator[Mistake]:
-    """Query, key, value, keys with their values, or the output in another order, or read by a view."""
+    """Query, key, value, keys with their values, or the output: with an axis in another order, or two axes mixed up."""
     of_query, of_key = workload.num_heads, workload.num_kv_heads
     for operand in (*list(OPERANDS)[:-1], OUTPUT):
         sizes = {"batch row": workload.batch_size}
@@ -247,7 +247,7 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
-    """Keys and values, or all three, of the block b * H + h modulo a power of 2."""
+    """Block b * H + h, head h of batch row b, reads the keys and values of that number modulo a power of 2."""
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
 
@@ -267,7 +267,7 @@ def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[
 
 
 def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A projection whose weights and biases (H, K, ...) of query, key and value are regrouped."""
+    """The step `projection` with the weights (H, K, D), and the biases (H, K), of query, key and value regrouped."""
 
     def projected(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, ...]:
         tensors, named = weights.filled().tensors(), dict[str, Tensor]()
@@ -303,7 +303,7 @@ def projections(workload: Workload) -> Iterator[Mistake]:
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
-    """The keys after the last whole tile of each usual length, and those of whole tiles, each with its description."""
+    """The keys after the last whole tile of each usual length, and those of whole tiles, each after its description."""
     lengths = [tile for tile in TILE_LENS if tile < length]
     for start in sorted({length // tile * tile for tile in lengths if length % tile}):
         yield "what lies past the last whole tile", range(start, length)
@@ -315,14 +315,14 @@ def tiles_of(length: int) -> Iterator[tuple[str, range]]:
 
 
 def counted(scores: Tensor, mask: RowMask, keys: range, times: int) -> Tensor:
-    """The masked scores with `keys` counted twice, or never."""
+    """The masked scores (B, H, R, S) with which the softmax counts `keys` `times` times; 0 leaves them out."""
     among = (keys.start <= mask.keys) & (mask.keys < keys.stop)
     more = scores.new_full((), times).log()  # -inf for never
     return hide(mask.changed(scores).where(~among, mask.changed(scores) + more), mask.seen)
 
 
 def tiles(workload: Workload) -> Iterator[Mistake]:
-    """One tile of keys is left out or counted twice."""
+    """One tile or part of the keys is left out or counted twice."""
     for what, keys in tiles_of(workload.kv_len):
         where = f"the {len(keys)} keys {keys[0]} to {keys[-1]}" if len(keys) > 1 else f"key {keys[0]}"
         name = "tile_dropped" if what == TILE else "last_partial_tile_dropped"
@@ -406,18 +406,18 @@ def scales(workload: Workload) -> Iterator[Mistake]:
 
 
 def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> Tensor:
-    """The scores of only the first columns, scaled for a width."""
+    """The scores of only the first `width` columns, with the scale for `scaled` columns."""
     return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
 
 def turned(query: Tensor, key: Tensor, mask: RowMask, workload: Workload, turn: Callable[..., Tensor]) -> Tensor:
-    """The scores with another rotation than the workload's."""
+    """The scores of query and key, rotated by `turn(heads, positions)` instead of the workload's rotation."""
     query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
     return steps.scores(turn(query, mask.rows), turn(key, mask.keys), mask)
 
 
 def widths(workload: Workload) -> Iterator[Mistake]:
-    """Scores of truncated or rotated operands."""
+    """Scores of queries and keys that are truncated, or rotated otherwise than the workload says."""
     width = workload.head_dim
     for first in sorted({2**power for power in range(9)} | {width - 1, workload.value_dim}):
         for scaled, more in {width: "", first: ", scaled for that width"}.items():
@@ -453,14 +453,17 @@ POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def unusual(
     masked: Tensor, _: RowMask, *, floor: float | None = None, most: float = math.inf, more: float = 0.0
 ) -> Tensor:
-    """A softmax without subtracting the maximum (or at least `floor`), of clamped scores, or with a larger sum."""
+    """A softmax of scores clamped to -most..most, with `more` added to the sum.
+
+    It subtracts the maximum, but at least `floor`; without `floor` it subtracts nothing.
+    """
     top = 0.0 if floor is None else masked.amax(dim=-1, keepdim=True).clamp(min=floor)
     powers = (masked.clamp(-most, most) - top).exp().where(masked > -math.inf, 0.0)
     return powers / (powers.sum(dim=-1, keepdim=True) + more)
 
 
 def softmaxes(workload: Workload) -> Iterator[Mistake]:
-    """Softmaxes without subtracting the maximum, or with an extra term in the sum."""
+    """Softmaxes that subtract no maximum or one with a floor, clamp scores, or have an extra term in the sum."""
     eps = (1e-4, 1e-3, 1e-2) if workload.dtype in WIDE else ()
     forms: list[tuple[str, str, dict[str, Any]]] = [
         ("no_maximum", "large scores overflow", {}),
@@ -475,7 +478,7 @@ def softmaxes(workload: Workload) -> Iterator[Mistake]:
 
 
 def fills(workload: Workload) -> Iterator[Mistake]:
-    """Hidden keys that have a score, or lose their weight too late."""
+    """Hidden keys that have a finite score, or a finite number added to their own score."""
     if not workload.mask_rule.hides:
         return
     nothing: Callable[..., Tensor] = lambda x, m: softmax_with_sinks(x, m.sinks) * m.seen.any(dim=-1, keepdim=True)  # noqa: E731
@@ -490,7 +493,7 @@ def fills(workload: Workload) -> Iterator[Mistake]:
 
 
 def biases(workload: Workload) -> Iterator[Mistake]:
-    """Biases that are never added, of other heads, negative, or rounded."""
+    """Biases that are never added, of other heads, with the opposite sign, with other slopes, or rounded."""
     parts = [part for part in workload.mask_rule.changes if part.is_additive]
     for part in parts:
         without = with_bias(lambda bias, each, part=part: bias * (type(each) is not type(part)))  # type: ignore[misc]
@@ -545,7 +548,7 @@ def usual(masked: Tensor, _: RowMask, dim: int = -1) -> Tensor:
 
 
 Table = dict[str, dict[str, Any]]
-"""Mistakes with one form: the changed steps by name. Their words are those of `attnbench explain`."""
+"""Mistakes with one form, by name: the changed steps. Their words are those of `attnbench explain`."""
 OF_HEADS: Table = {
     "heads_for_positions": {  # attention among the heads of one position
         "heads": after("heads", lambda operands: tuple(each.transpose(1, 2) for each in operands)),
@@ -605,7 +608,7 @@ OF_SOFTCAP: Table = {
 
 
 def singles(workload: Workload) -> Iterator[Mistake]:
-    """Mistakes with one form."""
+    """The mistakes with one form that are possible at a workload."""
     rule, heads, groups = workload.mask_rule, workload.num_heads, workload.num_kv_heads
     is_module = workload.scope == "module"
     is_packed = (heads, workload.head_dim) == (groups, workload.value_dim)
@@ -647,9 +650,9 @@ def where_nothing_is_seen(kind: str, fill: Callable[[Tensor], Tensor]) -> Mistak
     return wrong(f"{kind}_where_nothing_is_seen", masked_scores=filled, weights=lambda x, _: x.softmax(dim=-1))
 
 
-NAN = where_nothing_is_seen("nan", lambda scores: scores - math.inf)  # through which NaN reaches all gradients
+NAN = where_nothing_is_seen("nan", lambda scores: scores - math.inf)  # not a constant, so that gradients are NaN too
 FINITE = {
     "mean": where_nothing_is_seen("mean", torch.zeros_like),
     "all": where_nothing_is_seen("all", lambda scores: scores),
 }
-"""Conventions for queries that see no key, with numbers, by their names in CONVENTIONS."""
+"""The forms that give finite answers to queries that see no key, by their names in CONVENTIONS."""

@@ -22,7 +22,7 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 Heads = tuple[Tensor, Tensor, Tensor]
-EVERY = slice(None)
+EVERY = slice(None)  # all batch rows, or all heads
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle computes every row; beyond it, one row per tile and the edges."""
@@ -30,14 +30,15 @@ PART_PAIRS = 2**25
 """With more scores (B * H * R * S), batch rows, heads and blocks of rows are processed separately, to limit memory."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
-SMALLEST_TILE = 16
-MOST_TILES = 512
+SMALLEST_TILE = 16  # rows; `checked_rows` draws one row of each tile
+MOST_TILES = 512  # tiles of one workload, which are larger than SMALLEST_TILE at long lengths
 
 
 def on_host(workload: Workload) -> Workload:
     """The workload on which the oracle judges code in another process: on the host, unless there are many scores.
 
-    Each of the oracle's thousands of small operations would be a launch on the device. TF32 exists only on the device.
+    Each of the oracle's thousands of small operations would be a launch on the device. With another matmul precision
+    than `highest` the workload stays on its device, because TF32 exists only there.
     """
     is_small = workload.num_scores <= FULL_CHECK_PAIRS and workload.float32_matmul_precision == MATMUL_PRECISIONS[0]
     return msgspec.structs.replace(workload, device="cpu") if is_small else workload
@@ -71,7 +72,7 @@ class RowMask:
     heads: slice = field(default_factory=lambda: EVERY)
 
     def part(self, row: int, head: int) -> "RowMask":
-        """The mask of one batch row and head; it looks up visible keys in the whole mask."""
+        """The mask of one batch row and head, which looks up visible keys in the whole mask; a part returns itself."""
         if self.whole is not None:
             return self
         return replace(self, whole=self, batch=slice(row, row + 1), heads=slice(head, head + 1))
@@ -131,7 +132,7 @@ class RowMask:
 def row_mask(
     workload: Workload, rows: Tensor, device: torch.device | str = "cpu", inputs: Mapping[str, Tensor] | None = None
 ) -> RowMask:
-    """The workload's mask at those query rows; without `inputs` it only knows the visible keys and fixed biases."""
+    """The workload's mask at the query rows `rows` (R,); without `inputs` it has no sinks and no learned biases."""
     operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
     return RowMask(
         rule=workload.mask_rule,
@@ -308,7 +309,7 @@ def answer(  # noqa: PLR0913, PLR0917 - a call, and what is changed
 def in_parts(  # noqa: PLR0913, PLR0917 - a form, its operands, and a callback
     form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
 ) -> Tensor:
-    """A form's result (B, H, R, V), computed at long lengths by one batch row, head and block of rows at a time.
+    """A form's result (B, H, R, V); at more than PART_PAIRS scores, by one batch row, head and block of rows at a time.
 
     `on_step` is called before each part, in the forward and again in the backward pass, which recomputes the part's
     scores (T. Chen et al., https://arxiv.org/abs/1604.06174). Forms that may mix heads are not split.
@@ -365,7 +366,7 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor, project: Callable[..
 
 
 def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> Heads:
-    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload does; `sign` -1 rotates back."""
+    """Rotate query rows (B, H, R, K) and key (B, G, S, K) if the workload is rotary; `sign` -1 rotates them back."""
     query, key, value = heads
     if workload.rotary == "none":
         return heads
@@ -374,7 +375,9 @@ def in_place(workload: Workload, rows: Tensor, heads: Heads, sign: int = 1) -> H
 
 
 def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool, sign: int = 1) -> Tensor:
-    """Rotate each pair of columns of a query or key (B, H, T, K) by an angle that grows with the token's place (T,).
+    """Rotate each pair of columns of a query or key (B, H, T, K) by an angle in proportion to the token's position.
+
+    `places` (T,) are the positions. Pairs are neighbouring columns (`is_interleaved`), or one of each half.
 
     Source: RoFormer, https://arxiv.org/abs/2104.09864, section 3.2.2.
     """
@@ -388,7 +391,7 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
 
 
 def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs with the queries of these rows only, in scope `attention`; other operands are unchanged."""
+    """The inputs with only the rows `rows` (R,) of the query in scope `attention`; unchanged in scope `module`."""
     if workload.scope == "module":
         return inputs
     query = inputs.tensors["query"]
@@ -398,7 +401,7 @@ def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     """A bound on the scores that get weight: the longest query times the longest key, scaled (Cauchy-Schwarz).
 
-    It grows by the largest row maximum of each bias, and is passed through a softcap.
+    In order of the mask's changes, the largest absolute row maximum of a bias is added, and a softcap is applied.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale

@@ -20,10 +20,14 @@ from attnbench.workloads.batch import SAME, Cache
 from attnbench.workloads.workload import Workload
 
 NUM_PARTS, MOST_PARTS = (2, 3, 4), 256
+"""Numbers of parts into which a request's keys are split; splits into more than MOST_PARTS parts are left out."""
 
 
 class Pages:
-    """For each query (T,) and key (S,) of a batch, the index of its request and its position there; and the layout."""
+    """For each query (T,) and key (S,) of a batch, the index of its request and its position there; and the layout.
+
+    `token` (T,) is a query's position among the new tokens of its request, `query` (T,) that among the keys.
+    """
 
     def __init__(self, cache: Cache) -> None:
         news, totals = (torch.tensor(each) for each in zip(*cache.requests, strict=True))
@@ -40,7 +44,7 @@ class Pages:
         return self.between(mask, self.query - self.cache.window + 1 if self.cache.window else 0 * last, last)
 
     def between(self, mask: RowMask, first: Tensor, last: Tensor) -> Tensor:
-        """Whether each key (R, S) of a query's request lies from `first` (T,) to `last` (T,)."""
+        """Whether each key belongs to the query's request and lies from `first` (T,) to `last` (T,): boolean (R, S)."""
         own, first, last = (each[mask.rows, None] for each in (self.of_query, first, last))
         return (own == self.of_key) & (first <= self.key) & (self.key <= last)
 
@@ -105,7 +109,7 @@ def tables(pages: Pages) -> Iterator[Mistake]:
 
 
 def alignments(pages: Pages) -> Iterator[Mistake]:
-    """The new tokens of a request see wrong keys of their request, or keys of other requests."""
+    """New tokens see wrong keys of their request, keys of other requests, or a shared prefix only in one request."""
     ends = pages.totals[pages.of_query] - 1
     for name, last in (("chunk_at_the_start", pages.token), ("new_tokens_not_causal", ends)):
 
@@ -129,7 +133,7 @@ def alignments(pages: Pages) -> Iterator[Mistake]:
 
 
 def windows(pages: Pages) -> Iterator[Mistake]:
-    """A window begins at another key."""
+    """The sliding window of a query begins at a wrong key."""
     window, page = pages.cache.window, pages.cache.page_size
     if not window:
         return
@@ -208,7 +212,7 @@ def _by_query_head(of_key: Any, of_value: Any) -> Iterator[Mistake]:  # noqa: AN
 
 
 def merges(pages: Pages) -> Iterator[Mistake]:
-    """Parts of a request's keys, each with its own softmax, are merged with equal weights, without their logsumexp."""
+    """Parts of a request's keys, each with its own softmax, are averaged instead of weighted by their logsumexp."""
 
     def merged(number_of: Tensor, scores: Tensor, _: RowMask) -> Tensor:
         total, count = torch.zeros_like(scores), torch.zeros_like(scores[..., :1])

@@ -18,26 +18,29 @@ from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
 """Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
-LARGEST_LOGIT = 1e4
+LARGEST_LOGIT = 1e4  # largest absolute score of `draw_large`
 HUGE_LOGITS = {
     "attention": {"float64": 1e6, "float32": 8e4, "bfloat16": 8e4},
     "module": {"float64": 1e6, "float32": 6e4},
 }
-"""Correct code is off by a few roundings of a score: at 1e6 these are half a weight in float32. The best visible score
-of half of the rows is below -4e4, so that a fill value of -4e4 or more, used instead of minus infinity, hides nothing.
-"""
+"""Largest absolute scores of `draw_huge`, by scope and dtype. Correct code is off by a few roundings of a score, which
+in float32 would change a weight by half at 1e6. The best visible score of half of the rows is below -4e4, so that a
+fill value of -4e4 or more, used instead of minus infinity, hides nothing."""
 SHIFTS = {"float64": 300.0, "float32": 300.0, "float16": 300.0, "bfloat16": 112.0}
-"""Exponentials of such scores overflow float32, or vanish; bfloat16 lacks the digits for larger shifts."""
+"""Shifts of a query's scores in `draw_shifted`, by dtype. Exponentials of such scores overflow float32, or vanish;
+bfloat16 lacks the digits for larger shifts."""
 LARGEST_PRODUCT = 3e4
-"""Half of float16's range, because correct code may multiply query and key before it divides by sqrt(K)."""
+"""Largest product of a query and a key in float16: about half of the range, since code may scale after multiplying."""
 POINTED, POINTED_OF_HUGE = 0.4, 0.2
-"""The lead of a query's own key over the others, as a share of the largest logit."""
+"""About the lead of the score of the key that a query points at, as a share of the largest logit; the second is for
+`draw_huge`."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
-"""Factor of the tokens. In half precision it is smaller, because a rounding of a projected query or key would else
-decide between keys."""
+"""Factor of the tokens in `draw_large`, by dtype. In half precision it is smaller, because a rounding of a projected
+query or key would else decide between keys."""
 OFFSETS = {"float16": 40.0, "bfloat16": 8.0}
-"""Added to normal values; a rounding of the sum is small compared with the values' spread."""
+"""Added to normal values in `draw_offset`, by dtype; a rounding of the sum is small compared with their spread."""
 FLAT, MANY_KEYS = 0.3, 1024
+"""The factor of queries, and the least number of keys, in `draw_offset`."""
 TOKENS = ("query", "key", "value", "x", "context")
 NEAR = "near"  # name of the inputs of `draw_near`, for the second call of some rules
 
@@ -57,7 +60,7 @@ def draw_near(workload: Workload, seed: int) -> Inputs:
 
 
 def draw_needles(workload: Workload, seed: int) -> Inputs:
-    """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
+    """Queries that each point at one key: near the query's position, at an end, at an edge of a tile, or at random.
 
     An average of many values hides a missing key; a query with all its weight on that key does not. Each value row
     spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
@@ -113,8 +116,9 @@ def marked(value: Tensor, draws: Generator) -> Tensor:
 def draw_large(workload: Workload, seed: int) -> Inputs:
     """Scores of up to 10 000 in size, of either sign: exponentials overflow, or maxima are far below 0.
 
-    Query i points at a visible key with part of that size; the rest is added to all its scores, or subtracted, so that
-    this key leads clearly in any dtype. Scores are smaller if products of query and key must fit into float16.
+    Query i points at a visible key with part of that size; the rest is added to all scores of the query, or subtracted,
+    so that this key leads clearly in any dtype. Scores are smaller if products of query and key must fit into float16.
+    In scope `module`, or with K = 1, the tokens are normal ones times LARGE_TOKENS.
     """
     if workload.scope == "module" or workload.head_dim == 1:
         return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
@@ -237,4 +241,4 @@ PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
     "offset": draw_offset,
     "equal": draw_equal,
 }
-"""Every kind of input in the check, by name."""
+"""Every kind of input in the check, by name: f(workload, seed) -> inputs in float64."""

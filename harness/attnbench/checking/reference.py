@@ -38,31 +38,34 @@ from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SCREENED = "needles"
-"""The probe that screens every row of a long output: its rows are not means of many values, so they are not near 0."""
+"""The probe that screens every row of a long output: output rows there are not means of many values, so not near 0."""
 NUM_SUSPECTS = 8
 """Extra query rows that the oracle checks: those where the output is furthest from a plain textbook evaluation."""
 FEW, MOVED_IF_FEW = 64, 8
-"""Up to this many scores, yardsticks may be right by luck, so they are computed on more inputs moved by a rounding."""
+"""Up to FEW scores, yardsticks may be right by luck, so they are computed on MOVED_IF_FEW inputs moved by a rounding,
+instead of one."""
 LENIENCY_OF_LARGE = 4.0
 """Factor of the limits at large logits: a weight near a tie depends on a score's last bit, so errors vary more."""
-BY_QUERY = ("output", "gradient of query")
+BY_QUERY = ("output", "gradient of query")  # their rows are queries
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
 PER_ROOT = 1.5
 """Roundings of a sum of n terms per sqrt(n): kernels add parts of it in their own order."""
 PER_ROOT_IN_HALF = 0.6
 """Roundings of the gradients of key and value per sqrt(T): autograd turns a loop into sums of T terms."""
-OVER_QUERIES = ("gradient of key", "gradient of value")
+OVER_QUERIES = ("gradient of key", "gradient of value")  # sums over queries
 OF_SCORES = ("gradient of query", "gradient of key")
 """At large scores these gradients are 0 except for roundings of terms that are thousands of times larger. Half
 precision cannot resolve them, so only finiteness is compared."""
 SUMMED = "gradient of value"
-"""The gradient whose terms are known without another backward pass: see `group_sum`."""
+"""The gradient whose size includes that of its intermediate sums over heads: see `group_sum`."""
 
 NEARER = 0.25
-"""An answer follows a form if its distance to it is at most this share of its distance to 0."""
+"""An answer to queries that see no key follows a convention only if it is nearer to the convention's answer than this
+share of its distance to 0."""
 EMPTY_YARDSTICKS, EMPTY_ROUNDINGS = 2.5, 4.0
-"""The limit for answers to queries that see no key: in yardstick errors of the dtype, and in roundings."""
+"""How far an answer to queries that see no key may be from a convention's, beyond the tolerance: EMPTY_YARDSTICKS
+rounding errors of the convention's answer in the dtype, plus EMPTY_ROUNDINGS roundings."""
 
 
 class FormError(ValueError):
@@ -83,7 +86,7 @@ def _require_informative(output: Tensor) -> None:
 
 
 class Reference:
-    """The oracle's answer to one kind of input: the right value of each tensor, and its tolerance."""
+    """The oracle's answer to one kind of input: for each tensor, by name, the right value and the tolerance."""
 
     def __init__(  # noqa: PLR0913 - everything that its answers depend on
         self,
@@ -142,7 +145,7 @@ class Reference:
             raise VacuousError(f"correct code overflows {workload.dtype} here: nothing can be compared")
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
-        """The size of each tensor of an answer, or of the terms of the gradient SUMMED if these are larger."""
+        """The size of each tensor of an answer, by name; for SUMMED, that of its intermediate sums if larger."""
         scales = scales_of(answer)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
@@ -187,7 +190,7 @@ class Reference:
         return answers(compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
-        """The rounded inputs that the rows need, in float64, on a device that has it."""
+        """The rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
         target = device(self.workload.device)
         where = target.torch_device if target.has_float64 else "cpu"
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
@@ -265,17 +268,20 @@ class Reference:
 
     @cached_property
     def _next_row(self) -> Tensor:
-        """For each query (T,) the number of the first compared row that is not before it, or else of the last one."""
+        """For each query (T,), the index in `rows` of the first compared row from there on, or else of the last one."""
         later = torch.searchsorted(self.rows, torch.arange(self.workload.seq_len))
         return later.clamp(max=len(self.rows) - 1)
 
     def observe(self, output: Tensor) -> "Observation":
-        """An output, with its compared rows."""
+        """An output (..., T, width), detached, with its rows that are compared."""
         output = output.detach()
         return Observation(output, {"output": output.index_select(-2, self.rows.to(output.device))})
 
     def at_rows(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients, with the query's at the compared rows only; its other rows, which must be 0, are added."""
+        """The gradients by name, with the query's only at the compared rows.
+
+        Its other rows, which must be 0, are each added to a compared one, so that an error there shows.
+        """
         query = gradients.get("gradient of query")
         if query is None or query.shape[-2] == len(self.rows):
             return gradients
@@ -284,7 +290,10 @@ class Reference:
 
     @cached_property
     def screen(self) -> Tensor | None:
-        """The textbook output at every row, in float32 at least, if the oracle computes only some rows; else None."""
+        """The textbook output at every row, in float32 at least, if the probe screens them; else None.
+
+        The probe SCREENED does so if the oracle computes only some rows, and up to MOST_PAIRS scores.
+        """
         workload = self.workload
         if not self.is_screened or workload.num_scores > oracle.MOST_PAIRS:
             return None
@@ -294,7 +303,10 @@ class Reference:
             return oracle.answer(workload, inputs, torch.arange(workload.seq_len), oracle.textbook, self.on_step)
 
     def at_suspects(self, output: Tensor) -> "Reference | None":
-        """The reference at the rows of an output that are furthest from the screen; None without a screen."""
+        """The reference at the NUM_SUSPECTS rows of an output that are furthest from the screen; None without a screen.
+
+        Distances are in tolerances.
+        """
         if self.screen is None:
             return None
         apart = (output.detach().to(self.screen) - self.screen).abs()
@@ -307,7 +319,12 @@ class Reference:
 def reference_for_probe(
     workload: Workload, probe: str, seed: int, on_step: Callable[[], object] = lambda: None
 ) -> Reference:
-    """The reference for one of PROBES, or for inputs NEAR the normal ones; it raises the errors of Reference."""
+    """The reference for the probe of that name in PROBES, or for NEAR, the inputs of `draw_near`.
+
+    Raises:
+        ValueError: the reference output is not finite.
+        VacuousError: the probe shows nothing at this workload.
+    """
     drawn = (PROBES | {NEAR: draw_near})[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         query, key, value = (drawn.tensors[name] for name in QKV)
@@ -372,7 +389,7 @@ def answers(
 
 
 def _sizes_of_terms(scattered: Sequence[Mapping[str, Tensor]]) -> dict[str, RowErrors]:
-    """The sizes of the terms in each row of each gradient, from several answers of `oracle.scattered`."""
+    """The sizes of the terms in each row of each gradient, by name, from several answers of `oracle.scattered`."""
     sizes = {}
     for name in scattered[0].keys() - {"output"} if scattered else ():
         axis = row_axis(name)
@@ -438,7 +455,7 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest absolute difference; infinite if only one of two numbers is finite, and 0 if neither is."""
+    """The largest absolute difference of two numbers at one index; infinite if only one is finite, 0 if neither is."""
     one, other = one.double().cpu(), other.double().cpu()
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
@@ -631,7 +648,10 @@ def apply_empty_row_convention(
 
 
 def _empty_rows(seen: Observation, reference: Reference) -> Tensor | None:
-    """Whether each row of a whole output may get any answer: (B, H, T), or (B, T) in scope `module`; None if none."""
+    """Whether each query of a whole output sees no key: (B, H, T), or (B, T) in scope `module`; None if all see one.
+
+    None also with sinks, which every query sees.
+    """
     workload = reference.workload
     sizes = workload.batch_size, workload.seq_len, workload.kv_len
     if workload.sinks != "none" or not workload.mask_rule.has_empty_rows(*sizes):

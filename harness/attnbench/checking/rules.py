@@ -1,9 +1,9 @@
 """Rules: properties of any attention, for any inputs. Each is tried at a short length; `attnbench explain` lists them.
 
-A rule is a generator of a `Candidate` that yields "" for each trial that holds, a description of each violation, and
-the exception of a trial that raised; a rule that yields nothing does not apply. Most trials compare a call
-with the right answer that follows from another call: other memory layouts, numbers of another size, operands that need
-no gradient. Violations by PyTorch's own kernels are only noted (docs/adr/0007).
+A rule is a generator that takes a `Candidate` and yields "" for each trial that holds, a description of each violation,
+and the exception of a trial that raised; a rule that yields nothing does not apply. Most trials compare a call with the
+right answer that follows from another call: other memory layouts, numbers of another size, operands that need no
+gradient. Rules that PyTorch's own kernels violate are only noted (docs/adr/0007).
 """
 
 import contextlib
@@ -57,7 +57,7 @@ from attnbench.workloads.masks import Causal, Padding, aligned_at_end
 from attnbench.workloads.workload import Workload
 
 LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
-OUTPUTS_APART = "outputs apart"
+OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
 FEWER = 2  # the number of keys that a later call drops
 SIZES = {"float16": (10, 13, 10)}
@@ -75,27 +75,30 @@ EXPANDED = (
     {"query": 2, "key": 0, "value": 1},
     {"query": 1, "key": 2},
 )
-"""The axis along which each operand is one expanded row."""
-CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"
+"""Cases in which operands are expanded: the axis along which each operand is one row with stride 0."""
+CHUNKS, CHUNK_WORDS = (20, 5), "20, 5, then 1"  # tokens in the first chunks; the others have one token
 TWICE = 20.0  # limit of a second derivative's error, in errors of the textbook form
 LEAST_APART = 2.0**-18
 """Answers whose relative difference is smaller differ only by rounding, in any dtype."""
-AXES = ("batch rows", "heads", "tokens")
+AXES = ("batch rows", "heads", "tokens")  # of query, key and value, in words
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
+"""Axes on which many rules may depend, as in `_values`; a rule about hidden keys uses HIDING."""
 ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
 RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
 """Rules that are also tried on batches of requests. Other rules use keys that no cache can hold, or other layouts."""
-Answer = dict[str, Tensor]
+Answer = dict[str, Tensor]  # the output and the gradients, by name
 Outcome = str | Exception | RuleResult
 RulesAt = dict[tuple[object, ...], RuleResult | None]
-"""Results for one implementation, by a rule's name and values of its axes; None by the workload where none applies."""
+"""Results for one implementation, by a rule's name and the values of its axes. A rule that does not apply has the value
+None, by its name and the workload."""
 
 
 class Rule(NamedTuple):
     """A rule, and the axes of workloads on which it may depend: it is tried for each combination of their values.
 
-    A violation is only noted if the rule `is_noted`. With `may_refuse` an error, such as one about a layout, is noted.
+    A violation is only noted if `is_noted`. With `may_refuse`, an error that the candidate raises, such as one about a
+    layout, is only noted, too.
     """
 
     trials: Callable[["Candidate"], Iterator[Outcome]]
@@ -108,7 +111,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, *axes: str, may_refuse: bool = False, is_noted: bool = False) -> Callable[..., None]:
-    """Add the decorated function to RULES, which are tried in this order."""
+    """Add the decorated function to RULES, which are tried in this order; the arguments are the fields of Rule."""
     return lambda trials: RULES.update({name: Rule(trials, axes, may_refuse, is_noted)})
 
 
@@ -179,7 +182,7 @@ class Candidate:
         return answer
 
     def call(self, tensors: Mapping[str, Tensor] | None = None, **of_mask: Any) -> Tensor:  # noqa: ANN401 - see `ask`
-        """The output of a call on the normal inputs, changed as in `ask`."""
+        """The output of a call on the normal inputs, some replaced by `tensors`; `of_mask` is as in `ask`."""
         return self.ask(tensors, num_passes=0, **of_mask)["output"]
 
     @cached_property
@@ -198,8 +201,8 @@ class Candidate:
         """Compare the answer of a changed call, described by `words`, or that of `give`, with the `expected` one.
 
         Answers may differ by twice the tolerance, or by `least` times the largest number. If `expected` is a tensor,
-        only outputs are compared. Queries that see no key are left out. Returns "", the difference in words, or the
-        exception of the call.
+        only outputs are compared. Queries that may get any answer are left out. Returns "", the difference in words, or
+        the exception of the call.
         """
         asked = partial(self.call, **changes) if isinstance(expected, Tensor) else partial(self.ask, **changes)
         try:
@@ -222,7 +225,7 @@ class Candidate:
         return ""
 
     def off(self, output: Tensor, reference: Reference) -> str:
-        """Describe the error of an output; "" if it is right."""
+        """Describe the error of an output at a reference; "" if it is right or only imprecise."""
         settled, _ = apply_empty_row_convention(reference.observe(output), reference, self.convention)
         found, _ = output_error(settled.output, reference)
         if found.grade is not Grade.wrong:
@@ -326,7 +329,7 @@ def _other_masks(workload: Workload) -> Iterator[str]:
 def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
     """A module with a cache gives a sequence in chunks the answer of one call, for one sequence after another.
 
-    Its queries must see no later key, and T = S.
+    Applies if T = S and no query sees a later key.
     """
     workload = candidate.workload
     ahead = candidate.seen.any(dim=0).triu(1).any()
@@ -346,7 +349,7 @@ def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) -> str:
-    """Describe which keys queries of a chunk seem to see, if that explains a wrong output; else ""."""
+    """Describe which wrong keys queries of a chunk seem to see, if that explains a wrong output; else ""."""
     rows = torch.arange(sum(chunks))
     number = torch.arange(len(chunks)).repeat_interleave(torch.tensor(chunks))
     first = (torch.tensor(chunks).cumsum(0) - torch.tensor(chunks))[number][:, None]
@@ -485,7 +488,7 @@ def _second_derivatives(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _twice(tensors: Mapping[str, Tensor], output: Tensor, grad_output: Tensor) -> Answer:
-    """The derivatives of the sum of all gradients, by name, in the shapes of `tensors`; 0 for a tensor without one."""
+    """The derivatives of the sum of all gradients, by name, in the shapes of `tensors`; 0 where there is none."""
     leaves = [*tensors.values()]
     made = pull_back_twice(output, leaves, grad_output, list(map(torch.ones_like, leaves)))
     return {
@@ -551,7 +554,7 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
-    """The outcome; one of CONVENTIONS if it is a violation whose description contains `only`."""
+    """The outcome; a violation whose description contains `only` becomes a note of `convention`, one of CONVENTIONS."""
     if isinstance(outcome, str) and outcome and only in outcome:
         return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
     return outcome
@@ -662,7 +665,7 @@ def _causal_and_mask(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("masks of heads", *HIDING, "grouped", may_refuse=True)
 def _masks_of_heads(candidate: Candidate) -> Iterator[Outcome]:
-    """A function takes masks that differ between heads, or refuses them.
+    """A function handles masks that differ between heads, or raises an error.
 
     Not tried for causal and padding masks, because code may rely on these being the same in all heads.
     """
@@ -725,7 +728,10 @@ def _of_one(candidate: Candidate, tensors: Mapping[str, Tensor], words: str) -> 
 
 
 def _reached(candidate: Candidate, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Outcome:
-    """Change the last hidden key and its value, rows (B, G, width) or (B, width); name what reaches a query."""
+    """Change the last key that some query does not see, then its value; describe the changes that reach such a query.
+
+    `changes` maps descriptions to functions of such rows, (B, G, width) or in scope `module` (B, width).
+    """
     hidden = ~candidate.seen & ~candidate.empty[..., None]
     keys = hidden.flatten(end_dim=1).any(dim=0).nonzero()
     leaks = []
@@ -788,12 +794,12 @@ def _repeatable(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _has_mask(workload: Workload) -> bool:
-    """Whether functions get a mask or a bias."""
+    """Whether functions get a mask or a bias at this workload."""
     return workload.scope == "attention" and (workload.mask_rule.hides or workload.mask_rule.changes_scores)
 
 
 def _along_queries(marked: Tensor, output: Tensor) -> Tensor:
-    """Marks of queries (B, T) that broadcast to an output (B, H, T, V) or (B, T, D)."""
+    """Reshape marks of queries (B, T) so that they broadcast to an output (B, H, T, V) or (B, T, D)."""
     return marked.view(len(marked), *[1] * (output.dim() - 3), -1, 1).to(output.device)
 
 
@@ -821,7 +827,10 @@ def _values(workload: Workload) -> dict[str, object]:
 
 
 def _plain(workload: Workload) -> Workload:
-    """The workload of a rule: forward, without dropout, contiguous, and of two batch rows if its mask allows them."""
+    """The workload of a rule: forward or inference, without dropout, contiguous, of two batch rows or more if allowed.
+
+    Layout value_in_key stays as it is.
+    """
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
     plain = msgspec.structs.replace(workload, direction=direction, layout=layout, dropout=0.0)
@@ -835,7 +844,8 @@ def examine(
 ) -> tuple[RuleResult, ...]:
     """Try the rules at the short length or, if the candidate does not support it, at the workload's own.
 
-    `known` holds results at other workloads; new ones are added. `rejects` are rules whose violation is not only noted.
+    `known` holds results at other workloads; new ones are added. `rejects` are rules whose violation is not only noted
+    here. Returns the result of each rule that applies, or one note if no rule could be tried because of an error.
     """
     whole = asked.workload
     short = whole.at_length(LENGTH) if whole.longest > LENGTH else whole
@@ -865,7 +875,7 @@ def examine(
 
 
 def _result(candidate: Candidate, name: str) -> RuleResult | None:
-    """Try a rule, up to the first violation; None if it does not apply. A candidate's exception breaks the rule."""
+    """Try a rule, up to the first violation; None if it does not apply. A candidate's exception is a violation, too."""
     trials, _, may_refuse, is_noted = RULES[name]
     violated = partial(RuleResult, rule=name, holds=False)
     refusal, is_tried = None, False

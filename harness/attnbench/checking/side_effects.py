@@ -14,12 +14,13 @@ from torch import Generator, Tensor
 from attnbench.contract import BoundMask
 from attnbench.devices import device, names
 
-INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # the rules about side effects
+INPUTS, MASK, SEED = "inputs kept", "mask kept", "seed kept"  # names of the rules about side effects
 NAN_BYTE = 255  # numbers that consist of such bytes are NaN in every dtype
 POISON_BYTES = 2**20
-"""Larger blocks are not poisoned: the system provides them fresh, filled with zeros."""
+"""Larger blocks are not filled with NaN: the system provides them fresh, filled with zeros."""
 POISON_COPIES, CACHED_BYTES, CACHED_COPIES = 2, 2**11, 8
-"""Blocks of each size; glibc caches up to 7 free ones of each small size for each thread."""
+"""Blocks that are filled of each size: POISON_COPIES, or CACHED_COPIES up to CACHED_BYTES, because glibc caches up to 7
+free blocks of each small size for each thread."""
 
 
 class SideEffectError(ValueError):
@@ -59,9 +60,9 @@ def watch_call(
 ) -> Iterator[dict[str, str]]:
     """Watch one call, named `name` in messages, which must not change the tensors `given` or the `mask`.
 
-    Yields a mapping from rules to descriptions of the forbidden changes, filled in after the call. Free memory is
-    poisoned in the sizes of `inputs`, or of `given`. A seed that the call has set is reset, and a mask that it has
-    changed is restored. The call's exceptions propagate.
+    Yields a mapping from rules to descriptions of the forbidden changes, filled in after the call. Before the call,
+    free blocks of the sizes of `inputs`, by default of `given`, are filled with NaN. A seed that the call has set is
+    reset, and a mask that it has changed is restored. The call's exceptions propagate.
     """
     faults = dict[str, str]()
     if mask is not None:

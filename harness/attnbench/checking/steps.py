@@ -22,11 +22,11 @@ from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
 Changes = Mapping[str, Callable[..., Any]]
-"""Functions that replace some of the steps, with the same operands and kind of result."""
+"""Functions that replace some of the steps, by the step's name, with the same operands and kind of result."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product summed in float32 at least and rounded to the operands' dtype, as in hardware."""
+    """A matrix product, summed in float32 at least and rounded to the operands' dtype, as matrix units of GPUs do."""
     if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
@@ -43,7 +43,7 @@ def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 
 
 def hide(scores: Tensor, seen: Tensor) -> Tensor:
-    """The scores with -inf at hidden keys."""
+    """The scores (B, H, R, S) with -inf where `seen`, boolean and of a shape that broadcasts, is False."""
     return scores.masked_fill(~seen, -math.inf)
 
 
@@ -131,7 +131,7 @@ class Mistake:
     step: str  # the first step that differs
     words: str
     changes: Changes = field(repr=False)
-    needs_all_rows: bool = False  # a query's answer depends on the other queries
+    needs_all_rows: bool = False  # a query's answer depends on other queries, so all are computed
     declare: str = ""  # the argument of `adapt` that declares this as intended
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:

@@ -5,9 +5,9 @@ divided into segments of rows (queries, keys or tokens; for a parameter, its fir
 size by a factor of ten: under a causal mask early queries average few values. Each segment has its own limits for the
 largest error and for the root mean square (RMS) of the errors: a multiple of the yardsticks' error plus some roundings.
 
-With few numbers, all four yardsticks may be exact by luck. A segment therefore holds at least LEAST_NUMBERS
-numbers, its limit is at least NEIGHBOUR_SHARE of the errors in adjacent segments (and in gradients, of the largest
-relative error of large segments), and the roundings are those of numbers no smaller than FLOOR_SHARE of the
+With few numbers, all yardsticks may be exact by luck. A segment therefore holds at least LEAST_NUMBERS numbers, or the
+whole tensor; its yardstick error is at least NEIGHBOUR_SHARE of those in adjacent segments (and in gradients, of the
+largest relative error of large segments); and the roundings are those of numbers no smaller than FLOOR_SHARE of the
 tensor's largest. `python -m studies.margins` shows the margins of honest code.
 
 An error beyond its limit is *wrong*, unless it looks like honest roundings that add up, as when a kernel sums in half
@@ -42,7 +42,7 @@ ONE_FACTOR, MANY = 3.0, 16
 MOST_CORRELATION = 0.3
 """Largest correlation of roundings with the answer: 1 if proportional to it, about 1 / sqrt(n) for n roundings."""
 MOST_CORRELATION_IN_HALF = 0.75
-"""Merges in half precision show up to 0.73, and a factor that is wrong by 2 % shows at least 0.95."""
+"""Limit of the correlation in half precision: its merges show up to 0.73, a factor off by 2 % at least 0.95."""
 LOST_SHARE = 0.1
 """A gradient loses its digits if the yardsticks' RMS error exceeds this share of its RMS: few draws then say little
 about an honest error, so limits grow in proportion, up to MOST_LENIENCY."""
@@ -54,7 +54,7 @@ RMS error / limit must be at least this share of the largest."""
 
 
 class RowErrors(NamedTuple):
-    """The largest and the mean square of the numbers in each row (R,)."""
+    """The largest absolute value and the mean square of the numbers in each row, both (R,)."""
 
     peak: Tensor
     square: Tensor
@@ -129,7 +129,7 @@ class Tolerance:
         )
 
     def _by_segment(self, rows: RowErrors) -> RowErrors:
-        """The largest number and the root mean square of each segment, both (N,)."""
+        """The largest number and the root mean square of each of N segments, both (N,)."""
         empty = torch.zeros(self.count, dtype=torch.float64)
         mean = empty.scatter_reduce(0, self.segment, rows.square, "mean", include_self=False)
         return RowErrors(empty.scatter_reduce(0, self.segment, rows.peak, "amax"), mean.sqrt())
@@ -155,7 +155,7 @@ class Tolerance:
         return float(self.limit.peak.max())
 
     def judge(self, candidate: Tensor) -> TensorError:
-        """Compare a tensor of the same shape; `worst` is the first place furthest beyond its limit."""
+        """Compare a tensor of the same shape; `worst` is the index of the largest error relative to its limit."""
         actual, apart, rows, shown = self._errors(candidate)
         row = int(_ratio(rows.peak, self.of_rows).argmax())
         by_axis = apart.movedim(self.axis, 0)
@@ -241,5 +241,5 @@ def _with_others(shown: Tensor, answer: Tensor) -> Tensor:
 
 
 def _ratio(shown: Tensor, limit: Tensor) -> Tensor:
-    """Each error as a share of its limit: 0 without an error, infinite for any error if the limit is 0."""
+    """Each error divided by its limit: 0 without an error, infinite for an error if the limit is 0."""
     return torch.where(shown > 0, shown / limit, 0.0)

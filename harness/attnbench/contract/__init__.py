@@ -61,9 +61,9 @@ class Attention(nn.Module):
         self.load_state_dict(self.pack(weights))
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """Create the state dict from the canonical weights, by differentiable steps only.
+        """Create the state dict, by parameter name, from the canonical weights, by differentiable steps only.
 
-        The check sends gradients back through this function, to compare gradients of packed weights.
+        The check differentiates this function to turn gradients of parameters into those of the canonical weights.
         """
         return self.layout.state(weights)
 
@@ -85,17 +85,17 @@ class Attention(nn.Module):
         merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
         output: Tensor = merged if self.out is None else self.out(merged)
         has_backward = attended.requires_grad or not query.requires_grad
-        return output if has_backward else output.detach()  # without a backward pass in `attend`, no other one either
+        return output if has_backward else output.detach()  # else the projection's graph would hide that it is missing
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer in the shapes of a weight (rows, D) and a bias (rows,) or None, with its own random values."""
+    """A linear layer shaped as a weight (rows, D) and a bias (rows,), or without bias; its values are random."""
     num_rows, width = weight.shape
     return nn.Linear(width, num_rows, bias=bias is not None, device=weight.device, dtype=weight.dtype)
 
 
 def _differs(workload: Workload, axis: str, value: float | str) -> bool:
-    """Whether a workload has another value of an axis; also true if it cannot have this one."""
+    """Whether this value of the axis would change the workload; also true if the workload cannot have the value."""
     try:
         return workload.with_axes({axis: value}) != workload
     except ValueError:
@@ -110,10 +110,10 @@ def _reason_against(
 ) -> str | None:
     """The reason why an implementation cannot run a workload: a built-in axis, or its own `unsupported`; else None.
 
-    A dense function takes a batch of requests if it takes each of them.
+    A dense function can run a batch of requests if it can run the dense workload of each distinct request.
     """
     for axis, value in built_in().items():
-        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # others explain these
+        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # `unsupported` explains these
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
     if workload.requests and not takes_batches:
@@ -131,14 +131,14 @@ class Implementation:
     A module without `attend` takes part in scope `module` only.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: `backend` is neither empty nor one of BACKENDS.
     """
 
     build: Callable[[Weights], nn.Module]  # an `Attention`, or any module with forward(x, context=None, *, mask)
     source: str
     unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run a workload, or None
-    executed_flops: Callable[[Workload], int | None] = lambda _: None  # of a call, hidden pairs included; or None
-    backend: str = ""  # promised backend of SDPA, one of BACKENDS: if another runs, it is a fallback and is not timed
+    executed_flops: Callable[[Workload], int | None] = lambda _: None  # those that a call computes; None: unknown
+    backend: str = ""  # promised backend of SDPA; if another runs, it is a fallback and is not timed; "": none promised
     has_dropout: bool = False  # its module drops weights with the probability `dropout`, a number or an nn.Dropout
     compiles: bool = False  # a new size costs seconds: few lengths are tried before the workload's own
     distributes: bool = False  # uses the workload's `world_size` ranks; other implementations use one
@@ -146,10 +146,10 @@ class Implementation:
     built_in: Callable[[], Mapping[str, int | float | str]] = (
         dict  # the only values of some axes, as {"mask": "causal"}; a run then uses them for all participants
     )
-    has_cache: bool = False  # its module keeps earlier tokens: `mask.chunks` feeds it in parts
-    is_approximate: bool = False  # meant to be close to attention: its error is shown, neither judged nor ranked
+    has_cache: bool = False  # its module caches earlier keys and values; with `mask.chunks` it gets a sequence in parts
+    is_approximate: bool = False  # meant to be close to attention: its error is shown, and limited by `most_error` only
     takes_batches: str = ""  # how it gets a batch of requests: `pages`, `gathered` (before its call), or "" for never
-    most_error: float = 0.0  # tolerance of an approximation, relative to a tensor's largest value; 0: any
+    most_error: float = 0.0  # tolerance of an approximation, relative to a tensor's largest value; 0: any error
 
     def __post_init__(self) -> None:
         if self.backend not in {"", *BACKENDS}:
@@ -164,12 +164,12 @@ def is_on(kind: str, workload: Workload) -> bool:
 
 
 def only_on(kind: str, workload: Workload, what: str) -> str | None:
-    """Return why `what`, with kernels only for that kind of device, cannot run the workload, or None."""
+    """Return why `what`, which has kernels only for that kind of device, cannot run the workload; else None."""
     return None if is_on(kind, workload) else f"{what} runs only on {kind.upper()}"
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
-    """Return why `module` cannot be imported, or None; `distribution` is its name for pip if that differs.
+    """Return why `module` cannot be imported, or None; `distribution` is the package's name for pip if that differs.
 
     Nothing is imported, so that a package that is installed but broken is an error only in the cells that need it.
     """
@@ -188,17 +188,17 @@ class NotOneGraphError(Exception):
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled at its first call, and again for other sizes, strides, dtypes and gradient modes.
+    """A function that compiles `function` at its first call, and again for other sizes, strides, dtypes and grad modes.
 
-    It compiles whole graphs at fixed sizes or raises, and never falls back to eager silently. After `recompile_limit`
-    compilations PyTorch would run a function eagerly with only a warning, so the limit is raised, and reaching it is
-    an error.
+    Each compilation is one whole graph at fixed sizes, or an error: nothing silently runs eagerly. After
+    `recompile_limit` compilations PyTorch would run the function eagerly with only a warning, so the limit is raised,
+    and reaching it is an error.
 
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html, on recompilation:
+    Sources: https://docs.pytorch.org/docs/stable/generated/torch.compile.html and, on recompilation,
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
 
-    Raises, when called:
-        torch._dynamo.exc.Unsupported: it cannot be captured as one graph.
+    Raises, when the result is called:
+        torch._dynamo.exc.Unsupported: `function` cannot be captured as one graph.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch

@@ -45,7 +45,7 @@ __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of a module, D, H, G, K and V, and which projections have biases."""
+    """The sizes D, H, G, K and V of a module, and whether an input projection or the output projection has a bias."""
 
     embed_dim: int
     num_heads: int
@@ -59,6 +59,7 @@ class Sizes:
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
 SETS_OF_BIASES = [frozenset(parts) for size in (4, 3, 2, 1, 0) for parts in combinations(BIAS_NAMES, size)]
+"""Every set of projections that may have a bias, the largest sets first."""
 HELP = (
     "make is given the sizes; weights (D, rows) need transposed(...); for parameters that are no layer write {} in "
     'place of weight and bias, as in "in_proj_{}"; one that is no weight needs its value, as in extra={"gain": 1.0}'
@@ -77,8 +78,8 @@ def adapt(what: Callable[..., Any], layout: Layout | str = TENSOR_LAYOUTS[0], **
         facts: any field of Declared (contract/declared.py), by name.
 
     Raises:
-        ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, or several masks have no
-            `call`.
+        ValueError: an argument is unknown or has the wrong type, an axis or mask is unknown, several masks have no
+            `call`, or a function's signature does not fit.
     """
     require_known("argument of adapt", facts, Declared.__dataclass_fields__)
     if isinstance(layout, Layout):
@@ -108,7 +109,7 @@ class ModuleAdapter:
     """Creates modules by `make`, from facts that are declared or read from a module's parameters.
 
     `declared.call` is f(module, x, context, mask) with x (B, T, D) and context (B, S, D) -> (B, T, D); in
-    self-attention the context is x. `takes` are axes that it passes on.
+    self-attention the context is x. `takes` are axes, such as `scale`, that `call` passes on to the module.
     """
 
     make: Callable[[Sizes], nn.Module]
@@ -149,12 +150,15 @@ class ModuleAdapter:
         return (of or Adapted)(self, self.module(sizes_of(weights)), weights)
 
     def built_in(self) -> dict[str, int | float | str]:
-        """Built-in values of axes, including `bias` if the module has the same biases at either value of that axis."""
+        """The only values of some axes, by name.
+
+        They include `bias` if the module has the same biases of query, key and value for bias=all and bias=none.
+        """
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # 0: kv_len = seq_len
         if self.declared.masks is None and self.declared.call is None:
-            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|": only a check is restricted to it
+            fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|", a list of one mask: only a check adopts it
         without = fixed | {"mask": "none"}
         small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
         try:
@@ -208,9 +212,9 @@ class ModuleAdapter:
         return None if biases == workload.biased else f"bias={bias} is built in: add --set bias={bias}"
 
     def biases(self, workload: Workload) -> frozenset[str] | None:
-        """The projections with a bias in the module at a workload's sizes; None if the layout never fits the module.
+        """The projections with a bias in the module at a workload's sizes; None if the layout does not fit there.
 
-        They are the workload's own if the module can have these.
+        If the layout fits with several sets of biases, and the workload's is among them, the result is the workload's.
 
         Raises:
             ValueError: some weights reach no parameter by differentiable steps.
@@ -222,7 +226,10 @@ class ModuleAdapter:
         return cache(self._fitting)
 
     def _fitting(self, sizes: Sizes, wanted: frozenset[str]) -> frozenset[str] | None:
-        """The biases with which the layout names each parameter in its shape, `wanted` first; None if none fits."""
+        """The first set of biases, beginning with `wanted`, for which the layout fits the module; None if none does.
+
+        A layout fits if it has an entry of the same shape for each parameter that is no constant.
+        """
         shapes = shapes_of(self.module(sizes))
         for parts in (wanted, *SETS_OF_BIASES):
             if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds an output layer
@@ -242,10 +249,14 @@ class ModuleAdapter:
 
     @torch.enable_grad()
     def _traced(self, weights: Weights) -> dict[str, tuple[int, ...]]:
-        """The shapes in the state dict of blank weights, by name; empty if some of the weights do not reach it."""
+        """The shapes in the layout's state dict of blank weights, by name; empty if a bias or `out` reaches no entry.
+
+        Raises:
+            ValueError: the weights of query, key or value reach no entry by differentiable steps.
+        """
         watched = weights.map(lambda tensor: tensor.requires_grad_())
         state, tensors = self.layout.state(watched), watched.tensors()
-        sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # constants are on the host
+        sums = [tensor.sum() for tensor in state.values() if tensor.requires_grad]  # without constants
         gradients: Sequence[Tensor | None] = ()
         if sums:
             gradients = torch.autograd.grad(sums, [*tensors.values()], allow_unused=True)
@@ -302,7 +313,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 class Adapted(nn.Module):
-    """A module with the canonical weights loaded, called by the harness's convention."""
+    """A user's module with the canonical weights loaded, called as forward(x, context, mask=mask)."""
 
     def __init__(self, adapter: ModuleAdapter, module: nn.Module, weights: Weights) -> None:
         """Load the weights, and the values of `extra` into the other parameters.
@@ -387,7 +398,7 @@ class Adapted(nn.Module):
         return self._answer(self.module, x, context, mask)
 
     def _with_cache(self, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - as above
-        """The output of a copy of the module with an empty cache; with `mask.chunks`, of one call for each chunk.
+        """The output of a copy of the module with an empty cache; with `mask.chunks`, the joined outputs of the chunks.
 
         Raises:
             NotImplementedError: the declared `call` empties the cache, so that it cannot continue a sequence.

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.workloads.batch import Cache
 from attnbench.workloads.masks import Causal, Mask, Padding, Ragged, aligned_at_end
 
-AXES = "bhts"
+AXES = "bhts"  # of a full mask, in order: batch, heads, queries, keys
 HALVES = (torch.bfloat16, torch.float16)
 SPLIT = "split"
 """Name of the form of a mask in which a function gets the causal part as `is_causal`, and the rest as its mask."""
@@ -20,8 +20,8 @@ SPLIT = "split"
 class BoundMask:
     """A mask at one workload's sizes on one device, with the call's scale, sinks and learned biases.
 
-    Tensors are created at first use and memoized, so that later calls pay nothing for them; they count as inputs.
-    `inputs` are the other inputs of a call besides query, key and value, by name; tensors derived from them are not
+    Tensors are created at first use and memoized, so that timed calls find them in place, like their inputs. `inputs`
+    are the other inputs of a call besides query, key and value, by name; tensors derived from them are not
     memoized. `change` converts a mask to the form, named `form`, in which functions get it. `is_inference` says that an
     isolated process calls in torch.inference_mode, and `is_training` that the module is in training mode. `chunks` are
     the numbers of tokens in which a module with a cache gets its sequence. `lent` are other tensors that the code under
@@ -42,7 +42,7 @@ class BoundMask:
         """Bind `rule` to `sizes` (B, T, S); a mask that changes scores needs `num_heads`.
 
         `scale` None means 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is the number of ranks of a
-        call. `cache` says where the keys of a batch of requests lie.
+        call. `cache` says where the keys of a batch of requests lie; None if the workload is not such a batch.
         """
         self.cache = cache
         self.rule, self.sizes, self.device = rule, sizes, torch.device(device)
@@ -82,7 +82,7 @@ class BoundMask:
         return self._forms[name][0]
 
     def restore(self) -> list[str]:
-        """Restore tensors that a caller has overwritten; return their names."""
+        """Restore memoized tensors that code under test has overwritten; return their names."""
         changed = []
         for name, (form, make) in self._forms.items():
             if form is not None and (right := make()) is not None and not torch.equal(form, right):
@@ -128,9 +128,9 @@ class BoundMask:
         return self._form("hidden", lambda: None if self.visible is None else ~self.visible)
 
     def visible_as(self, axes: str) -> Tensor | None:
-        """`visible` in full, with axes such as "bts", "tsb" or "bs"; None if every key is visible.
+        """`visible` expanded to full size, with only the axes `axes`, in that order; None if every key is visible.
 
-        The letters are b, h, t and s, in any order, and n for batch and heads in one axis.
+        `axes` is a text such as "bts", "tsb" or "bs": letters b, h, t and s, and n for batch and heads in one axis.
 
         Raises:
             NotImplementedError: the mask differs along an axis that is left out, so that such code cannot take it.
@@ -139,17 +139,17 @@ class BoundMask:
         return self._form(f"visible as {axes}", lambda: self._arranged(self.visible, axes))
 
     def hidden_as(self, axes: str) -> Tensor | None:
-        """`hidden` in full, with the axes of `visible_as`."""
+        """`hidden` expanded to full size, with `axes` as in `visible_as`; None if every key is visible."""
         return self._form(f"hidden as {axes}", lambda: self._arranged(self.hidden, axes))
 
     def added_as(self, axes: str, dtype: torch.dtype) -> Tensor | None:
-        """`added(dtype)` in full, with the axes of `visible_as`."""
+        """`added(dtype)` expanded to full size, with `axes` as in `visible_as`; None if there is nothing to add."""
         if self.rule.is_learned:
             return self._arranged(self.added(dtype), axes)
         return self._form(("added", axes, dtype), lambda: self._arranged(self.added(dtype), axes))
 
     def _arranged(self, dense: Tensor | None, axes: str) -> Tensor | None:
-        """Expand a form (1 or B, 1 or H, 1 or T, S) to its full size, with the axes `axes` in this order."""
+        """Expand a form (1 or B, 1 or H, 1 or T, S) to its full size, with `axes` in their order; None for None."""
         letters = axes.replace("n", "bh")
         if sorted(letters) != sorted({*letters} & {*AXES}):
             raise ValueError(f"{axes!r} is not allowed: axes of a mask are b, h, t and s, or n for b and h, once each")
@@ -187,8 +187,8 @@ class BoundMask:
     def added(self, dtype: torch.dtype, *, hides: bool = True) -> Tensor | None:
         """The additive mask (1 or B, 1 or H, 1 or T, S): -inf where hidden, unless `hides` is False.
 
-        None if there is nothing to add. It does not contain a softcap. A learned bias is looked up each time, with its
-        gradient; any other form is memoized.
+        None if there is nothing to add. A softcap is not part of it. A mask with a learned bias is computed again at
+        each use, so that gradients reach the bias; any other is memoized.
         """
         if not (hides and self.rule.hides) and not any(part.is_additive for part in self.rule.changes):
             return None
@@ -217,7 +217,7 @@ class BoundMask:
         return [part.index(query, key, key_len - query_len, key_len) for part in self.rule.changes]
 
     def handed(self, mask: Tensor | None) -> Tensor | None:
-        """A mask or bias in the form in which functions get it."""
+        """A mask or bias converted by `change` to the form in which functions get it; None for None."""
         return None if mask is None else self.change(mask, (self.sizes[0], self.num_heads, *self.sizes[1:]))
 
 

@@ -14,12 +14,13 @@ from attnbench.workloads.masks import BETWEEN, parse_mask
 from attnbench.workloads.masks import masks as mask_names
 from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
-END = "_bottom_right"
+END = "_bottom_right"  # ends the names of masks that are aligned at the end
 WITHOUT = {
     "scale": "it takes no scale of the scores: name a parameter scale, or declare one other than 1 / sqrt(K)",
     "rotary": 'it does not rotate query and key: where it does, declare it: adapt(..., rotary="halves(10000)")',
     "sinks": "it takes no sinks: name a parameter sinks",
 }
+"""The reason against a workload that uses one of these axes, if the code neither takes nor declares the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +88,10 @@ class Declared:
         return fixed | ({"direction": "inference"} if self.has_cache else {})
 
     def reason_against(self, workload: Workload, takes: Collection[str]) -> str | None:
-        """Return why the workload cannot run, or None: it needs an axis that is neither declared nor in `takes`.
+        """Return why the workload cannot run, or None.
 
-        If T = S, both alignments of a mask count as the same mask.
+        The reason is an axis that is neither declared nor in `takes`, a mask that is not declared, or that of
+        `unsupported`. If T = S, both alignments of a mask that is no combination count as the same mask.
         """
         needs = {"scale": workload.scale > 0, "sinks": workload.sinks != "none", "rotary": workload.rotary != "none"}
         for axis, is_needed in needs.items():
@@ -105,7 +107,11 @@ class Declared:
 
 
 def _written(mask: str) -> str:
-    """A mask as workloads write it; a name alone may stand for several masks."""
+    """A mask as workloads write it; a name without the numbers that it needs is returned as it is.
+
+    Raises:
+        ValueError: the mask has numbers that do not fit.
+    """
     try:
         return str(parse_mask(mask))
     except ValueError:
@@ -121,7 +127,7 @@ def check_callable(what: str, function: object) -> None:
 
 
 def reads(function: Callable[..., Any], parameter: int) -> bool:
-    """Whether the code of a function uses its parameter with this index; true for any other callable."""
+    """Whether a function's code uses its parameter with this index; true if that is in *args or cannot be seen."""
     if not inspect.isfunction(function):
         return True
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -140,6 +146,6 @@ def kind(value: object) -> str:
 
 
 def words(error: BaseException) -> str:
-    """An exception on one line, for use in another message."""
+    """The type of an exception and the first line of its message, for use in another message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

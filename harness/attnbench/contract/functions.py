@@ -29,10 +29,10 @@ from attnbench.workloads.masks import UNLIMITED, Causal, CausalBottomRight, Mask
 from attnbench.workloads.workload import Workload
 
 TENSOR_LAYOUTS = ("bhtk", "bthk")
-"""The order of a function's axes: batch, heads, tokens, width; or tokens before heads, as in flash-attention."""
+"""Orders of a function's axes: batch, heads, tokens, width; or batch, tokens, heads, width, as in flash-attention."""
 EMPTY = inspect.Parameter.empty
 CAUSAL: dict[str, type[Mask]] = {"is_causal": Causal, f"is_causal{END}": CausalBottomRight}
-"""Keywords that stand for a causal mask, by its alignment."""
+"""The mask that a function applies if it gets True for one of these keywords."""
 
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001, PLR0913, PLR0917, FBT002
@@ -42,10 +42,11 @@ def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A function of query, key and value, with its own parameter names for some of KEYWORDS, in `names`.
+    """A function of query, key and value; `names` maps those of KEYWORDS that it takes to its own parameter names.
 
-    `spec` is its name in messages. `omitted` are parameters that callers usually leave out. They are passed only if the
-    scale is unusual or there is a window, and always after the function's own default has failed.
+    `spec` is its name in messages. `omitted` are its parameters for a scale and a window that callers usually leave
+    out. They are passed only if the scale is unusual or there is a window, and always after the function's own default
+    has failed.
     """
 
     function: Callable[..., Tensor]
@@ -57,7 +58,7 @@ class Signature:
 
     @property
     def has_sdpa_mask(self) -> bool:
-        """Whether its mask may be additive; the harness then also adds sinks to it."""
+        """Whether the function's mask may be additive; the harness then also adds sinks to the mask."""
         return self.declared.has_sdpa_mask and "mask" in self.names
 
     def reason_against(self, workload: Workload) -> str | None:
@@ -88,7 +89,10 @@ class Signature:
         return f"the function has no parameter mask: {(*taken, 'it takes part in unmasked workloads only')[0]}"
 
     def causal(self, rule: Mask, *, is_square: bool) -> str:
-        """The causal keyword that hides the same keys as the mask `rule`, or ""; if T = S, the alignment is ignored."""
+        """The function's causal keyword that hides the same keys as the mask `rule`, or "".
+
+        If T = S (`is_square`), both alignments hide the same keys.
+        """
         kinds = tuple(CAUSAL.values())
         for keyword, aligned in CAUSAL.items():
             if keyword in self.names and isinstance(_hiding(rule), kinds if is_square else aligned):
@@ -96,8 +100,9 @@ class Signature:
         return ""
 
     def arguments(self, mask: BoundMask, query: Tensor, key: Tensor) -> tuple[dict[str, Any], Tensor | None]:
-        """The arguments of one call by the function's own names, and the queries whose output becomes 0.
+        """The arguments of one call by the function's own names, and the queries (B, 1, T, 1) whose output becomes 0.
 
+        The second is None if there are no such queries, or if the function itself gives them 0.
         SDPA takes no mask together with `is_causal`, so a function with such a mask gets biases and sinks in the mask.
         """
         names, rule, sizes = self.names, mask.rule, mask.sizes
@@ -306,7 +311,7 @@ def _hiding(rule: Mask) -> Mask:
 
 
 def hides_by_bias(made: Implementation, workload: Workload) -> bool:
-    """Whether the implementation is a function that gets hidden keys as -inf in its bias, for lack of a mask."""
+    """Whether the implementation is a function without mask and is_causal that gets hidden keys as -inf in its bias."""
     signature = getattr(made.build, "signature", None)
     if not isinstance(signature, Signature) or not workload.mask_rule.hides:
         return False

@@ -107,7 +107,7 @@ class Layout:
 def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
     """One linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V).
 
-    A name with {head}, as in "heads.{head}.query", stands for one layer for each head; its number replaces {head}.
+    A name with {head}, as in "heads.{head}.query", stands for one layer for each head, whose index replaces {head}.
 
     Raises:
         ValueError: the names are not three different strings.
@@ -157,7 +157,7 @@ def transposed(layout: Layout) -> Layout:
 
 
 def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool = False) -> Layout:
-    """Linear layers by name, each with the rows of its letters' projections, one after another or mixed `per_head`.
+    """Linear layers by name, each with the rows of its letters' projections: one after another or, `per_head`, mixed.
 
     In a layer where only some projections have a bias, the others' bias is 0.
     """
@@ -172,7 +172,7 @@ def _layout(parts: Sequence[tuple[str, str]], out: str | None, *, per_head: bool
         raise ValueError("this layout is not allowed: its letters must name q, k and v once each, as in qkv or kqv")
 
     def joined(rows: list[Tensor]) -> Tensor:
-        """Weights (H, K, D), or biases (H, K), as the rows of one layer: (rows, D), or (rows,)."""
+        """Join weights (H, K, D), or biases (H, K), of several projections to one layer's: (rows, D), or (rows,)."""
         groups = min(map(len, rows)) if per_head else 1
         together = [each.unflatten(0, (groups, -1)).flatten(1, 2) for each in rows]  # (H,K,..) -> (G,H/G*K,..)
         return torch.cat(together, dim=1).flatten(0, 1)  # (G,rows,..) -> (G*rows,..)

@@ -4,7 +4,7 @@ A file of the folder defines a function `attention`, or an IMPLEMENTATION. It ma
 which returns the reason why the function cannot run a workload, and, for scope `module`, MODULE, a class, and LAYOUT,
 the layout of its weights. The class's forward takes x (B, T, D), mask and scale; its attribute `dropout` is the
 probability of dropping a weight. Without MODULE, the harness projects with linear layers. catalogue.toml, in the same
-folder, has the source of each implementation and its style in figures.
+folder, has each implementation's source, and its colour, marker and line width in figures.
 
 `fused+compile` is `fused` compiled by torch.compile, as one graph and at fixed sizes. Inductor may replace it by
 another kernel, which shows among the operators that ran: `fused` without a mask becomes SDPA's flash kernel.
@@ -74,7 +74,7 @@ def from_value(value: object, spec: str) -> Implementation:
 
 
 def _is_function(value: type) -> bool:
-    """Whether a class without arguments is a function: it has `attend`, or is a module of query, key and value."""
+    """Whether instances of a class serve as functions: they have `attend`, or forward takes query, key and value."""
     heads = inspect.signature(value.forward).parameters if issubclass(value, nn.Module) else ()
     return hasattr(value, "attend") or [name[:1].lower() for name in heads][1:4] == ["q", "k", "v"]
 
@@ -88,7 +88,7 @@ def named(name: str) -> Implementation:
 def from_module(module: ModuleType, name: str) -> Implementation:
     """The implementation that a Python module of the folder defines; `name` is its row in the catalogue."""
     row, holds = plugins.catalogue()["facts"].get(name, {}), vars(module)
-    is_dense = row.get("flops") == "dense"  # a sink is an extra key
+    is_dense = row.get("flops") == "dense"  # but not with sinks, which may be an extra key
     if "IMPLEMENTATION" in holds:
         value: Implementation = module.IMPLEMENTATION
         return value
@@ -168,16 +168,16 @@ def compiled(plain: Implementation) -> Implementation:
         unsupported=unsupported,
         compiles=True,
         executed_flops=lambda _: None,  # unknown after compilation
-        has_dropout=False,  # compiled code keeps the attribute's value from when it was built
+        has_dropout=False,  # compiled code may keep the probability with which it was compiled
     )
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, of which the first call is eager and later ones are compiled."""
+    """A function that calls `function` once eagerly, before its first call, and calls it compiled from then on."""
     run, calls = compile_whole(function), list[object]()
 
     def call(*by_position: Any, **by_name: Any) -> Any:  # noqa: ANN401 - functions and modules differ
-        if not calls:  # an error has its own place, and tensors created at first use are not captured in the graph
+        if not calls:  # shows the function's own errors, and keeps the creation of memoized tensors out of the graph
             with torch.no_grad():
                 function(*by_position, **by_name)
             calls.append(None)

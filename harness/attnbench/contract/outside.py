@@ -1,7 +1,7 @@
 """Work that the harness does outside a function's call, so that the function computes only attention.
 
-Grouped heads are repeated, score changes become an additive mask, sinks become one more key, queries that see no key
-are shown all keys and get output 0 afterwards, and axes are moved. None of this is timed.
+Depending on the function, grouped heads are repeated, score changes become an additive mask, sinks become one more key,
+queries that see no key are shown all keys and get output 0 afterwards, and axes are moved. None of this is timed.
 
 Shapes as in the contract.
 """
@@ -49,7 +49,7 @@ class Bound:
     """A function's call with its arguments prepared: `call` has no arguments and only calls the function.
 
     Tensors that `prepare` creates, such as repeated heads, are leaves of the graph, so that a backward pass ends there.
-    `is_plain` says that it creates none and that the function's output is final; otherwise `finish` converts the
+    `is_plain` says that `prepare` creates none and that the function's output is final; otherwise `finish` converts the
     output. `leaves` are the tensors that require gradients: query, key and value, then those passed by name.
     """
 
@@ -78,7 +78,10 @@ class Bound:
                     value.copy_(right)
 
     def gradients(self, made: Sequence[Tensor | None], inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradients of `inputs`, computed from those of the leaves; a leaf is an input, or prepared from inputs."""
+        """The gradient of each of `inputs`, from the gradients `made` of the leaves; None for an input without one.
+
+        A leaf is an input, or prepared from inputs.
+        """
         with torch.enable_grad():
             prepared = [each for each in self.prepare().arguments if isinstance(each, Tensor) and each.requires_grad]
         known = [(each, gradient) for each, gradient in zip(prepared, made, strict=True) if gradient is not None]
@@ -100,7 +103,10 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def show_rows(mask: Tensor, empty: Tensor) -> Tensor:
-    """Show every key to the queries marked in `empty`; `mask` is boolean (True = visible) or additive."""
+    """The mask with every key visible to the queries marked in `empty` (B, 1, T, 1).
+
+    `mask` is boolean (True = visible), or additive; then these queries also lose their biases.
+    """
     return mask | empty if mask.dtype == torch.bool else mask.masked_fill(empty, 0.0)
 
 

@@ -1,9 +1,8 @@
 """Prepare a batch of requests for a function, outside of its timed call.
 
-A function whose signature names a block table gets the pool of pages as it lies in a service's memory, by the names of
-`plugins.PAGED`. A dense function of query, key and value is called once for each distinct request in the batch, with
-the keys of equal requests gathered before. Shapes: N requests, P pages, G key/value heads; the others as in the
-contract.
+A function whose signature names a block table gets the pool of pages as it lies in a service's memory; its parameters
+have names of `plugins.PAGED`. A dense function of query, key and value is called once for each distinct request in the
+batch, with the keys of equal requests gathered before. Shapes: N requests, P pages; the others as in the contract.
 """
 
 import inspect
@@ -25,7 +24,7 @@ from attnbench.workloads.masks import UNLIMITED, parse_mask
 from attnbench.workloads.workload import Workload, dense_mask
 
 NAN, ZEROS, MOVED, STRIDED = "", "zeros", "moved", "strided"
-"""Values of `batch.Cache.form`."""
+"""Values of `batch.Cache.form`, which describes them; with NAN, unused slots and pages hold NaN."""
 TABLE = "block_table"
 EMPTY = inspect.Parameter.empty
 
@@ -45,7 +44,7 @@ def names_of(function: object) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PageSignature:
-    """A function of pages, its name in messages, and its own names for some of PAGED."""
+    """A function of pages; `spec` is its name in messages, and `names` maps names in PAGED to its own."""
 
     function: Callable[..., Any]
     spec: str
@@ -77,7 +76,7 @@ class PageSignature:
 
     @property
     def has_scales(self) -> bool:
-        """Whether it takes the scales of 8-bit keys and values."""
+        """Whether the function has parameters for the scales of 8-bit keys and values."""
         return {"k_scale", "v_scale"} <= self.names.keys()
 
     def reason_against(self, workload: Workload) -> str | None:
@@ -192,9 +191,9 @@ class PagedAttention(Attention):
         self._memory: dict[tuple[object, ...], Tensor] = {}
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Prepared:
-        """Prepare the function's call with query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V), without pages.
+        """Put query (1, H, T, K) and, in pages, key (1, G, S, K) and value (1, G, S, V) into the function's arguments.
 
-        As in a service, tensors of the same sizes are written in place, in the memory of the last call's.
+        As in a service, each tensor is written into the memory of the last call's if that has the same form.
         """
         passed = self.signature.arguments(query, key, value, mask)
         return Prepared(
@@ -202,7 +201,7 @@ class PagedAttention(Attention):
         )
 
     def _written(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
-        """The argument; a tensor is copied into the memory of the last one of its name, dtype, shape and strides."""
+        """The argument; a tensor is copied into the memory of the first one of its name, dtype, shape and strides."""
         if not isinstance(value, Tensor):
             return value
         kept = self._memory.setdefault((name, value.dtype, value.shape, value.stride()), value)
@@ -268,7 +267,10 @@ class Groups:
         return BoundMask(rule, sizes, mask.device, num_heads=mask.num_heads, scale=mask.scale)
 
     def split(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Query (1, H, T, K), key (1, G, S, K), value (1, G, S, V) -> (n, H, t, K), ... for each distinct request."""
+        """Gather query (1, H, T, K), key (1, G, S, K) and value (1, G, S, V) for each distinct request.
+
+        For n equal requests of t new tokens and s keys they become (n, H, t, K), (n, G, s, K) and (n, G, s, V).
+        """
 
         def gathered(tensor: Tensor, places: Tensor, length: int) -> Tensor:
             apart: Tensor = tensor[0, :, places].unflatten(1, (-1, length))  # (G,n*s,K) -> (G,n,s,K)

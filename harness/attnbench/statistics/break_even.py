@@ -7,7 +7,7 @@ import msgspec
 
 from attnbench.storage.records import Verdict
 
-LARGEST_EXACT = 100  # calls; larger numbers are shown to two digits
+LARGEST_EXACT = 100  # calls; numbers from this on are shown to two digits
 
 
 class Payoff(enum.StrEnum):
@@ -20,11 +20,11 @@ class Payoff(enum.StrEnum):
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls after which the total time is below the baseline's; the ratio's interval gives the interval of calls."""
+    """The calls after which the total time is below the baseline's, with their interval from that of the ratio."""
 
     payoff: Payoff
     calls: int | None = None  # 0 at once; null if `payoff` is never or unknown
-    low: int | None = None
+    low: int | None = None  # a number only if `payoff` is after
     high: int | None = None  # null although `low` is a number: the interval has no upper end
 
     @property
@@ -53,8 +53,8 @@ def break_even(  # noqa: PLR0913 - two first calls, and a verdict with its numbe
     """Compute the number of calls after which the savings of later calls make up for a longer first call.
 
     `first_s` and `baseline_first_s` are seconds of the first calls, and `baseline_s` of a later call of the baseline.
-    `ratio` is the time of a later call divided by the baseline's, with its interval `low` to `high`. The spread of
-    first calls does not widen the interval.
+    `ratio` is the time of a later call divided by the baseline's, with its interval `low` to `high`, None without one.
+    The spread of first calls does not widen the interval.
     """
     if verdict is Verdict.undecided or low is None or high is None:
         return BreakEven(payoff=Payoff.unknown)

@@ -21,13 +21,13 @@ CHOOSING_PROCESSES = 2 * FEWEST_PROCESSES  # processes that a choice needs: half
 class Standing:
     """The leader, and the verdict on each other arm relative to it."""
 
-    leader: str
+    leader: str  # an implementation, as the other two name them
     reference: str  # the baseline, or the first arm with samples if the baseline has none; shares blocks with all arms
     others: dict[str, Judgement]  # fastest first; an arm that shares no judging process with the leader is missing
 
     @property
     def open(self) -> list[str]:
-        """Arms that more processes may decide."""
+        """The names of the arms whose undecided verdict more processes may decide, fastest first."""
         return [name for name, judged in self.others.items() if judged.needs_more]
 
 
@@ -38,10 +38,10 @@ def standing(
     discarded: Collection[Block] = (),
     candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """Choose the leader among the arms with samples, and judge the others; None if no candidate has samples.
+    """Choose the leader among the reference and the arms that share blocks with it, and judge the others against it.
 
-    `taken` holds the samples of one workload. `discarded` blocks are ignored. `candidates` restricts the comparison to
-    these arms.
+    `taken` holds the samples of one workload, by arm. `discarded` blocks are ignored. `candidates`, names of
+    implementations, restricts the comparison to these; the result is None if none of them can be compared.
     """
     baseline = Arm(implementation=plan.baseline)
     reference = next((arm for arm in (baseline, *arms) if len(taken.get(arm, ()))), baseline)
@@ -68,8 +68,8 @@ def standing(
 def _parts(numbers: Mapping[int, float]) -> tuple[list[float], list[float]]:
     """The log ratios of the even processes, which choose, and of the odd ones, which judge.
 
-    With fewer than eight processes, all choose. A verdict from the same processes would be biased, so only three of
-    them judge, which is enough for an estimate but too few for a verdict.
+    With fewer than eight processes, all choose. A verdict from the same processes would be biased, so only the first
+    three judge, which are enough for an estimate but too few for a verdict.
     """
     every = [*numbers.values()]
     if len(every) < CHOOSING_PROCESSES:

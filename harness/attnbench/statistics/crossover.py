@@ -1,4 +1,4 @@
-"""Find the size at which another of two implementations becomes the faster one, by adaptive bisection.
+"""Find the size from which the other of two implementations is the faster one, by adaptive bisection.
 
 A parameter such as the length takes values from a ladder. At each visited value, processes are sampled until one
 implementation is shown to be faster, or the budget for that value is spent. The next value halves the gap between the
@@ -21,8 +21,8 @@ import numpy as np
 from attnbench.statistics.verdict import LOOKS, effect
 from attnbench.storage.records import FALSE_SHARE
 
-MOST_VALUES = 16  # largest number of values of a ladder to visit
-NEAR = 0.005  # added to |log ratio| in the weights of a fit, so that a ratio of 1 has a finite weight
+MOST_VALUES = 16  # values of a ladder that are visited at most
+NEAR = 0.005  # added to |log ratio| in the denominator of a fit's weights, so that a ratio of 1 has a finite weight
 STEP = 2 ** (1 / 8)  # approximate ratio of neighbouring values of a ladder
 
 
@@ -63,7 +63,7 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
 def point(numbers: Sequence[float], num_searches: int = 1) -> Point:
     """Decide which implementation is faster at one value, from one log ratio for each process.
 
-    `num_searches` searches share the error level.
+    `num_searches` searches share the error level FALSE_SHARE.
     """
     seen = effect(numbers)
     half = seen.half_width(FALSE_SHARE / (num_searches * MOST_VALUES * len(LOOKS)))
@@ -99,13 +99,13 @@ def next_value(points: Mapping[int, Point], values: Sequence[int]) -> int | None
 
 
 def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbouring pairs of decided places with different decisions."""
+    """Pairs of neighbouring decided positions with different signs; a sign of 0 is undecided."""
     decided = [(place, sign) for place, sign in zip(places, signs, strict=True) if sign]
     return [(low, high) for (low, one), (high, other) in pairwise(decided) if one != other]
 
 
 def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
-    """All crossovers, in order of the values."""
+    """The crossover between each two neighbouring decided values with different decisions, in order of the values."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):
@@ -115,7 +115,7 @@ def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
 
 
 def _at(values: Sequence[int], points: Mapping[int, Point]) -> float:
-    """The zero of the log ratio, by a straight line through all points of a bracket, clipped to its ends."""
+    """The value at which a line, fitted to the log ratios of a bracket over log values, is 0; clipped to its ends."""
     logs = np.array([points[value].log for value in values])
     weights = np.sqrt([points[value].num_processes for value in values]) / (
         np.abs(logs) + NEAR

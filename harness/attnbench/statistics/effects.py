@@ -13,7 +13,7 @@ Numbers = dict[Key, dict[Visit, float]]  # the log ratios of each comparison, on
 
 
 def numbers(taken: Taken, arm: Arm, reference: Arm, discarded: Collection[Block] = ()) -> dict[Visit, float]:
-    """The log ratio of an arm's time to its reference's for each visit that measured both in undiscarded blocks."""
+    """The log ratio of an arm's time to its reference's for each visit with an undiscarded block that measured both."""
     return visit_numbers(taken.get(arm, ()), taken.get(reference, ()), discarded)
 
 
@@ -22,7 +22,7 @@ def run_numbers(
     references: Mapping[str, Mapping[Arm, Arm]],
     discarded: Mapping[str, Collection[Block]] | None = None,
 ) -> Numbers:
-    """The log ratios of each arm that shares a block with its reference.
+    """The log ratios of each arm that shares an undiscarded block with its reference, by workload and arm, then visit.
 
     All arguments are keyed by workload; `references` maps each arm to its reference.
     """
@@ -36,7 +36,7 @@ def run_numbers(
 
 
 def effects(plan: Plan, logs: Numbers) -> dict[Key, Effect]:
-    """The effect of each comparison of a run and, if it has two sides, of all cells together."""
+    """The effect of each comparison of a run, by its key; with two sides, also that of all cells together (WHOLE)."""
     known = {key: effect_of(visits) for key, visits in logs.items()}
     if plan.sides is None or not logs:
         return known

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST_LENGTHS = 3
+FEWEST_LENGTHS = 3  # fewest different lengths for a fit of three coefficients
 FEWEST_FITTED = 4
-"""The longer half of the lengths is fitted, and at least this many if possible. Short lengths are left out because some
+"""The longer half of the points is fitted, and at least this many if possible. Short lengths are left out because some
 kernels behave differently there."""
 ROUNDING = 1e-9
-"""Smaller coefficients of a curve, relative to its value at the longest length, are rounding errors."""
+"""A term that is a smaller share of the bytes at the longest length is a rounding error: its coefficient becomes 0."""
 LARGEST_MISFIT = 0.1
 """Largest relative error of a curve at a fitted length; a worse curve is rejected."""
 
@@ -29,7 +29,7 @@ class Fit:
         return (b * length + 2 * c * length**2) / (a + b * length + c * length**2)
 
     def reach(self, limit: float) -> float | None:
-        """The length that needs `limit` bytes; None if every length needs less, or every length needs more."""
+        """The length that needs `limit` bytes; None if the constant part alone needs them, or if bytes do not grow."""
         a, b, c = self.parts
         room = limit - a
         if room <= 0 or (b <= 0 and c <= 0):
@@ -40,8 +40,8 @@ class Fit:
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
     """Fit a + b T + c T^2 with nonnegative coefficients over (length T, bytes) by least squares of relative residuals.
 
-    Attention holds tensors that are constant, linear or quadratic in the length. None with fewer than three lengths, if
-    no memory is used, or if no such curve fits.
+    Attention holds tensors that are constant, linear or quadratic in the length. Points with 0 bytes are ignored. None
+    if fewer than three lengths remain, or if the curve is off by more than LARGEST_MISFIT at a fitted point.
 
     Source: C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974, chapter 23 (non-negative least
     squares).

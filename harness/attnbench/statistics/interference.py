@@ -15,11 +15,11 @@ from attnbench.statistics.intervals import Block, place_of
 from attnbench.storage.fold import ProbeVisit
 from attnbench.storage.records import Sample
 
-WINDOW = 50
+WINDOW = 50  # latest probes that are kept of the current process, and of all earlier ones together
 FEWEST = 8  # fewest earlier probes from which a probe is judged; without them it counts as undisturbed
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
-"""A probe is late if its log exceeds the median by this many median absolute deviations and by LARGEST_CALM."""
+"""A probe is late if its log exceeds the median by more than this many median absolute deviations, and LARGEST_CALM."""
 MANY = 0.25  # a session that discards a larger share of its blocks ran on a busy machine
 
 
@@ -33,14 +33,14 @@ class InterferenceGauge:
         self._num_followed = 0
 
     def follow(self, visits: Sequence[ProbeVisit]) -> dict[str, set[Block]]:
-        """Add the visits since the last call, the end of `visits`; return the discarded blocks of each workload."""
+        """Add the new ones of `visits`, all visits so far; return the discarded blocks of each workload."""
         for visit in visits[self._num_followed :]:
             self.add(*visit)
         self._num_followed = len(visits)
         return self.discarded
 
     def add(self, workload: str, probes: Iterable[Sample], kind: str = "") -> None:
-        """Add the probes of one visit, and discard each block with a probe much slower than those before.
+        """Add the probes of one visit, and discard each block whose probe is late: much slower than those before.
 
         `kind` separates probes on different devices or with different numbers of threads, because their times differ.
         """
@@ -54,8 +54,8 @@ class InterferenceGauge:
 class _Probes:
     """The latest probes of one kind, as logarithms of their times.
 
-    A probe is compared with those of its own process and, if there are fewer than FEWEST, with those of earlier
-    processes too: in a comparison of few cells, a process takes only four blocks.
+    A probe is compared with those of its own process and, if these are fewer than FEWEST, with those of earlier
+    processes, too: in a comparison of few cells, a process measures only four blocks.
     """
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 """Largest ratio of the standard error of a median to that of a mean under normal noise."""
 
 Array = NDArray[np.float64]
-Visit = tuple[int, int]
-Block = tuple[int, int, int]
+Visit = tuple[int, int]  # epoch (the process's number), visit
+Block = tuple[int, int, int]  # epoch, visit, block
 Group = TypeVar("Group")
 
 
@@ -66,7 +66,7 @@ def place_of(sample: Sample) -> Block:
 
 
 def are_among(places: NDArray[np.int64], blocks: Collection[Block]) -> NDArray[np.bool_]:
-    """A boolean mask (n,) of the places (n,), as in `Samples.places`, that belong to the blocks."""
+    """Whether each of `places` (n,), block numbers as in `Samples.places`, is one of `blocks`: boolean (n,)."""
     packed = [(((epoch << VISIT_BITS) | visit) << BLOCK_BITS) | block for epoch, visit, block in blocks]
     return np.isin(places, packed) if packed else np.zeros(len(places), dtype=np.bool_)
 
@@ -77,7 +77,7 @@ def median(values: Iterable[float]) -> float:
 
 
 def median_estimate(samples: Sequence[Sample]) -> Estimate:
-    """The median of all samples, with an interval over processes.
+    """The median of all samples, with a 95 % interval from the spread between processes.
 
     On the log scale the half-width is t(0.975) * (standard error of the mean over processes) * sqrt(pi/2), where the
     number of a process is the mean of its visits' medians. The last factor allows for the larger error of a median;
@@ -109,7 +109,7 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
 def pairs(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> tuple[NDArray[np.int64], Array]:
-    """Return visits (n,), as in `Samples.visits`, and log ratios (n,) of `arm` to `baseline`, block by block.
+    """For each of n blocks, its visit (n,), as in `Samples.visits`, and the log ratio (n,) of `arm` to `baseline`.
 
     Blocks are in time order; discarded blocks, and blocks without both arms, are left out.
     """
@@ -122,7 +122,7 @@ def pairs(
 def visit_numbers(
     arm: Sequence[Sample], baseline: Sequence[Sample], discarded: Collection[Block] = ()
 ) -> dict[Visit, float]:
-    """One log ratio of `arm` to `baseline` for each visit: the median over its blocks."""
+    """One log ratio of `arm` to `baseline` for each visit, in time order: the median over its undiscarded blocks."""
     codes, logs = pairs(arm, baseline, discarded)
     first, medians = medians_by(codes, logs)
     visits = [divmod(code, 2**VISIT_BITS) for code in codes[first].tolist()]
@@ -130,14 +130,15 @@ def visit_numbers(
 
 
 def by_process(visits: Mapping[Visit, float]) -> dict[int, float]:
-    """One log ratio for each process: the mean over its visits."""
+    """One log ratio for each process, by epoch: the mean over its visits."""
     return means_of((epoch, log) for (epoch, _), log in visits.items())
 
 
 def effect_of(visits: Mapping[Visit, float]) -> Effect:
     """The effect from log ratios of visits, averaged to one number for each process.
 
-    With a single process, its visits count instead, and differences below the spread between processes stay undecided.
+    With a single process, its visits count instead, and differences below LAYOUT_SPREAD, by which processes differ,
+    stay undecided.
 
     Raises:
         ValueError: there is no visit.

@@ -17,12 +17,12 @@ import numpy as np
 from attnbench.statistics.intervals import MEDIAN_FACTOR, Array
 
 FEWEST = 6  # fewest values of a series from which noise can be estimated
-SHORTEST = 3
+SHORTEST = 3  # fewest values of a part
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 ALONE = 3.0
-"""Larger steps between two values are clipped to this many standard deviations, because a change of level is not
-noise."""
+"""Steps between neighbouring values are clipped to this many of their standard deviations, because a change of level is
+not noise."""
 LEAST_NOISE = 1e-5  # floor of the noise: a constant series has none, and any change in it must count
 SURELY = 3.0  # fewest standard errors between two levels for a change to count
 
@@ -42,7 +42,7 @@ class Change:
 
 
 def noise(logs: Array) -> float:
-    """Standard deviation of log values (n,), estimated from their successive differences; large ones are clipped."""
+    """Standard deviation of log values (n,), from their successive differences, clipped as ALONE says."""
     steps = np.diff(logs)
     reach = ALONE * NORMAL_MAD * float(np.median(np.abs(steps)))
     return max(LEAST_NOISE, math.sqrt(float(np.mean(np.clip(steps, -reach, reach) ** 2)) / 2))
@@ -65,7 +65,7 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 
 
 def _splits(logs: Array, start: int, end: int, spread: float, smallest: float) -> list[int]:
-    """The places between `start` and `end` at which a new level begins."""
+    """The indices from `start` to `end` at which a new level begins, after a step of at least `smallest` (in logs)."""
     places = range(start + SHORTEST, end - SHORTEST + 1)
     place = min(places, key=lambda at: _deviation(logs[start:at]) + _deviation(logs[at:end]), default=None)
     if place is None:

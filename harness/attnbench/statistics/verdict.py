@@ -41,9 +41,9 @@ POWER = 0.80  # a difference is detectable if this share of repetitions would fi
 LAYOUT_SPREAD = 0.03
 """Relative difference that two processes which run the same code hardly exceed: twice the largest measured standard
 deviation. A single process cannot decide a smaller difference."""
-LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)
+LAYOUT_LOG = math.log1p(LAYOUT_SPREAD)  # LAYOUT_SPREAD on the log scale
 KNOWN = 1e6  # degrees of freedom of an exactly known error
-LARGEST_LOG = 100.0  # upper limit of half-widths, larger than any real one
+LARGEST_LOG = 100.0  # upper limit of half-widths on the log scale, larger than any real one
 
 
 class Reason(enum.StrEnum):
@@ -66,7 +66,7 @@ class Effect:
     degrees: float
     """Degrees of freedom of the standard error."""
     num_processes: int
-    """Processes that count: those up to the last look."""
+    """Processes that count: those up to the last look reached, or all before the first look."""
     num_measured: int = 0
     """All processes, counting or not."""
     bias: float = 0.0
@@ -76,25 +76,25 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """Time of the first divided by time of the second."""
+        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
         return math.exp(self.log)
 
     @property
     def p_value(self) -> float:
-        """Probability of a difference this large between identical code; 1 without a standard error."""
+        """Probability of a difference at least this large between identical code; 1 without a standard error."""
         if self.error is None:
             return 1.0
         return float(p_values(max(0.0, abs(self.log) - self.bias), self.error, self.degrees))
 
     def half_width(self, level: float) -> float | None:
-        """Half-width of the interval on the log scale, with two-sided error `level`."""
+        """Half-width on the log scale of the interval with two-sided error `level`; None without a standard error."""
         if self.error is None:
             return None
         return min(float(half_widths(self.error, self.degrees, level)) + self.bias, LARGEST_LOG)
 
 
 def effect(numbers: Sequence[float] | Array, *, bias: float = 0.0) -> Effect:
-    """The effect from one log ratio for each process, in time order; those after the last look are ignored.
+    """The effect from one log ratio for each process, in time order; those after the last look reached are ignored.
 
     `bias` is a half-width on the log scale that is added to the interval's.
 
@@ -192,7 +192,7 @@ def yekutieli_level(values: ArrayLike, allowed: float) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """An effect with its verdict, and the interval behind it."""
+    """An effect with its verdict, and the interval of the ratio from which the verdict follows."""
 
     effect: Effect
     margin: float
@@ -204,7 +204,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Time of the first divided by time of the second."""
+        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
         return self.effect.ratio
 
     @property
@@ -214,12 +214,12 @@ class Judgement:
 
     @property
     def low(self) -> float | None:
-        """Lower end of the interval; None with too few processes."""
+        """Lower end of the interval of the ratio; None with too few processes."""
         return None if self.half_width is None else math.exp(self.effect.log - self.half_width)
 
     @property
     def high(self) -> float | None:
-        """Upper end of the interval; None with too few processes."""
+        """Upper end of the interval of the ratio; None with too few processes."""
         return None if self.half_width is None else math.exp(self.effect.log + self.half_width)
 
     @property
@@ -234,7 +234,7 @@ class Judgement:
 
     @property
     def reason(self) -> Reason | None:
-        """The reason why it is undecided; None if it is decided."""
+        """The reason why the comparison is undecided; None if it is decided."""
         if self.verdict is not Verdict.undecided:
             return None
         if self.is_doubtful:
@@ -245,7 +245,7 @@ class Judgement:
 
     @property
     def needs_more(self) -> bool:
-        """Whether more processes may decide it."""
+        """Whether more processes may decide the comparison: it is undecided, and before the last look."""
         return self.verdict is Verdict.undecided and self.effect.num_measured < LOOKS[-1]
 
     @property
@@ -262,7 +262,7 @@ class Judgement:
 
 
 def doubted(judgements: Mapping[Name, Judgement]) -> dict[Name, Judgement]:
-    """Make all verdicts undecided, because other work may have changed the times."""
+    """The judgements with all verdicts undecided, because other work may have changed the times."""
     return {name: replace(each, is_doubtful=True) for name, each in judgements.items()}
 
 
@@ -273,7 +273,7 @@ def judge(
     *,
     expects_differences: bool = False,
 ) -> dict[Name, Judgement]:
-    """Judge the comparisons of a session together.
+    """Judge the comparisons of a session together, by name; `margin` is the smallest relative difference that matters.
 
     With probability 1 - `error`, every interval of a session without any true difference contains 1, at every look. If
     the session `expects_differences`, as a table of implementations does, `error` bounds the expected share of false

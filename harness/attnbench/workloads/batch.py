@@ -19,11 +19,11 @@ import numpy.typing as npt
 from attnbench.workloads.masks import LARGEST, Array, Mask, Span, Table
 
 NO_BATCH = "none"
-SAME = "same"
+SAME = "same"  # the dtype of the call
 CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
-LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # largest finite number of each dtype
 SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
-"""Scales of float8 caches. They have few digits, so that scaled values are exact in half precision, and all differ."""
+"""Scales of float8 caches: all different, and of few digits, so that scaled numbers are exact in half precision."""
 EXAMPLE = "as in 2q2k_32q1kv1k, which is 2 prefills of 2048 tokens and 32 decodes against 1024 keys"
 _REQUESTS = re.compile(r"(?:(\d+)x?)?q(\d+)(k?)(?:(?:kv|s)(\d+)(k?))?")
 KILO = 1024
@@ -106,13 +106,13 @@ class Requests(Mask):
         return f"of the requests {written(self.requests)}" + f" in windows of {self.window} keys" * bool(self.window)
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:  # noqa: ARG002 - as in Mask
-        """For each query (T,), the first key of its request, and the key of its own token; both as indices."""
+        """For each query (T,), the index of the first key of its request, and that of its own token's key."""
         news, totals = (np.asarray(each, dtype=np.int64) for each in zip(*self.requests, strict=True))
         ends, offsets = np.cumsum(totals), np.arange(query_len) - np.repeat(np.cumsum(news), news)
         return np.repeat(ends - totals, news), np.repeat(ends, news) + offsets
 
     def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:  # noqa: ARG002 - as in Mask
-        """The first key that the query sees of its request, and the key of the query's own token."""
+        """The index of the first key of its request that a query sees, and that of its own token's key, elementwise."""
         first, last = table[0][query], table[1][query]
         before = (last - self.window + 1 - first) * bool(self.window)
         return first + before * (before > 0), last
@@ -129,8 +129,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     `page_size` is in tokens; 0 means no pages. `num_heads` is the number G of key/value heads. `shared_prefix` is the
     number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
-    `form` changes only details that no result may depend on: with `zeros`, unused slots and pages hold 0 instead of
-    NaN; with `moved`, pages have another order; with `strided`, keys and values are views of one buffer, page by page.
+    `form` changes only details that no result may depend on. By default unused slots and pages hold NaN, and with
+    `zeros` 0; with `moved`, pages have another order; with `strided`, the pools of keys and values are views of one
+    buffer, in which their pages alternate.
     """
 
     batch: str
@@ -171,7 +172,10 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(len(order), table.astype(np.int32), np.concatenate(places))
 
     def sources(self) -> npt.NDArray[np.int64]:
-        """For each key (S,), the index of the key whose content it has: its own or, in a shared prefix, the first's."""
+        """For each key (S,), the index of the key whose content it has: its own, or one of the first request with keys.
+
+        The latter holds in a shared prefix.
+        """
         totals = [each.total for each in self.requests]
         starts = np.cumsum([0, *totals[:-1]])
         first = int(starts[int(np.argmax(np.asarray(totals) > 0))])
@@ -192,7 +196,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_keys(self) -> int:
-        """The number of different keys that queries see: those of a shared prefix count once."""
+        """The number of different keys that any query sees; those of a shared prefix count once."""
         news, totals = (np.array(each) for each in zip(*self.requests, strict=True))
         ends = np.cumsum(totals)
         seen = np.minimum(totals, news + self.window - 1) if self.window else totals

@@ -53,7 +53,7 @@ def dense_flops(workload: Workload) -> int:
 
 
 def least_flops(workload: Workload) -> int:
-    """A lower bound on the FLOPs of any call: it computes nothing twice, and skips tokens without a visible pair."""
+    """A lower bound on the FLOPs of any call: no recomputation, and projections only of tokens with a visible pair."""
     return product_flops(workload, visible_pairs(workload), _fewest_tokens(workload), recomputes_scores=False)
 
 
@@ -61,8 +61,8 @@ def compulsory_bytes(workload: Workload) -> int:
     """Bytes that must move between memory and processor: inputs, with G key/value heads, read once; results written.
 
     A backward pass reads the inputs and the output's gradient and writes the inputs' gradients. In scope `module` the
-    input is x (and a context, if S differs from T) with the weights, without biases. A forward and a backward pass are
-    counted separately and added.
+    inputs are x (and a context, if S differs from T) and the weights, without biases. A forward and a backward pass are
+    counted separately and added. Keys and values of a cache count as in `cache_bytes`.
     """
     forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
@@ -70,7 +70,7 @@ def compulsory_bytes(workload: Workload) -> int:
 
 
 def least_bytes(workload: Workload) -> int:
-    """A lower bound on the bytes of any call: keys that no query sees are not read, and nothing is read twice."""
+    """A lower bound on the bytes of any call: tokens without a visible pair are not read, and nothing is read twice."""
     if workload.requests:
         return compulsory_bytes(workload)
     numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
@@ -104,7 +104,7 @@ def _has_backward(workload: Workload) -> bool:
 
 
 def _tokens(workload: Workload) -> tuple[int, int]:
-    """Query and key tokens of the whole batch."""
+    """The numbers of query and key tokens in the whole batch."""
     return workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
 
 
@@ -133,7 +133,7 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers in `queries` and `keys` tokens of inputs, in the weights of scope `module`, and in other operands.
+    """Numbers in the inputs for `queries` query and `keys` key tokens, the weights of scope `module`, and the operands.
 
     Values that are part of the keys (layout value_in_key) are not counted again.
     """

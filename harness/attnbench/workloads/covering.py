@@ -1,8 +1,8 @@
 """A pairwise design: a few combinations in which any two values of different axes occur together.
 
 Most faults are triggered by one value or by two together: D. R. Kuhn et al., https://doi.org/10.1109/TSE.2004.24. The
-greedy method is from D. M. Cohen et al., https://doi.org/10.1109/32.605761; it takes the first of the best candidates
-instead of a random one.
+greedy method is from D. M. Cohen et al., https://doi.org/10.1109/32.605761; here ties go to the first candidate, not to
+a random one.
 """
 
 import itertools
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, int]  # the index of each axis's chosen value, by axis
-Item = tuple[str, int]
+Item = tuple[str, int]  # an axis, and the index of a value
 
 
 def pairs(row: Row) -> Iterator[tuple[Item, Item]]:
-    """Every pair of values in a row, which may be partial."""
+    """Every pair of values in a row that has values of some or all axes."""
     return itertools.combinations(sorted(row.items()), 2)
 
 

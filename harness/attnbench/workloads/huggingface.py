@@ -14,6 +14,7 @@ import msgspec
 from attnbench.workloads.models import Layer, Model, names, preset
 from attnbench.workloads.workload import DTYPES
 
+# The names of a fact's field in configurations; the first that is there counts. LATENT needs all of its fields.
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -28,7 +29,7 @@ ENCODERS = {
     *("wav2vec2", "xlm-roberta"),
 }
 """Model types with bidirectional attention."""
-WITH_SINKS = {"gpt_oss"}
+WITH_SINKS = {"gpt_oss"}  # model types with learned sinks
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -36,8 +37,7 @@ def load(name_or_file: str) -> Model:
     """Load the preset of that name, or the model of a config.json, given as its path or its folder's path.
 
     Raises:
-        ValueError: there is no such preset, or the file cannot be read, or describes no known kind of attention; the
-            message names the fields that were searched for.
+        ValueError: there is no such preset, the file cannot be read, or it describes no supported model (`described`).
     """
     path = Path(name_or_file)
     if path.suffix != ".json" and (not path.is_dir() or name_or_file in names()):
@@ -72,7 +72,8 @@ def described(config: Mapping[str, Any], name: str, source: str) -> Model:
     """The model that the contents of a config.json describe; `source` is the file's name for messages.
 
     Raises:
-        ValueError: it is an encoder with a decoder, or lacks fields; the message names those that were searched for.
+        ValueError: it is an encoder with a decoder, has layers of an unknown kind, or lacks fields; the message names
+            those that were searched for.
     """
     nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
     if nested is not None and _first(config, HEADS) is None:

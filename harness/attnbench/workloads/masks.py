@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from attnbench.units import did_you_mean
 
-LARGEST = 2**31
-COUNTED_AT_ONCE = 2**24
+LARGEST = 2**31  # largest length, count or argument of a mask
+COUNTED_AT_ONCE = 2**24  # numbers of a dense mask that are created at once, to limit memory
 
 Array = Any  # the operand of a rule: a numpy array or a torch tensor, used through operators that both have
 Table = Any
@@ -78,13 +78,13 @@ class Mask:
 
     @property
     def without_causal(self) -> "Mask | None":
-        """The parts that hide keys, except the causal mask aligned at the start; None if no other part hides keys."""
+        """The mask of all parts that hide keys, except `causal` (top-left); None if no other part hides keys."""
         others = [part for part in self.parts if part.hides and not isinstance(part, Causal)]
         return Combined(*others) if len(others) > 1 else next(iter(others), None)
 
     @property
     def hides(self) -> bool:
-        """Whether it may hide a key, which is true of every mask that overrides `span`."""
+        """Whether the mask may hide keys, as all that override `span` do."""
         return type(self).span is not Mask.span
 
     @property
@@ -131,8 +131,8 @@ class Mask:
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
         """The number that an additive mask adds to the score of `query` and `key`, elementwise.
 
-        It is the same in every batch row. `per_head` is the head's value in `per_head`. Hidden keys get -inf after all
-        changes.
+        It is the same in every batch row. `per_head` is the head's number from the method of that name. Hidden keys get
+        -inf after all changes.
         """
         return key * 0.0
 
@@ -141,11 +141,14 @@ class Mask:
         return {}
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
-        """The indices into each parameter of a learned bias, elementwise: integers."""
+        """The indices into a learned bias's table, after that of the head: elementwise integers; `offset` is S - T."""
         return ()
 
     def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
-        """The learned bias at `index` of its parameters `tables`; `places` (batch row, head, query) broadcast."""
+        """The numbers that a learned bias adds, from its parameters `tables`, by name, at the indices `index`.
+
+        `places` are indices of batch rows, heads and queries, which broadcast with each other and with `index`.
+        """
         return 0.0
 
     def transform(self, score: Array) -> Array:
@@ -178,7 +181,7 @@ class Mask:
         return bool((self.seen_keys(batch_size, query_len, key_len)[-1] == 0).any())
 
     def at_other_length(self) -> "Mask":
-        """The same kind of mask without lengths as arguments; it fits the shorter lengths that are tried first."""
+        """The mask for other sizes: without its lengths as arguments, or unchanged if it has none."""
         return type(self)() if self.has_lengths else self
 
     def dense(
@@ -200,7 +203,7 @@ AT_END = "_bottom_right"
 def at_end(kind: type[Mask]) -> type[Mask]:
     """Make the mask NAME_bottom_right, in which the last query has the position of the last key.
 
-    If T > S, the first T - S queries may then see nothing.
+    If T > S, the first T - S queries may then see no key.
     """
     name = f"{kind.name}{AT_END}"
     changed = {
@@ -334,8 +337,8 @@ ChunksBottomRight = at_end(Chunks)
 class Ragged(Mask):
     """Batch row b has lengths[b] keys, and its queries are the last T of them, causal.
 
-    Without lengths, they are spread from a quarter of S to S, in no order, and are at least T.
-    With one query it equals `padding` with the same lengths. Source: `cache_seqlens` of flash_attn_with_kvcache,
+    Without lengths, they are spread from a quarter of S to S, in no order, and are at least T. With one query the mask
+    equals `padding` with the same lengths. Source: `cache_seqlens` of flash_attn_with_kvcache,
     https://github.com/Dao-AILab/flash-attention
     """
 
@@ -440,7 +443,7 @@ class Additive(Mask):
 
 
 STEEPEST = 8.0
-"""The slopes of 2^n heads are 2^(-8/2^n), its square, its cube, ... down to 2^-8."""
+"""The slope of the last of 2^n heads is 2^-8; the first one's is 2^(-8/2^n), and the others' are powers of this."""
 
 
 class Alibi(Mask):
@@ -472,8 +475,9 @@ AlibiBottomRight = at_end(Alibi)
 class RelativeBuckets(Mask):
     """Adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions.
 
-    Half of the n buckets are for keys before the query and half for keys after it, as in T5's encoder. Bucket widths
-    grow geometrically up to a distance of `farthest`; all larger distances share the last bucket.
+    Half of the n buckets are for keys up to the query's position and half for keys after it, as in T5's encoder. In
+    each half, the first buckets hold a single distance; the widths of the others grow geometrically up to `farthest`,
+    and all larger distances share the last bucket.
     Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
     https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
     """
@@ -492,7 +496,7 @@ class RelativeBuckets(Mask):
         self.require(len(arguments) != 1 and self.num_buckets % 2 == 0 and 4 <= self.num_buckets < self.farthest)  # noqa: PLR2004
 
     def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
-        """One table (H, n)."""
+        """The shape of the only table, (H, n), by its name."""
         return {self.parameter: (num_heads, self.num_buckets)}
 
     def edges(self) -> list[int]:

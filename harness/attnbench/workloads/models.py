@@ -19,9 +19,9 @@ from attnbench.workloads.workload import Workload
 FOLDER = Path(__file__).parent / "presets"
 Phase = Literal["prefill", "decode", "training"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "training")
-PREFILL_LENS, DECODE_LENS = (512, 2048, 8192), (1024, 8192, 32768)
+PREFILL_LENS, DECODE_LENS = (512, 2048, 8192), (1024, 8192, 32768)  # in tokens: prompts, and keys in the cache
 DECODE_BATCHES = (1, 32)
-LONGEST_TRAINED = 8192
+LONGEST_TRAINED = 8192  # tokens
 RULES = ("count", "phases", "window", "chunk", "softcap", "decode")
 """Keys of a layer's table that are not axes of a workload."""
 
@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases in which some layer takes part; an encoder decodes only if some layer names its phases."""
+        """Phases in which some layer takes part; decode only in a decoder, or if some layer lists its phases."""
         known = {phase for layer in self.layers for phase in layer.phases}
         named = [phase for phase in PHASES if phase in known]
         is_said = any(layer.phases != PHASES for layer in self.layers)
@@ -130,7 +130,7 @@ def _workload(model: Model, layer: Layer, phase: str, point: Mapping[str, Any], 
 
 
 def _mask(layer: Layer, query_len: int, key_len: int) -> str:
-    """The mask of a decoder's queries; a window or chunk that covers all keys hides nothing."""
+    """The mask of a decoder's queries; a window or chunk at least as long as the keys is left out."""
     end, parts = "" if query_len == key_len else "_bottom_right", list[str]()
     if 0 < layer.window < key_len:
         parts.append(f"sliding_window{end}({layer.window})")
@@ -142,7 +142,7 @@ def _mask(layer: Layer, query_len: int, key_len: int) -> str:
 
 
 def summarised(model: Model) -> str:
-    """The attention layers of a model as text: the number of layers of each shape H/G/K."""
+    """The attention layers of a model as text: the number of layers of each shape H/G/K, as in "16 x 32/8/64"."""
     counted = Counter[str]()
     for layer in model.layers:
         plain = {axis: value for axis, value in layer.axes.items() if axis in AXES and not axis.endswith("_len")}

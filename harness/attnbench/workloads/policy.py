@@ -61,17 +61,17 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     @property
     def shape_key(self) -> ShapeKey:
-        """The kind of call."""
+        """The kind of call that the row is about: its first seven fields."""
         return self.device, self.dtype, self.direction, self.queries, self.mask, self.is_grouped, self.num_threads
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the call."""
+        """The sizes of the call: B * H, T, S and K."""
         return self.batch_heads, self.seq_len, self.kv_len, self.head_dim
 
 
 class Regret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Extra time of a policy's choices compared with the winner at each measured shape: 0.02 is 2 %.
+    """Extra time of a policy's choices compared with the winner at each measured shape, as a share: 0.02 is 2 %.
 
     Computed leave-one-out: the choice at each shape comes from the table without that shape.
     """
@@ -114,14 +114,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"its columns are not {', '.join(Row.__struct_fields__)}")
 
     def choose(self, workload: Workload) -> str:
-        """The implementation to call for query, key and value of that workload."""
+        """The name of the implementation to call for query, key and value of that workload."""
         rows, logs = self._kinds.get(shape_key_of(workload, self.num_threads), ((), np.empty((0, 4))))  # or no row
         row = nearest(logs, logs_of([shape_of(workload)])[0]) if is_plain(workload) else None
         return OTHERWISE if row is None else rows[row].winner
 
     @cached_property
     def _kinds(self) -> dict[ShapeKey, tuple[Sequence[Row], Floats]]:
-        """The rows of each kind of call, and the binary logarithms of their sizes (N, 4)."""
+        """For each kind of call, its N rows, and the binary logarithms of their sizes (N, 4)."""
         kinds = grouped(self.rows, lambda row: row.shape_key)
         with_logs: dict[ShapeKey, tuple[Sequence[Row], Floats]] = {}
         for kind, rows in kinds.items():
@@ -169,7 +169,7 @@ def logs_of(shapes: Sequence[Shape]) -> Floats:
 
 
 def is_plain(workload: Workload) -> bool:
-    """Whether a policy covers a workload: attention of query, key and value with only a mask and a scale."""
+    """Whether policies hold for a workload: attention of query, key and value (K = V) with only a mask and a scale."""
     usual = Workload()
     same = ("scope", "dropout", "rotary", "sinks", "batch", "float32_matmul_precision")
     return workload.value_dim == workload.head_dim and all(

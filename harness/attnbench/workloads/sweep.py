@@ -21,7 +21,7 @@ COVER = "cover"
 PAIRS = "pairs"
 Values = dict[str, list[Any]]  # axes, or names of tables of axes, with their values
 SMALLEST_EFFECT = 0.02
-"""Default: smaller differences between times are reported as equal, however certain they are."""
+"""Default of `Sweep.smallest_effect`: smaller relative differences between times never count as faster or slower."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     summary: str
     grid: list[dict[str, Any]]
-    alone: dict[str, Any] = {}  # values of the axes that `--set` does not name, if it is used without `--sweep`
+    alone: dict[str, Any] = {}  # values of axes that `--set` does not name, if the command has no `--sweep`
     budget_s: float = 60.0  # wall time of a run
     call_limit_s: float = 2.0  # cells with a longer predicted call are skipped
     metrics: tuple[str, ...] = ("latency", "peak_memory")
@@ -45,7 +45,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     allocator: Literal["system", "steady", "retain"] = "system"
     num_rounds: int = 4  # visits that every cell gets, decided or not, each in a fresh process
     of_pages: str = ""  # name of another sweep for implementations that read pages, if this one has no pages
-    smallest_effect: float = SMALLEST_EFFECT  # smaller differences are reported as equal
+    smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences do not count: 0.02 is 2 %
 
 
 def names() -> list[str]:
@@ -90,9 +90,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
 
 
 def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """The workloads that `--set` without `--sweep` names, in order; other axes have their value from `sweep.alone`.
+    """The workloads that `--set` without `--sweep` names, in order; other axes are as in `sweep.alone` or by default.
 
-    `devices` are the machine's; without a device among the settings, the last one is used.
+    `devices` are the machine's; without a device among the settings and in `sweep.alone`, the last one is used.
 
     Raises:
         ValueError: see `workloads`.
@@ -111,7 +111,7 @@ def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, .
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
     """The distinct workloads of the sweep that match the settings, in order.
 
-    The device and each axis that no grid names take all values of their setting; the device `all` means `devices`.
+    The device, and each axis that no grid names, is set to all values of its setting; the device `all` means `devices`.
 
     Raises:
         ValueError: an unknown axis, a value or combination that is not allowed or not in the sweep, or no workload.
@@ -136,7 +136,7 @@ def _has_one_of(workload: Workload, axis: str, values: Iterable[object]) -> bool
 
 
 def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The ids of the workloads that each implementation in a `leave_out` does not take part in, by its name.
+    """For each implementation in a `leave_out`, by name, the ids of the workloads in which it does not take part.
 
     A workload of several matching grids is left out only if all of them leave the implementation out.
 
@@ -203,7 +203,7 @@ def _is_kept(combination: Mapping[str, Any]) -> bool:
 
 
 def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
-    """Whether a workload has that value of an axis; a value that the workload cannot have counts as absent."""
+    """Whether a workload has that value of an axis; false if it cannot have the value."""
     try:
         return make(workload.axes() | {axis: value}) == workload
     except ValueError:

@@ -50,8 +50,9 @@ MOST_RANKS = 64  # each rank is a process
 RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
 """The environment variable for the timeout of a call over several ranks, in seconds."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
+"""Axes of whole numbers from 1 to LARGEST; `world_size` only to MOST_RANKS."""
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "shared_prefix")
-"""Axes of whole numbers from 0 to LARGEST."""
+"""Axes of whole numbers from 0 to LARGEST; `num_threads` only to MOST_THREADS."""
 DEFAULT_HEAD_DIM = 64
 FOLLOWS = {
     "kv_len": "seq_len",
@@ -61,7 +62,7 @@ FOLLOWS = {
 }
 """Axes that follow from others if given as 0, and their values then."""
 SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
-"""Axes in which workloads of one kind may differ."""
+"""Axes that are sizes: batch, lengths, numbers of heads, and widths."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that appear in every id."""
 SHORT_NAMES = {
@@ -72,9 +73,10 @@ SHORT_NAMES = {
     "mask": "",
     "float32_matmul_precision": "matmul_",
 }
+"""Prefixes of an axis's value in an id; other axes have their name as the prefix."""
 MASKS_BETWEEN = "|"
 """Separates the masks that an implementation can take; a check divides its cells among them."""
-LONGEST_PART = 40
+LONGEST_PART = 40  # characters; a longer part of an id is truncated
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4
 _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
@@ -244,7 +246,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Device, dtype and number of threads: the key of the measured hardware ceilings that apply to it."""
+        """Device, dtype and number of threads: the key of the measured hardware ceilings for this workload."""
         return self.device, self.dtype, self.num_threads
 
     @property
@@ -254,7 +256,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def biased(self) -> frozenset[str]:
-        """The projections that have a bias: q, k, v and out."""
+        """The projections that have a bias, some of q, k, v and out."""
         bias = {"all": "qkv+out", "none": ""}.get(self.bias, self.bias)
         return frozenset(re.findall(r"out|[qkv]", bias))
 
@@ -286,12 +288,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def window(self) -> int:
-        """The number of keys up to its own that a query sees, if the mask is one window; else 0."""
+        """The number of keys up to its own that a query sees if the mask is `sliding_window` alone; else 0."""
         mask = parse_mask(self.mask)
         return mask.arguments[0] if type(mask) is SlidingWindow else 0
 
     def groups(self) -> "dict[Request, Workload]":
-        """Each distinct request with new tokens, and the dense workload of all requests equal to it."""
+        """For each distinct request with new tokens, the dense workload of all requests equal to it, as batch rows."""
         counts = Counter(each for each in self.requests if each.new)
         dense = {"batch": NO_BATCH, "page_size": 0, "shared_prefix": 0, "cache_dtype": SAME}
         return {
@@ -329,7 +331,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.batch_size * self.num_heads * self.seq_len * self.kv_len
 
     def at_length(self, length: int) -> "Workload":
-        """The workload with `length` as its longer length, the other one in proportion, and a mask that fits them."""
+        """The workload with `length` as its longer length, the other one in proportion, and a mask that fits them.
+
+        In a batch of requests, `length` is the number of keys of the longest one, and all are scaled in proportion.
+        """
         if self.requests:
             batch = at_longest(self.requests, length)
             fewest = min(each.total - each.new for each in batch if each.total)
@@ -340,7 +345,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
 
     def with_axes(self, axes: Mapping[str, int | float | str]) -> "Workload":
-        """The workload with other values of these axes; derived axes are derived again.
+        """The workload with other values of these axes; an axis with its value of FOLLOWS follows the new values.
 
         Raises:
             ValueError: a value or a combination is not allowed.
@@ -355,9 +360,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def dense_mask(request: Request, window: int = 0) -> str:
-    """The mask of a dense call on a single request: one query sees every key, more are causal from the end.
+    """The mask of a dense call on one request: a single query sees every key, several are causal, aligned at the end.
 
-    A `window` above 0 limits each to its last keys.
+    With a `window` above 0, a query sees only that many keys up to its own.
     """
     at_end = "" if request.new == request.total else "_bottom_right"
     if window:
@@ -382,7 +387,7 @@ def _id(workload: Workload) -> str:
 
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
-    """The values of axes that were given as 0 and follow from others."""
+    """For each axis in FOLLOWS, the value that it gets if it is given as 0, from the values `axes` of the others."""
 
     def product(rule: str) -> int:
         return math.prod(axes[factor] for factor in rule.split(" * "))
