@@ -40,7 +40,7 @@ MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:
-    """Compare two stored runs.
+    """Compare two stored runs; without `thresholds`, the defaults apply.
 
     Raises:
         ValueError: one of the runs compared two sides, or they have no shape in common.
@@ -65,8 +65,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
 
-    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is a finding unless
-    the run was cut short.
+    Noise-free findings count even if the times of the session are invalid or doubtful. If a run was cut short, the
+    outcome is invalid whatever was found.
     """
     rulings = list[Ruling]()
     for match in pair.matches:
