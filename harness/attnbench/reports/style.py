@@ -29,7 +29,7 @@ T = TypeVar("T")
 A = TypeVar("A", Arm, str)
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
-FEW_DECADES = 2.5
+FEW_DECADES = 2.5  # longest logarithmic axis that has ticks inside its decades
 BEYOND_PT = 19.0  # distance in points between markers that are drawn at the same place of the plot's edge
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
@@ -65,9 +65,9 @@ def look(arm: Arm | str) -> Look:
 
 
 def looks(arms: Iterable[A]) -> dict[A, Look]:
-    """The looks of all implementations of a picture: no two have the same colour and marker.
+    """The looks of all implementations of a picture: as far as possible, no two have the same colour and marker.
 
-    Built-in names keep theirs; others keep their colour, and get another marker as long as there is a free one.
+    Built-in names keep theirs. Others keep their colour, and get another marker if theirs is taken.
     """
     own, taken, chosen = plugins.catalogue()["looks"], list[tuple[object, object]](), dict[A, Look]()
     for arm in sorted(arms, key=lambda arm: (str(arm) not in own, str(arm))):
@@ -86,7 +86,7 @@ def looks(arms: Iterable[A]) -> dict[A, Look]:
 def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
     axes: Axes, arm: Arm, line: Look, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]
 ) -> None:
-    """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`.
+    """Draw a line with its markers, and bars from `ends[0]` (lower) to `ends[1]` (upper) where these differ from `y`.
 
     Where `y` is NaN, the line has a gap.
     """
