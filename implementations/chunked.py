@@ -1,7 +1,7 @@
 """Attention in plain PyTorch with tiles and an online softmax: memory grows with the length, not its square.
 
 A row of scores is never stored whole. Each tile of keys updates the row's maximum, its sum of exponentials and its
-output; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles of each row.
+output, a weighted sum; both sums are rescaled when the maximum grows. The backward pass recomputes the tiles.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width; t queries and s keys of one tile.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-TILE = 256  # queries and keys: (H, t, s) scores of 8 heads in float32 are 2 MiB, about one core's cache
+TILE = 256  # queries and keys of a tile: (H, t, s) scores of 8 heads in float32 are 2 MiB, about one core's cache
 
 
 def attention(
@@ -23,7 +23,7 @@ def attention(
     dropout: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     attended, num_keys = [], key.shape[2]
     for first in range(0, query.shape[2], TILE):
@@ -43,7 +43,7 @@ def attention(
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Query (B, H, t, K), already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, t, V).
 
-    Scores and sums are in float32 at least.
+    The mask is broadcastable to (B, H, t, S). Scores and sums are in float32 at least.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     maximum = torch.full_like(query[..., :1], torch.finfo(dtype).min, dtype=dtype)  # finite: -inf - -inf is NaN
@@ -58,6 +58,6 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
         rescale = (previous - maximum).exp()  # for sums under the previous maximum
         weights = scores.sub_(maximum).exp_()  # (B,H,t,s), in place of the scores
         total = total * rescale + weights.sum(dim=-1, keepdim=True)  # (B,H,t,1)
-        weights = F.dropout(weights, dropout).to(value.dtype)  # after the sum, which covers all weights
+        weights = F.dropout(weights, dropout).to(value.dtype)  # after the sum, which includes dropped weights
         output = output * rescale + weights @ values  # (B,H,t,s) @ (B,H,s,V) -> (B,H,t,V)
     return (output / total).to(query.dtype)

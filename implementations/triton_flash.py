@@ -31,9 +31,10 @@ except ImportError:  # `unsupported` reports it
 
 LARGEST_HEAD_DIM = 256
 LEAST, MOST_ROWS, TILE_BYTES = 16, 64, 8192
-"""The fewest rows and columns that `tl.dot` accepts, the most rows of a tile, and the most bytes of a larger tile.
-All tiles of a kernel, some of them loaded ahead, must fit together into the shared memory of every GPU: the smallest is
-that of compute capability 8.9 (`nox -s triton`, results/gallery/gpu/shared_memory.md)."""
+"""LEAST: the fewest rows and columns that `tl.dot` accepts; MOST_ROWS: the most rows of a tile; TILE_BYTES: the most
+bytes of a tile with more than LEAST rows. All tiles of a kernel, some of them loaded ahead, must fit together into the
+shared memory of every GPU: the smallest is that of compute capability 8.9 (`nox -s triton`,
+results/gallery/gpu/shared_memory.md)."""
 
 
 def attention(
@@ -225,7 +226,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Gradient (B, H, T, K) of the output -> gradients of query, key and value."""
         query, key, value, output, lse = ctx.saved_tensors
-        delta = (grad.float() * output.float()).sum(-1)  # (B,H,T): weights times their gradients, over keys
+        delta = (grad.float() * output.float()).sum(-1)  # (B,H,T): sum over the keys of weights times their gradients
         dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value))
         how = constants(query, is_causal=ctx.is_causal)
         flash_bwd_keys[grid(key)](
@@ -240,7 +241,7 @@ class Flash(torch.autograd.Function):
 
 
 def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
-    """The constants for compilation: the width and the next power of 2, the tiles, the mask."""
+    """The compile-time constants of the kernels: the mask, the widths and rows of tiles, and whether to use float32."""
     rows, width = block(query), query.shape[-1]
     return {
         "IS_CAUSAL": is_causal,
@@ -248,12 +249,12 @@ def constants(query: Tensor, *, is_causal: bool) -> dict[str, Any]:
         "BLOCK_D": padded(width),
         "BLOCK_M": rows,
         "BLOCK_N": rows,
-        "WIDEN": is_interpreted() and query.dtype == torch.bfloat16,  # interpreted, its bits are multiplied as integers
+        "WIDEN": is_interpreted() and query.dtype == torch.bfloat16,  # the interpreter multiplies its bits as integers
     }
 
 
 def padded(width: int) -> int:
-    """The width of a tile: the next power of 2."""
+    """The width of a tile: the next power of 2, and at least LEAST."""
     return max(LEAST, 1 << (width - 1).bit_length())
 
 
@@ -273,7 +274,7 @@ def sizes(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
 
 
 def grid(tensor: Tensor) -> tuple[int, int]:
-    """The grid of programs: tiles of tokens, and heads of all batch rows."""
+    """The grid of programs for a tensor (B, H, T, K): number of tiles of tokens, and B * H."""
     return -(-tensor.shape[2] // block(tensor)), tensor.shape[0] * tensor.shape[1]
 
 
