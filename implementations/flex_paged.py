@@ -55,7 +55,7 @@ def attention(
 
 
 class Plan:
-    """The block mask of a batch over the pool of pages, and whether a request uses a slot (P, c)."""
+    """The block mask of a batch over the pool of pages, and which slots a request uses: `used` (P, c), boolean."""
 
     mask: BlockMask
     used: Tensor

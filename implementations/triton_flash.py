@@ -93,7 +93,7 @@ def flash_fwd_tile(
     IS_CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The output and logsumexp of one tile of queries of one head, over its visible keys."""
+    """Write the output (M, D) and logsumexp (M,) of one tile of queries of one head, over its visible keys."""
     dtype = tl.float32 if WIDEN else Q.dtype.element_ty
     start_m = tl.program_id(0) * BLOCK_M
     b, h = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
@@ -137,7 +137,7 @@ def flash_bwd_keys(
     IS_CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one tile of keys and values, over all queries and heads that read it."""
+    """Write the gradients (N, D) of one tile of keys and values, over all queries and heads that read them."""
     dtype = tl.float32 if WIDEN else Q.dtype.element_ty
     start_n, num_groups = tl.program_id(0) * BLOCK_N, num_heads // group
     b, g = tl.program_id(1) // num_groups, tl.program_id(1) % num_groups
@@ -173,7 +173,7 @@ def flash_bwd_queries(
     IS_CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tile of queries, over its visible keys."""
+    """Write the gradient (M, D) of one tile of queries of one head, over its visible keys."""
     dtype = tl.float32 if WIDEN else Q.dtype.element_ty
     start_m = tl.program_id(0) * BLOCK_M
     b, h = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
@@ -269,7 +269,7 @@ def strides(*tensors: Tensor) -> list[int]:
 
 
 def sizes(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
-    """H, query heads per key/value head, T, S."""
+    """The sizes H, H / G (query heads for each key/value head), T and S."""
     return query.shape[1], query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
 
 

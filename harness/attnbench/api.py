@@ -297,10 +297,10 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
     By default the candidates are the implementations of attnbench, except a few that are slow or compile for each
-    length. `memory`, as in "512MiB", is the most that a call may need beyond its inputs. `deterministic` excludes
-    implementations whose answer to the same input varies. `model` is a preset or a config.json and `phase` prefill,
-    decode or training, as in --model; direction="forward_backward" includes the backward pass. Everything is stored
-    below the folder `results`.
+    length. `memory`, as in "512MiB", is the most that a call may need beyond its inputs ("": no limit). `deterministic`
+    excludes implementations whose answer to the same input varies. `model` is a preset or a config.json and `phase`
+    prefill, decode or training, as in --model; direction="forward_backward" includes the backward pass. Everything is
+    stored below the folder `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.

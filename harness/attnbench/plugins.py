@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.units import did_you_mean
 
-if TYPE_CHECKING:  # its import takes as long as the rest of --help
+if TYPE_CHECKING:  # importing it takes as long as the rest of --help
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
@@ -67,9 +67,9 @@ PAGED = {
 """Arguments of functions that read a paged cache (contract/pages.py), each with its names in flash-attn, PyTorch and
 vLLM."""
 READ_PAGES = ("flex_paged", "paged_gather", "paged_loop", "torch_varlen_paged")
-"""Implementations in the folder that read pages: without pages they take part only if named."""
+"""Built-in implementations that read a paged cache: in a run without one they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
-"""Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
+"""Built-in implementations that compute with several ranks: in a run with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
 HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])  # names of the first parameters
 LONGEST_NAME = 100  # characters
@@ -153,7 +153,7 @@ def split(spec: str) -> tuple[Path | None, str]:
 
 
 def is_foreign(spec: str) -> bool:
-    """Whether the code comes from a file or another package rather than from attnbench."""
+    """Whether a spec's code comes from a file or another package rather than from attnbench."""
     path, name = split(variant(spec)[0])
     return path is not None or name not in stems(PACKAGE)
 
@@ -376,7 +376,7 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package that has the file's own name, since the file imports it but would hide it.
+    """Import the installed package that has the file's own name: the file imports it, but would find itself.
 
     Raises:
         ValueError: no such package is installed.

@@ -98,7 +98,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """An approximate waiting time: "4 s", "12 min", "3 h"."""
+    """An approximate waiting time: "4 s", "12 min" from two minutes on, "3 h" from two hours on."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -214,7 +214,7 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:
-    """Facts by name as a Markdown list, all text escaped."""
+    """Facts by name as a Markdown list; the facts are escaped, the names are not."""
     return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())
 
 

@@ -50,7 +50,7 @@ class Comparison(Judgement):
 
     @property
     def key(self) -> Key:
-        """The compared cell."""
+        """The key of the compared cell: its workload id and arm."""
         return self.workload.id, Arm(implementation=self.implementation, side=self.side)
 
 

@@ -35,7 +35,7 @@ from attnbench.workloads.masks import (
 )
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of the planned cells, but at most 12 cells
+LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of the planned cells; 12 are enough
 LONG, WIDE = 256, 128  # LONG: two tiles of the usual 128 keys; WIDE: the head width of most language models
 
 
@@ -70,7 +70,7 @@ def _hides_all(workload: Workload) -> bool:
 
 
 def _has_part(workload: Workload, kinds: tuple[type[Mask], ...]) -> bool:
-    """Whether the mask has a part of these kinds."""
+    """Whether the mask has a part of one of the `kinds`."""
     return any(isinstance(part, kinds) for part in workload.mask_rule.parts)
 
 
@@ -149,7 +149,7 @@ class Judgement:
 
     @cached_property
     def failed(self) -> tuple[Record, ...]:
-        """Supported cells that ended without an answer, such as an error or a timeout."""
+        """Cells that went wrong without a wrong answer, such as an error or a timeout."""
         return tuple(record for record in self.records if record.is_finding and not record.is_wrong)
 
     @property
@@ -198,7 +198,7 @@ class Judgement:
 
     @property
     def keeps(self) -> str:
-        """Describe the memory that grows with each call; "" if none does."""
+        """Describe the memory that grows with each call, in the first cell with such memory; "" if there is none."""
         kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
         return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 

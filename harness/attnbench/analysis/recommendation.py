@@ -59,7 +59,7 @@ class Change(msgspec.Struct, frozen=True):
     """A crossover: from this value of an axis on, between `low` and `high`, `after` is faster than `before`."""
 
     axis: str
-    at: float  # estimated value of the axis
+    at: float  # estimated value of the axis, between `low` and `high`
     low: float
     high: float
     before: str
@@ -69,8 +69,8 @@ class Change(msgspec.Struct, frozen=True):
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """The factor by which another implementation is slower than the choice."""
 
-    ratio: float  # its time divided by the choice's
-    low: float | None = None
+    ratio: float  # the other implementation's time divided by the choice's
+    low: float | None = None  # the interval of the ratio; None if the choice is not the leader, or with few processes
     high: float | None = None
     verdict: Verdict
 

@@ -76,7 +76,7 @@ class Results:
 
     @property
     def num_left_out(self) -> int:
-        """Number of planned cells that a finished run did not try, such as for lack of time; 0 in an unfinished run."""
+        """Number of planned cells without a result in a finished run, such as for lack of time; 0 in others."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded

@@ -46,6 +46,7 @@ ON_A_QUEUE = {
         "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
     ),
 }
+"""Warnings by the flag that most samples of a cell have, on devices with a queue of work."""
 APART, SHORTEST_S = 0.1, 20e-6
 """APART: largest relative excess of a call's kernel time over its time without a warning; SHORTEST_S: kernel times
 below this, in seconds, are not judged."""

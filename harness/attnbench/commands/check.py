@@ -181,7 +181,11 @@ def _conclude(
 
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
-    """Options for a report: the sweep `stock`, unless anything else is selected."""
+    """Options for a report: the sweep `stock`, unless anything else is selected.
+
+    Raises:
+        ValueError: the file does not end in .md, or its folder does not exist.
+    """
     if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # now, not after hours of work
         allowed = f"give a file that ends in {stock.SUFFIX}, in a folder that exists"
         raise ValueError(f"--report {report} is not allowed: {allowed}")
@@ -190,7 +194,11 @@ def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
 
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
-    """Options for captured inputs: their sizes are the only workload."""
+    """Options for captured inputs, whose sizes make the only workload.
+
+    Raises:
+        ValueError: no implementation is named, or another selection goes with --replay.
+    """
     from attnbench.captured.replay import load, settings
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & options.typed:

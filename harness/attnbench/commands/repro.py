@@ -69,7 +69,7 @@ def run_module(module: str, arguments: Sequence[str], timeout_s: float, request:
 
 
 def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
-    """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
+    """Call each function once on the inputs in the file, each in its own process, and judge its answers in this one.
 
     Raises:
         ValueError: the file does not hold inputs of attention, or attention overflows in their dtype.

@@ -165,7 +165,7 @@ def watching() -> Iterator[Watch]:
 
 
 def described(progress: Progress) -> str:
-    """The stage, its progress, the remaining time, the counts by status, and the cell."""
+    """One line of progress: stage, percentage done, remaining time, counts by status, and cell."""
     share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
     parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
     if progress.left_s is not None:

@@ -130,7 +130,7 @@ def _print_mistakes(records: Iterable[Record]) -> None:
 def _mistake(record: Record) -> tuple[str, ...]:
     """A key that cells of one implementation share if they show the same mistake."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
-    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # no sizes
+    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # any size
     return record.implementation, record.status, *(mistakes or (message,))
 
 

@@ -102,7 +102,10 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 
 
 def draw_beyond(axes: Axes, place: tuple[float, float], points: Sequence[tuple[Look, float]]) -> None:
-    """Draw ratios beyond the plot at a place on its edge: their markers side by side, each with an arrow and number."""
+    """Draw ratios beyond the plot side by side at `place`, a point (x, y) of the plot's edge in data coordinates.
+
+    Each of `points` is a look and a ratio, and gets its marker, an arrow and its number.
+    """
     is_above = place[1] > 1
     for number, (line, ratio) in enumerate(points):
         x = BEYOND_PT * (number - (len(points) - 1) / 2)
@@ -128,7 +131,7 @@ def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".fo
 
 
 def log_ticks(axis: Axis, unit: str) -> None:
-    """Ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
+    """Put ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
     low, high = axis.get_view_interval()
     few = math.log10(high / low) <= FEW_DECADES
     locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)

@@ -302,7 +302,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
     """Commands that answer open questions, the most urgent first."""
-    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files are deleted
+    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # a deleted checkout
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)
     same = "".join(f" --set {shlex.quote(value)}" for word, value in pairs if word == "--set")

@@ -32,8 +32,8 @@ from attnbench.storage.records import FIRST_CALL, LATENCY, Arm, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
-BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
-SEE = 0.20  # in two runs, a time counts as judged if a slowdown of this size would have been detected
+BETWEEN_RUNS = 0.02  # standard deviation of the log ratio to the reference between runs of the same code
+SEE = 0.20  # in two runs, a time counts as judged if a slowdown of 20 % would have been detected
 JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 """Fields of the plan that two runs must share before their times are compared."""

@@ -89,8 +89,8 @@ def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruli
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two states of the code."""
 
-    run: str
-    commit: str
+    run: str  # name of the run or, in a session with two sides, the side as the user wrote it
+    commit: str  # "" if unknown
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
