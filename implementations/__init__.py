@@ -1,1 +1,1 @@
-"""One attention implementation per file. The file's stem is its name; files do not import each other."""
+"""One attention implementation per file, with the file's stem as its name; files do not import each other."""

@@ -1,6 +1,6 @@
 """Each rank gathers all keys and values and attends to them with its own queries.
 
-Gradients of keys and values return to the ranks that own the tokens, which sum them in float32 at least.
+The gradients of keys and values return to the ranks that hold these tokens, which sum them in float32 at least.
 
 Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes as in
 contract/__init__.py; t: the tokens of one rank.

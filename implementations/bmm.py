@@ -1,4 +1,4 @@
-"""Attention as batched matrix products: heads are folded into the batch, so three axes are enough.
+"""Attention as batched matrix products: heads are folded into the batch, so tensors of three axes are enough.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 
@@ -18,7 +18,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     batch_size, num_heads, query_len, head_dim = query.shape
     scale = head_dim**-0.5 if scale is None else scale
     query = query.flatten(0, 1)  # (B,H,T,K) -> (B*H,T,K)

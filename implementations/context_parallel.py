@@ -52,7 +52,7 @@ class Parallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
-        """The gradients of all tokens on each rank."""
+        """Gradient of the output (B, H, T, V) -> gradients of query, key and value, for all tokens on each rank."""
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 

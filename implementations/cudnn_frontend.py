@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnbench.contract import Workload, device, missing_package, only_on
 
-LARGEST_HEAD_DIM, LARGEST_ON_HOPPER = 128, 256
-HOPPER = 9
+LARGEST_HEAD_DIM, LARGEST_ON_HOPPER = 128, 256  # of head_dim and value_dim
+HOPPER = 9  # major compute capability
 
 
 def attention(

@@ -1,6 +1,6 @@
 """Attention as Einstein sums: every line names its axes, so no view or transpose is needed.
 
-Letters: b batch, t query, s key, h heads, k head width, v value width.
+Letters and sizes: b (B) batch, t (T) query length, s (S) key length, h (H) heads, k (K) head width, v (V) value width.
 
 Peak memory beyond the inputs: scores, weights and output, 2 B H T S + B H T V numbers.
 """
@@ -19,7 +19,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("bhtk,bhsk->bhts", query, key) * scale
     if softcap is not None:  # as in Gemma 2: scores stay within -softcap..softcap

@@ -1,9 +1,7 @@
 """FlashAttention 2, from the package flash-attn: since 2.1 its causal mask is aligned at the end (bottom-right).
 
-A query that sees no key gets 0. Grouped heads are not copied.
-
-The check for the package looks for the file of its function, because flash-attn-4 alone also creates a folder
-flash_attn.
+A query that sees no key gets 0. Grouped heads are not copied. `unsupported` looks for the file of the package's
+function, because flash-attn-4 alone also creates a folder flash_attn.
 
 Source: T. Dao, https://arxiv.org/abs/2307.08691;
 https://github.com/Dao-AILab/flash-attention/blob/v2.8.3/flash_attn/flash_attn_interface.py

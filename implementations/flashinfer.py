@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def packed(mask: BoundMask) -> Tensor:
-    """Pack the visible pairs (T, S) as bits, eight to a byte (T * S / 8,); the first pair is the lowest bit."""
+    """Pack whether each pair (T, S) is visible as bits, eight to a byte; the first pair of a byte is its lowest bit."""
     from flashinfer.quantization import packbits
 
     assert mask.visible is not None

@@ -1,4 +1,4 @@
-"""`flex_attention`, compiled: a kernel generated for the mask that skips hidden tiles.
+"""`flex_attention`, compiled into a kernel that is generated for the mask and skips hidden tiles.
 
 The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is computed once for each mask. Both
 steps and the compilation stay outside the timed calls. The uncompiled function is slow and is never timed.
@@ -51,7 +51,7 @@ def compiled() -> Callable[..., Any]:
 
 @lru_cache(maxsize=4)
 def block_mask(mask: BoundMask) -> BlockMask:
-    """PyTorch's block mask: the tiles that are hidden, visible or visible in part, and the rule for the last kind."""
+    """PyTorch's block mask: which tiles are hidden, visible or partly visible, and the rule inside the last."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask.sees(batch, query, key)

@@ -1,8 +1,8 @@
-"""FlexAttention over a paged cache: all pages form one long row of keys, and a block mask has those a token sees.
+"""FlexAttention over a paged cache: all pages form one long row of keys, and a block mask selects those a token sees.
 
 A block of the mask is a page. Each query block lists the pages of its requests by the block table, so that no other
 page is read; the mask's predicate turns a slot of the pool into the key's position in the request. The function is
-compiled. Each call computes the block mask, because a service needs another one at each step.
+compiled. Each call computes the block mask, because a serving engine needs another one at each step.
 
 Source: https://github.com/meta-pytorch/attention-gym/blob/main/attn_gym/paged_attention (the idea of the conversion)
 
@@ -33,10 +33,11 @@ def attention(
     cu_seqlens_q: Tensor,
     softmax_scale: float | None = None,
 ) -> Tensor:
-    """Query (T, H, K), key_cache (P, c, G, K), value_cache (P, c, G, V) -> (T, H, V).
+    """Causal: query (T, H, K), key_cache (P, c, G, K), value_cache (P, c, G, V) -> (T, H, V).
 
-    Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
-    in block_table[n].
+    Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
+    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    block_table (N, pages of the longest request). softmax_scale is K**-0.5 by default.
     """
     plan = converted(block_table, seqused_k, cu_seqlens_q, key_cache.shape[0], key_cache.shape[1], len(query))
     used = plan.used[..., None, None]  # (P,c,1,1)
@@ -54,14 +55,17 @@ def attention(
 
 
 class Plan:
-    """The block mask of a batch over the pool of pages, and whether a request uses a slot (P, c)."""
+    """The block mask of a batch over the pool of pages, and which slots a request uses: `used` (P, c), boolean."""
 
     mask: BlockMask
     used: Tensor
 
 
 def converted(table: Tensor, lengths: Tensor, starts: Tensor, num_pages: int, page_size: int, num_tokens: int) -> Plan:
-    """Convert a block table (N, most pages), key lengths (N,) and query starts (N + 1,) to a plan."""
+    """Convert a block table (N, pages of the longest request), key lengths (N,) and query starts (N + 1,) to a plan.
+
+    The pool has `num_pages` pages of `page_size` slots, and the batch has `num_tokens` query tokens.
+    """
     number = torch.arange(table.shape[1], device=table.device)
     is_used = number < ((lengths + page_size - 1) // page_size)[:, None]  # (N,most pages)
     request, place = is_used.nonzero(as_tuple=True)

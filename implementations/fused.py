@@ -23,7 +23,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
     if mask is not None and mask.dtype == torch.bool:
@@ -47,7 +47,7 @@ class Fused(nn.Module):
         self.out = nn.Linear(width, sizes.embed_dim, bias=sizes.out_bias)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Tokens (B, T, D), mask broadcastable to (B, H, T, S) -> (B, T, D)."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)  # (B,T,D) -> 3 times (B,T,H*K)
         query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B,T,H*K) -> (B,T,H,K) -> (B,H,T,K)
         key = key.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B,T,H*K) -> (B,T,H,K) -> (B,H,T,K)

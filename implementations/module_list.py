@@ -19,7 +19,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     masks = [None if mask is None else mask[:, h % mask.shape[1]] for h in range(query.shape[1])]  # H times (B,T,S)
     heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), masks, strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
     return torch.stack([attend_head(*head, scale, dropout) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
@@ -28,7 +28,7 @@ def attention(
 def attend_head(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
-    """Query (B, T, K), key (B, S, K), value (B, S, V), mask (B, T, S) of one head -> (B, T, V)."""
+    """Query (B, T, K), key (B, S, K), value (B, S, V), mask broadcastable to (B, T, S) of one head -> (B, T, V)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B,T,K) @ (B,K,S) -> (B,T,S)
     if mask is not None:
@@ -49,7 +49,7 @@ class ModuleList(nn.Module):
         self.out = nn.Linear(sizes.num_heads * width, sizes.embed_dim, bias=sizes.out_bias)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Tokens (B, T, D), mask broadcastable to (B, H, T, S) -> (B, T, D)."""
         attended = []
         for h, (query, key, value) in enumerate(self.heads):
             visible = None if mask is None else mask[:, h % mask.shape[1]]  # (B,H,T,S) or (B,1,T,S) -> (B,T,S)

@@ -1,4 +1,4 @@
-"""Attention word by word as in a tutorial: one batch row, one head and one query token at a time.
+"""Attention token by token as in a tutorial: one batch row, one head and one query token at a time.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 
@@ -18,7 +18,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     batch_size, num_heads, query_len, head_dim = query.shape
     scale = head_dim**-0.5 if scale is None else scale
     if mask is not None:
@@ -36,7 +36,7 @@ def attention(
 def attend_token(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
-    """Attention of one token: query (K,), keys (S, K), values (S, V), mask (S,) -> (V,)."""
+    """Attention of one token: query (K,), keys (S, K), values (S, V), mask (S,) or None -> (V,)."""
     scores = keys @ query * scale  # (S,K) @ (K,) -> (S,)
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.where(mask, -torch.inf)

@@ -23,11 +23,12 @@ def attention(
     softmax_scale: float | None = None,
     window_size: tuple[int, int] = (-1, 0),
 ) -> Tensor:
-    """Query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
+    """Causal: query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
 
-    Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the first seqused_k[n] slots of the pages
-    in block_table[n]; k_scale and v_scale (G,) belong to caches of 8 bits. A query sees at most window_size[0] keys
-    before its own, or all if that is -1.
+    Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
+    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    block_table (N, pages of the longest request). k_scale and v_scale (G,) multiply the numbers of an 8-bit cache.
+    softmax_scale is K**-0.5 by default. A query sees at most window_size[0] keys before its own, or all if that is -1.
     """
     attended = []
     bounds, lengths = cu_seqlens_q.tolist(), seqused_k.tolist()
@@ -50,7 +51,10 @@ def attention(
 
 
 def gather(cache: Tensor, pages: Tensor, length: int, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K), in the dtype of the call."""
+    """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K).
+
+    With a `scale` (G,) they are multiplied by it and converted to `dtype`.
+    """
     page_size = cache.shape[1]
     used = pages[: -(-length // page_size)]  # the last page may be partly used
     slots = cache[used].flatten(0, 1)[:length]  # (pages,page_size,G,K) -> (s,G,K)

@@ -24,10 +24,10 @@ def attention(
 ) -> Tensor:
     """Causal: query (T, H, K), key_cache (P, page_size, G, K), value_cache (P, page_size, G, V) -> (T, H, V).
 
-    Request n has the queries from cu_seqlens_q[n] to cu_seqlens_q[n + 1], which are the last of its seqused_k[n]
-    tokens. Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k
-    (N,), block_table (N, most pages). k_scale and v_scale (G,) multiply the numbers of an 8-bit cache. softmax_scale is
-    K**-0.5 by default.
+    Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
+    Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
+    block_table (N, pages of the longest request). k_scale and v_scale (G,) multiply the numbers of an 8-bit cache.
+    softmax_scale is K**-0.5 by default.
     """
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     page_size, num_groups = key_cache.shape[1:3]

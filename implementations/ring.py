@@ -2,7 +2,7 @@
 
 Under a causal mask a rank skips the keys after its queries. The last rank has the most work and the others wait for it.
 
-Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py; t, s: the tokens of one rank.
+Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py.
 """
 
 from torch import Tensor

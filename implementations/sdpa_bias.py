@@ -40,8 +40,8 @@ def attention(
 
 @lru_cache
 def causal_bias(query_len: int, key_len: int, *, is_at_start: bool) -> Tensor:
-    """PyTorch's causal bias (T, S). Imported here, because the import takes as long as that of torch itself."""
-    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+    """PyTorch's causal bias (T, S), aligned at the start (top-left) or else at the end (bottom-right)."""
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # takes as long as importing torch
 
     return causal_upper_left(query_len, key_len) if is_at_start else causal_lower_right(query_len, key_len)
 

@@ -2,7 +2,7 @@
 
 The kernel has no grouped heads.
 
-Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+Shapes: B batch, T query length, S key length, H heads, K head width, V value width.
 """
 
 from torch import Tensor
@@ -20,7 +20,7 @@ def attention(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,

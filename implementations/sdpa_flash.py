@@ -5,8 +5,8 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.ht
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-Peak memory beyond the inputs: the output, a logsumexp for each row and a tile for each thread: B H T V + B H T numbers
-plus a constant.
+Peak memory beyond the inputs on the CPU: B H T V numbers of the output, B H T of the rows' logsumexp, and a tile for
+each thread.
 """
 
 from torch import Tensor
@@ -28,7 +28,7 @@ def attention(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,

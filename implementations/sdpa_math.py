@@ -2,8 +2,8 @@
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 
-Peak memory beyond the inputs: scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
-(8 + 1) B H T S + 4 B G S K + B H T bytes in float32.
+Peak memory beyond the inputs, in bytes for float32: (8 + 1) B H T S of scores, weights and a boolean of their shape,
+4 B G S K of the scaled key, and B H T of a boolean for each row.
 """
 
 from torch import Tensor
@@ -21,7 +21,7 @@ def attention(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     with sdpa_kernel(SDPBackend.MATH):  # torch raises if it cannot run: no fallback
         return F.scaled_dot_product_attention(
             query,

@@ -28,7 +28,7 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
-    """(B, T, D), (B, S, D) -> (B, T, D)."""
+    """Tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
     padding_mask = attention_mask = None
     if mask.rule.changes_scores:
         attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
@@ -49,7 +49,7 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the dropout of the module, which drops only in training mode."""
+    """Set the probability of dropout; above 0 the module is put in training mode, since it drops nothing otherwise."""
     module.dropout = share
     module.train(share > 0)
 

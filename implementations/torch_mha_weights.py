@@ -1,6 +1,6 @@
 """`nn.MultiheadAttention` that also returns its weights, as it does by default; this disables the fused kernel.
 
-The weights, averaged over the heads, are computed and discarded. This is the only difference from `torch_mha`.
+The weights, averaged over the heads, are computed and discarded. Otherwise it is called like `torch_mha`.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
@@ -27,7 +27,7 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
-    """(B, T, D), (B, S, D) -> (B, T, D)."""
+    """Tokens x (B, T, D), context (B, S, D) for keys and values -> (B, T, D)."""
     padding_mask = attention_mask = None
     if mask.rule.changes_scores:
         attention_mask = mask.added_as("nts", x.dtype)  # (B*H,T,S)
@@ -42,13 +42,13 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
 
 
 def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
-    """Set the dropout of the module, which drops only in training mode."""
+    """Set the probability of dropout; above 0 the module is put in training mode, since it drops nothing otherwise."""
     module.dropout = share
     module.train(share > 0)
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the module cannot run a workload, or None; empty rows are refused, since its softmax gives NaN."""
+    """Return why the module cannot run a workload, or None; rows without a visible key are refused (NaN)."""
     if not workload.mask_rule.is_additive:
         return "nn.MultiheadAttention has no softcap"
     if workload.direction == "inference" and workload.biased and "out" not in workload.biased:

@@ -1,8 +1,7 @@
 """PyTorch's `varlen_attn`: FlashAttention over packed sequences, so documents need no mask and no padding.
 
-Windows are counted from the end of each sequence (bottom-right).
-
-Grouped heads need torch 2.12, which added `enable_gqa`.
+Windows are counted from the end of each sequence (bottom-right). Grouped heads need torch 2.12, which added
+`enable_gqa`.
 
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 
@@ -37,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bound_mask: BoundMask, 
 
 @lru_cache(maxsize=4)
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
-    """The bounds of sequences among queries (N + 1,) and keys (N + 1,), and the longest length of each.
+    """The bounds of the N sequences among queries (N + 1,) and keys (N + 1,), and the most queries and keys of one.
 
     A sequence is a batch row or, under the mask `document`, one document of a row.
     """

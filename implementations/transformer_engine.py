@@ -40,7 +40,10 @@ def attention(
 def module_for(
     num_heads: int, num_kv_heads: int, widths: tuple[int, int], mask: str, scale: float | None, *, is_cross: bool
 ) -> Any:  # noqa: ANN401 - the package's
-    """The module (it has no weights) for these sizes and this mask; its tensors have tokens before heads."""
+    """The module, without weights, for these sizes and mask; `widths` are K and V, and scale None is K**-0.5.
+
+    Its inputs have tokens before heads: (B, T, H, K).
+    """
     from transformer_engine.pytorch import DotProductAttention
 
     return DotProductAttention(

@@ -25,7 +25,7 @@ def attention(
     mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+    """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V), mask broadcastable to (B, H, T, S) -> (B, H, T, V)."""
     module = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=False, training=False)
     attended: Tensor = kernel()(module, query, key, value, mask, scaling=scale, is_causal=is_causal)[0]
     return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)

@@ -71,7 +71,7 @@ def attention(
 
 
 def unsupported(workload: Workload) -> str | None:
-    """Return why the heads cannot be split, or why no group of ranks can run a workload, or None."""
+    """Return why the heads cannot be split among the ranks, or why ranks cannot run a workload at all; else None."""
     for name, heads in (("num_heads", workload.num_heads), ("num_kv_heads", workload.num_kv_heads)):
         if heads % workload.world_size:
             return f"{name}={heads} is not a multiple of world_size={workload.world_size}"

@@ -46,7 +46,7 @@ def unsupported(workload: Workload) -> str | None:
 
 
 def missing_kernels() -> str | None:
-    """Return why there is no attention, or None: the package of the kernels that xformers requires may be missing."""
+    """Return that the package mslk is missing, if the installed xformers requires it for its kernels; else None."""
     try:
         required = metadata.requires("xformers") or ()
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Ring attention with a balanced causal mask: each rank holds one early and one late part of the tokens.
 
-With W ranks there are 2W parts; rank r holds parts r and 2W - 1 - r, so that all ranks see the same number of pairs.
-Otherwise it is the same as `ring`.
+With W ranks there are 2W parts; rank r holds parts r and 2W - 1 - r, so that all ranks have the same number of visible
+pairs. Otherwise it is the same as `ring`.
 
 Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/__init__.py.
 """

@@ -1,7 +1,7 @@
 """attnbench: which attention implementation is right, which is fast, which fits in memory.
 
-From Python, `check`, `compare`, `run` and `fastest` do what the commands of these names do, `load` reads a stored run,
-and `table` and `samples` read many as tables.
+From Python, `check`, `run` and `fastest` do what the commands of these names do, and `compare` times implementations
+against a baseline. `load` reads one stored run; `table` and `samples` read any number of runs as data frames.
 """
 
 import importlib
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "compare", "fastest", "load", "run", "samples", "table"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - its type depends on the name
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the type depends on the name
     """Import public names at first use (PEP 562), so that importing attnbench is quick and needs no pandas."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,12 @@
-"""The Python API: `check`, `compare`, `run`, `fastest` and `load` return the results of the commands as objects.
+"""The Python API: `check`, `compare`, `run`, `fastest` and `load` return an `Outcome`, the results of one run.
 
     import attnbench
 
     attnbench.check(mine, mask="causal")
     attnbench.compare(mine, "sdpa", seq_len=[128, 512], mask="causal", budget=30)
 
-They work in scripts and in notebooks: functions without a file are passed to the measuring processes by value.
+They work in scripts and in notebooks, too: a function that cannot be imported from a Python file is passed to the
+measuring processes by value.
 """
 
 import base64
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "compare", "fastest", "load", "outcome", "run", "samples", "table"]
 T = TypeVar("T")
 Given = str | Callable[..., Any]
-"""An implementation: a name, FILE.py:NAME or FILE.py as in commands; or a function, a module class, or a result of
-`adapt`."""
+"""An implementation: a name, FILE.py:NAME, or FILE.py for all implementations in it, as in commands; or a function, a
+module class, or a result of `adapt`."""
 BY_VALUE = '''"""Implementations from Python, by value."""
 
 import base64
@@ -85,10 +86,10 @@ class Outcome:
 
         After a check `right`, `imprecise` (or either `where tried`), `approximate`, `WRONG` or `not judged`; after a
         comparison `faster`, `slower`, `equivalent` or `undecided`, or `WRONG` or `not compared`. Over several workloads
-        it is the worst, in the order slower, undecided, equivalent, faster.
+        it is the worst: after a comparison in the order WRONG, slower, undecided, equivalent, faster.
 
         Raises:
-            ValueError: there are several verdicts; use `verdicts`.
+            ValueError: there is not exactly one verdict; use `verdicts`.
         """
         return _only([*self.verdicts.values()], "verdicts")
 
@@ -103,7 +104,7 @@ class Outcome:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Each cell against the baseline: ratio, interval, verdict."""
+        """The comparison of each timed cell with the baseline on the same workload: ratio, interval, verdict."""
         return comparisons(self.results)
 
     @property
@@ -117,7 +118,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The time ratio of the only comparison to the baseline: below 1 is faster."""
+        """The time divided by the baseline's in the only comparison: below 1 is faster. Raises as `comparison`."""
         return self.comparison.ratio
 
     @property
@@ -126,9 +127,9 @@ class Outcome:
         return [f"{self._sentence(each)}, undecided: {each.reason}" for each in self.comparisons if each.reason]
 
     def require_not_slower(self, undecided: Callable[[str], object] = warnings.warn) -> None:
-        """Fail unless every implementation is faster than the baseline, or equal to it, on every workload.
+        """Fail if an implementation is slower than the baseline on some workload, or could not be compared there.
 
-        If nothing is slower but something is undecided, `undecided` is called with the sentences about it: the default
+        Otherwise, if comparisons are undecided, `undecided` is called with their sentences, one line each: the default
         warns; `pytest.skip` skips the test, and `pytest.fail` fails it.
 
         Raises:
@@ -153,17 +154,19 @@ class Outcome:
 
     @property
     def answer(self) -> list[str]:
-        """The answer in sentences, after any warnings."""
+        """Warnings, a line for each wrong implementation, and the answer in sentences."""
         wrong = {record.implementation: record.message for record in reversed(self.results.records) if record.is_wrong}
         answer = list(map(recommended.answer, self.recommendations)) or summary.answer(self.results)
         return [*summary.troubles(self.results), *(f"{name}: {why}" for name, why in wrong.items()), *answer]
 
     def to_frame(self) -> "pd.DataFrame":
-        """Every cell as a row, as in records.csv."""
+        """Every cell as a row, with the columns of `attnbench.table`."""
         return cells_of(self.results).copy()
 
     def plot(self, kind: str = "ratio") -> Picture | None:
-        """A picture of ratio, latency or memory that notebooks show, or None if there is nothing to draw.
+        """A picture that notebooks show, of the kind ratio, latency, memory or picture (that of the run's reports).
+
+        None if there is nothing to draw.
 
         Raises:
             ValueError: there is no such kind.
@@ -201,9 +204,10 @@ def check(
 ) -> Outcome:
     """Compare outputs and gradients with the float64 oracle, on the sweep `check` or on the given axes.
 
-    `timeout` is in seconds, for a single step. With empty_rows="zero" a query that sees no key must get 0, and with
-    hidden_nan="reject" a NaN in a hidden key or value must not reach an output. Each axis is a value or a list of
-    values, as in `attnbench list axes`; with axes besides `device`, exactly these workloads are checked.
+    `timeout` is in seconds, for a single step; `seed` is drawn by default. With empty_rows="zero" a query that sees no
+    key must get 0, and with hidden_nan="reject" a NaN in a hidden key or value must not reach an output. Each axis is a
+    value or a list of values, as in `attnbench list axes`; with axes besides `device`, exactly these workloads are
+    checked.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message names the allowed ones.
@@ -263,6 +267,9 @@ def run(
 ) -> Outcome:
     """Run a sweep, given by name or as a TOML file, as `attnbench run` does; axes narrow it.
 
+    Without implementations or `budget` (seconds), those of the sweep are used. Reports are written into the run's
+    folder, below `results`.
+
     Raises:
         ValueError: there is no such sweep, implementation, axis or value; the message names the allowed ones.
 
@@ -289,9 +296,11 @@ def fastest(  # noqa: PLR0913 - all have useful defaults
 ) -> Outcome:
     """Recommend an implementation for shapes on this machine within `budget` seconds, as `attnbench fastest` does.
 
-    By default all implementations of attnbench are candidates. `memory`, as in "512MiB", is the most that a call may
-    need beyond its inputs. `model` is a preset or a config.json and `phase` prefill, decode or training, as in --model;
-    direction="forward_backward" includes the backward pass. Everything is stored below the folder `results`.
+    By default the candidates are the implementations of attnbench, except a few that are slow or compile for each
+    length. `memory`, as in "512MiB", is the most that a call may need beyond its inputs ("": no limit). `deterministic`
+    excludes implementations whose answer to the same input varies. `model` is a preset or a config.json and `phase`
+    prefill, decode or training, as in --model; direction="forward_backward" includes the backward pass. Everything is
+    stored below the folder `results`.
 
     Raises:
         ValueError: there is no such implementation, model, axis or value; the message names the allowed ones.
@@ -321,7 +330,7 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
 
 
 def outcome(results: Results) -> Outcome:
-    """Wrap a run with a verdict for each implementation except the baseline."""
+    """Wrap a run with the verdict on each implementation except the baseline, as described in `Outcome.verdict`."""
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
     verdicts = dict.fromkeys(names, "not compared")
     for verdict in reversed(WORST_FIRST):  # the worst over several workloads stays
@@ -359,7 +368,7 @@ def _executed(  # noqa: PLR0913 - a run has all of these
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
-    """The spec of each implementation; values without a file are written into the folder first."""
+    """The specs of the implementations; values that no file defines are first written to a file in the folder."""
     specs: list[str] = []
     values: dict[str, Any] = {}
     file = folder / f"{prefix}given.py"

@@ -22,7 +22,7 @@ class Plain(TyperCommand):
     """A command whose help shows no types of arguments, and lists --help in the group Output."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
-        """All parameters, --help included."""
+        """The parameters, --help included, with these changes to their help."""
         parameters = super().get_params(ctx)
         for each in parameters:
             if isinstance(each, TyperArgument):
@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 PANELS = ("Measure and check", "Read stored runs", "Look inside", "Look up")
-"""Groups of commands in the help, one for each hundred of their order."""
+"""Groups of commands in the help: the first has the commands with an `order` below 100, the second those below 200."""
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     _function, _examples = to_typer_command(_command)
@@ -66,14 +66,14 @@ def _options(
     """Options of the program itself."""
 
 
-USER_ERROR = typer.BadParameter.__mro__[2]  # click's error for wrong usage; typer may have a copy of it
+USER_ERROR = typer.BadParameter.__mro__[2]  # click's base class of errors for users; typer may have a copy of it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LONGEST_GIVEN = 200
+LONGEST_GIVEN = 200  # characters of the command line that an error message repeats
 TRACKER = "the issue tracker of attnbench"  # if the package's metadata has no address
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command and exit with its code, 2 after a user's mistake, or 128 plus the number of a signal."""
     if line := platforms.first_line():
         typer.echo(line, err=True)
     received: list[int] = []
@@ -101,14 +101,14 @@ def main() -> None:
 
 
 def _code() -> int:
-    """Run the command; return its exit code, also if the reader of the output has gone or attnbench has an error."""
+    """Run the command; return its exit code, also if the reader of the output closed it, or after an internal error."""
     try:
         code = _ended()
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:  # rich and click turn a closed pipe into exit code 1
         if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
             raise
-        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001 - a traceback must not exit with 1, which means a finding
@@ -122,7 +122,7 @@ def _code() -> int:
 
 
 def _ended() -> int:
-    """Run the command; return its exit code, after a message for each kind of mistake that users make."""
+    """Run the command; return its exit code, after a message if the user made a mistake."""
     try:
         return typer.main.get_command(app)(standalone_mode=False, prog_name="attnbench") or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
@@ -144,7 +144,7 @@ def _ended() -> int:
 
 
 def _wrong_usage(error: Any, words: list[str]) -> ExitCode:  # noqa: ANN401 - click's
-    """Print the mistake in the command line, or the replacement of a removed name."""
+    """Print the mistake in the command line, or the replacement of a removed name; return the exit code."""
     names = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
     if retired := [name for name in names if name in RETIRED]:
         typer.echo(f"error: attnbench {retired[0]} was removed: {RETIRED[retired[0]]}", err=True)

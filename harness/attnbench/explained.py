@@ -1,8 +1,8 @@
 """The meaning of each name on a screen or in JSON, read from the explained.toml next to the code that uses the names.
 
-A file holds groups by kind. A group has names with their meanings, and one reason, one example and one advice for all
-of them. `also` has other spellings of a name, and `declare` the argument of an adapter that declares a behaviour as
-intended. A `*` in a name stands for any text, such as the name of an operand.
+A file holds groups by kind. A group has names with their meanings, and a reason (`why`), an example and advice (`do`)
+that its names share. `also` has other spellings of a name, and `declare` the argument of an adapter that declares a
+behaviour as intended. A `*` in a name stands for any text, such as the name of an operand.
 """
 
 import functools
@@ -29,7 +29,7 @@ KINDS = {
     "gate": "Rulings of the gate",
     "screen": "Words of the closing screen",
 }
-"""The title of each kind, in the order of the page."""
+"""The title of each kind, in the order of lists."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def explanations() -> tuple[Explanation, ...]:
-    """Every explanation, in the order of kinds and of the files."""
+    """Every explanation, sorted by kind in the order of KINDS."""
     found = list[Explanation]()
     for file in sorted(Path(__file__).parent.rglob(FILES)):
         content: dict[str, list[dict[str, Any]]] = msgspec.toml.decode(file.read_bytes())
@@ -62,7 +62,9 @@ def explanations() -> tuple[Explanation, ...]:
 
 
 def explained(name: str) -> list[Explanation]:
-    """The explanations of a name: usually one, and one for each kind if several kinds share it.
+    """The explanations of a name: usually one; several if several kinds have this name.
+
+    Case does not matter, nor does an underscore for a space.
 
     Raises:
         ValueError: there is no such name; the message suggests similar ones.

@@ -1,6 +1,6 @@
-"""Discover plugs: each file in a folder is one, its stem is its name, and it holds a constant such as COMMAND.
+"""Discover plugs, the files of a folder: a file's stem is the plug's name, and a constant such as COMMAND its value.
 
-Names are listed without any import, so that listing stays quick and a broken plug does not affect the others.
+`stems` lists names without importing anything, so that it is quick and a broken plug does not affect the others.
 """
 
 import ast
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.units import did_you_mean
 
-if TYPE_CHECKING:  # its import takes as long as the rest of --help
+if TYPE_CHECKING:  # importing it takes as long as the rest of --help
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
-IMPLEMENTATIONS = "implementations"  # the folder, in this project and in compared ones
+IMPLEMENTATIONS = "implementations"  # the folder of implementations, here and in the states of the code to compare
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
-OPTIONS = ("compile",)  # after a plus: the same implementation run in another way (contract/loading.py)
+OPTIONS = ("compile",)  # words after a plus, which run the same implementation in another way (contract/loading.py)
 KEYWORDS = (
     *("mask", "is_causal", "is_causal_bottom_right", "bias", "scale", "sinks", "softcap"),
     *("window_size", "num_kv_heads", "dropout", "world_size", "bound_mask"),
@@ -46,7 +46,7 @@ ALIASES = {
     "enable_gqa": "num_kv_heads",
     "dropout_p": "dropout",
 }
-"""Names that other packages use for KEYWORDS."""
+"""Names that other packages use for these arguments, each with its name in KEYWORDS."""
 PAGED = {
     "query": ("query", "q"),
     "key_cache": ("key_cache", "k_cache", "key_pages", "k_pages", "key", "k"),
@@ -64,19 +64,20 @@ PAGED = {
     "window_size": ("window_size",),
     "enable_gqa": ("enable_gqa",),
 }
-"""Arguments of functions that read a paged cache (contract/pages.py), with their names in flash-attn, PyTorch, vLLM."""
+"""Arguments of functions that read a paged cache (contract/pages.py), each with its names in flash-attn, PyTorch and
+vLLM."""
 READ_PAGES = ("flex_paged", "paged_gather", "paged_loop", "torch_varlen_paged")
-"""Implementations in the folder that read pages: without pages they take part only if named."""
+"""Built-in implementations that read a paged cache: in a run without one they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
-"""Implementations in the folder that compute with several ranks: with one rank they take part only if named."""
+"""Built-in implementations that compute with several ranks: in a run with one rank they take part only if named."""
 SDPA = "scaled_dot_product_attention"
-HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])
-LONGEST_NAME = 100
+HEADS = (["query", "key", "value"], ["queries", "keys", "values"], ["q", "k", "v"])  # names of the first parameters
+LONGEST_NAME = 100  # characters
 _LABELLED = re.compile(r"([^=/]+)=(.+)")  # LABEL=SPEC: the spec is named LABEL
 
 
 def stems(package: str) -> list[str]:
-    """Names of the modules in a package, sorted; imports none of them.
+    """Names of the modules in a package without private ones, sorted; imports none of them.
 
     Raises:
         ValueError: the package cannot be found.
@@ -88,9 +89,9 @@ def stems(package: str) -> list[str]:
 
 
 def plugs(package: str, constant: str) -> dict[str, Any]:
-    """The value of `constant` in every module of `package` that has it, by the module's stem.
+    """The value of `constant` in every module of `package` that has it, by the module's stem; sorted by name.
 
-    A dict stands for several values by name. Modules in the package's HELPERS are not imported.
+    If the value is a dict, its items count instead. Modules in the package's HELPERS are not imported.
     """
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
     found: dict[str, Any] = {}
@@ -101,7 +102,7 @@ def plugs(package: str, constant: str) -> dict[str, Any]:
 
 
 def installed() -> "dict[str, EntryPoint]":
-    """Implementations from other installed packages, by name."""
+    """Entry points of the implementations in other installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -127,7 +128,7 @@ def implementation_names() -> list[str]:
 def name_of(spec: str) -> str:
     """The name under which a spec takes part: its label, its name, or the file's stem for IMPLEMENTATION.
 
-    An option is part of the name.
+    Without a label, an option is part of the name, as in `fused+compile`.
     """
     if (label := _LABELLED.fullmatch(spec)) is not None:
         return label[1]
@@ -152,7 +153,7 @@ def split(spec: str) -> tuple[Path | None, str]:
 
 
 def is_foreign(spec: str) -> bool:
-    """Whether the code comes from a file or another package rather than from attnbench."""
+    """Whether a spec's code comes from a file or another package rather than from attnbench."""
     path, name = split(variant(spec)[0])
     return path is not None or name not in stems(PACKAGE)
 
@@ -161,7 +162,8 @@ def check_specs(specs: Iterable[str]) -> None:
     """Check that each implementation exists and that no two share a name, without importing any.
 
     Raises:
-        ValueError: an implementation or option is unknown, or a name is taken; the message has the allowed ones.
+        ValueError: a file cannot be read, an implementation or option is unknown, or a name is taken or not allowed;
+            the message says what to give.
     """
     owners: dict[str, str] = {}
     known = implementation_names()
@@ -191,7 +193,7 @@ def check_specs(specs: Iterable[str]) -> None:
 
 
 def labelled(specs: Iterable[str]) -> list[str]:
-    """Label specs of files with the file's stem if their name is taken.
+    """Label specs of files as STEM.NAME if another implementation has their name; drop repeated specs.
 
     `mine.py:sdpa` becomes `mine.sdpa=mine.py:sdpa`; functions with one name in several files are labelled, too.
     """
@@ -209,10 +211,10 @@ def labelled(specs: Iterable[str]) -> list[str]:
 def discover_implementations(path: Path) -> list[str]:
     """The implementations in a file, in its order, without running it.
 
-    Implementations have public names. They are functions whose first three parameters are query, key and value, or q, k
-    and v; functions of a paged cache; classes with `attend` or such a `forward`; and variables that hold an instance of
-    such a class, or a result of `adapt`, `Implementation` or `functools.partial`. Imported names are ignored, and so
-    are functions that are passed to `adapt`, or that the file calls and that need further arguments.
+    Implementations have public names. They are functions whose first three parameters are named as in HEADS; functions
+    of a paged cache; classes with `attend` or such a `forward`; and variables that hold an instance of such a class, a
+    result of `adapt` or `Implementation`, or a `functools.partial` of such a function or of SDPA. Imported names are
+    ignored, and so are functions that are passed to `adapt`, or that the file calls and that need further arguments.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.
@@ -243,7 +245,10 @@ def discover_implementations(path: Path) -> list[str]:
 
 
 def plug_in(path: Path) -> str:
-    """The name of the implementation in a file of the folder implementations: `attention`, or IMPLEMENTATION."""
+    """The name of the implementation inside a file of a folder `implementations`.
+
+    It is `attention` if the file defines that and no IMPLEMENTATION, and otherwise IMPLEMENTATION.
+    """
     try:
         names = {each.get_name() for each in _read(path)[1] if each.is_assigned()}
     except ValueError:  # the check of specs reports the error
@@ -252,7 +257,7 @@ def plug_in(path: Path) -> str:
 
 
 def imported(spec: str) -> set[str]:
-    """Packages that a spec's file imports, read from its source; empty for other specs."""
+    """Names of the top-level packages that a spec's file imports, read from its source; empty without a file."""
     path, _ = split(variant(spec)[0])
     try:
         nodes = list(ast.walk(_read(path)[0])) if path is not None else []
@@ -264,11 +269,11 @@ def imported(spec: str) -> set[str]:
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function or class takes query, key and value."""
+    """Whether a function takes query, key and value or a paged cache, or a class has `attend` or such a `forward`."""
     if isinstance(node, ast.FunctionDef):
         return _takes_heads(node)
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    forward = methods.get("forward")  # in an autograd.Function it has no self
+    forward = methods.get("forward")  # a decorated one belongs to an autograd.Function and has no self
     return "attend" in methods or (forward is not None and not forward.decorator_list and _takes_heads(forward, 1))
 
 
@@ -284,7 +289,7 @@ def _names_pages(function: ast.FunctionDef) -> bool:
 
 
 def reads_pages(spec: str) -> bool:
-    """Whether a spec names a function that reads a paged cache, judged from its file without running it."""
+    """Whether a spec names a function that reads a paged cache: one of READ_PAGES, or judged from its file's source."""
     path, attribute = split(variant(spec)[0])
     if path is None:
         return attribute in READ_PAGES
@@ -297,7 +302,7 @@ def reads_pages(spec: str) -> bool:
 
 
 def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function has a parameter without a default after query, key and value that the harness cannot fill."""
+    """Whether a function needs an argument after query, key and value that the harness cannot give."""
     if isinstance(node, ast.ClassDef):
         return False
     positional, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
@@ -309,7 +314,10 @@ def _needs_more(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _makes(node: ast.AST, attending: Collection[str]) -> bool:
-    """Whether an expression calls `adapt`, `Implementation`, a class in `attending`, or `partial` of one of them."""
+    """Whether an expression calls `adapt`, `Implementation`, a class in `attending`, or `partial`.
+
+    The first argument of `partial` must be SDPA or in `attending`.
+    """
     if not isinstance(node, ast.Call):
         return False
     name = _last_name(node.func)
@@ -319,12 +327,12 @@ def _makes(node: ast.AST, attending: Collection[str]) -> bool:
 
 
 def _last_name(node: ast.expr) -> str:
-    """The name of a variable, or the last part of a dotted one."""
+    """The name of a variable, or the last part of a dotted one; "" for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
-    """The syntax of a file and its names, without running it.
+    """The syntax tree and the top-level names of a file, without running it.
 
     Raises:
         ValueError: the file cannot be read, or is not Python.
@@ -340,7 +348,7 @@ def _read(path: Path) -> tuple[ast.Module, list[symtable.Symbol]]:
 
 
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
-    """Error message for an unknown name, with a suggestion and all known names."""
+    """The error message about an unknown name, with a suggestion and all known names."""
     names = list(known)
     return (
         f"there is no {kind} {given or repr(given)}{did_you_mean(given, names)}; choose among {', '.join(names)}{more}"
@@ -368,7 +376,7 @@ def digest(spec: str) -> str:
 
 
 def _import_namesake(path: Path) -> None:
-    """Import the installed package that has the file's own name, since the file imports it but would hide it.
+    """Import the installed package that has the file's own name: the file imports it, but would find itself.
 
     Raises:
         ValueError: no such package is installed.
@@ -406,7 +414,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py accepts any value
-    """Import the value of `name` or `path/to/file.py:Name`.
+    """Import the value that a known spec without an option names.
 
     Raises:
         ValueError: the module holds no such value.

@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from attnbench.api import Given, Outcome
 
-MOST_SEEDS = 2**31
+MOST_SEEDS = 2**31  # seeds are drawn below this number
 BUDGET_S = 5.0
 FALSE_SHARE = 0.001  # a suite may have hundreds of comparisons
 UNDECIDED = "attnbench-undecided"
@@ -46,12 +46,13 @@ class AttentionBench:
 
         `more` are the axes of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference),
         each a value or a list of values; and `seed` (default: the session's), `smallest_effect` or `false_share`
-        (default: 0.001) as in `attnbench.compare`. The comparison ends when the verdict is settled, or `budget_s`,
-        shared by all workloads, is spent. Nothing stays on disk.
+        (default: 0.001) as in `attnbench.compare`. The comparison ends when all verdicts are decided, or after
+        `budget_s` seconds, which all workloads share. Nothing stays on disk.
 
         Raises:
-            AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
-            ValueError: there is no such axis or implementation, or it does not support the workload.
+            AssertionError: an answer of either disagrees with the float64 oracle; the message has the diagnosis.
+            ValueError: there is no such axis or implementation, an implementation does not support a workload, or
+                candidate and baseline are the same.
         """
         from attnbench.api import compare
         from attnbench.storage.records import LATENCY, Status
@@ -129,7 +130,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [
         f"{report.nodeid}: {text}"
         for report in reports
-        if getattr(report, "when", "") == "teardown"  # each test has one, with all that it measured
+        if getattr(report, "when", "") == "teardown"  # a test's last report, which has all of its properties
         for name, text in report.user_properties
         if name == UNDECIDED
     ]
@@ -142,7 +143,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
-    """Call it with a candidate, a baseline and the axes of a workload; see `AttentionBench`.
+    """A function of a candidate, a baseline and the axes of a workload, which compares both; see `AttentionBench`.
 
     A failing test reports the seed that reproduces it.
     """

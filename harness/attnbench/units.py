@@ -1,4 +1,4 @@
-"""Format values: numbers in the scale of their unit, text for a line, a table or a spreadsheet; and groups."""
+"""Format numbers with their units, texts and tables; parse quantities; group items."""
 
 import html
 import itertools
@@ -21,16 +21,17 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "flops/s": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1e3, "kFLOP/s"), (1.0, "FLOP/s")),
     "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")),
 }
+"""Divisors and symbols of each unit, the largest first."""
 MISSING = "-"
-FORMULA_STARTS = ("=", "+", "-", "@")
+FORMULA_STARTS = ("=", "+", "-", "@")  # characters with which a spreadsheet begins a formula
 NARROWEST, UNBROKEN = 12, 40
-"""Least width in characters of a column, and of the first column, to which `text_lines` narrows a table."""
+"""NARROWEST: least width in characters to which `text_lines` narrows a column; UNBROKEN: that of the first column."""
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
-    """The (divisor, symbol) that shows `value`, given in `unit`, with one to three digits before the point.
+    """The (divisor, symbol) of the largest scale in which `value`, given in `unit`, is at least 1 when rounded.
 
-    Units without a table are shown unchanged: (1.0, unit).
+    Smaller values have the smallest scale. A unit without scales is shown unchanged: (1.0, unit).
     """
     scales = SCALES.get(unit, ((1.0, unit),))
     for divisor, symbol in scales:
@@ -40,7 +41,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 
 
 def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
-    """`value` in the best scale of its unit, to `digits` significant digits; a missing value is "-", never blank."""
+    """`value` in the best scale of its unit, to `digits` significant digits; None, NaN and infinity are "-"."""
     if value is None or not math.isfinite(value):
         return MISSING
     divisor, symbol = scale_of(value, unit)
@@ -48,7 +49,10 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
 
 
 def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
-    """A point and its interval in one unit, with digits as precise as the interval: "1.23 ms (1.20 to 1.27)"."""
+    """A point and its interval in one unit, with digits as precise as the interval: "1.23 ms (1.20 to 1.27)".
+
+    Without an interval it is the point alone, as in `show`.
+    """
     if low is None or high is None:
         return show(point, unit)
     divisor, symbol = scale_of(point, unit)
@@ -65,13 +69,15 @@ UNITS = {
     "duration": {"": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600},
     "share": {"": 1, "%": 0.01},
 }
-"""The units in which users write a quantity, as multiples of bytes, of seconds and of one."""
+"""The units in which users write each kind of quantity, as multiples of a byte, a second and one."""
 WRITTEN = {"size": "8GiB, 512MiB or 1000000", "duration": "90, 90s, 2min or 1h", "share": "0.02 or 2%"}
 LEAST_BYTES = 1024  # a smaller size without a unit is rejected, since its unit was probably forgotten
 
 
 def quantity(text: str, kind: str) -> float:
-    """Parse a size into bytes, a duration into seconds, or a share: 8GiB, 2min, 2%; a number alone is in these units.
+    """Parse a quantity of the kind size, duration or share into bytes, seconds or a fraction: 8GiB, 2min, 2%.
+
+    A number alone has these units. GiB, GB and G are all 2**30 bytes.
 
     Raises:
         ValueError: the text is not such a quantity, or is a size of a few bytes, which probably lacks its unit.
@@ -92,7 +98,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """An approximate waiting time: "4 s", "12 min", "3 h"."""
+    """An approximate waiting time: "4 s", "12 min" from two minutes on, "3 h" from two hours on."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -109,7 +115,7 @@ def significant(value: float, digits: int) -> str:
 
 
 def sanitize_line(text: str, limit: int = 0) -> str:
-    """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
+    """Text from outside on one line without control or direction characters, cut at `limit` characters (0: uncut)."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
 
@@ -145,7 +151,7 @@ def escaped(text: str) -> str:
 
 
 def guarded(text: str) -> str:
-    """One line of text for a spreadsheet; an apostrophe turns a formula into text.
+    """One line of text for a spreadsheet; an apostrophe before a formula makes it text.
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
@@ -156,9 +162,10 @@ def guarded(text: str) -> str:
 def text_lines(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0, right: Collection[int] = ()
 ) -> list[str]:
-    """A table as lines of text, its headings first; columns in `right` are aligned to the right.
+    """A table as lines of text, its headings first; columns with an index in `right` are aligned to the right.
 
-    If the table is wider than `width`, the widest columns are wrapped, the first column last.
+    If the table is wider than `width` characters (0: no limit), the widest columns are wrapped, down to NARROWEST
+    characters, or UNBROKEN in the first column.
     """
     sizes = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     while width and sum(sizes) + 2 * (len(sizes) - 1) > width:
@@ -182,7 +189,7 @@ def readable_json(value: object) -> str:
     """Data as indented JSON; a text with attributes, such as a warning with its name, becomes the text alone.
 
     Raises:
-        TypeError: the data hold an object that JSON has no form for.
+        TypeError: the data hold an object that cannot be written as JSON.
     """
 
     def text(part: object) -> str:
@@ -194,7 +201,7 @@ def readable_json(value: object) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows with equal columns as a Markdown table, all text escaped."""
+    """Rows, texts by column, as a Markdown table with all text escaped; all rows have the same columns."""
     import tabulate  # here, because --help needs no table
 
     columns = list(rows[0]) if rows else []
@@ -207,7 +214,7 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:
-    """Facts by name as a Markdown list, all text escaped."""
+    """Facts by name as a Markdown list; the facts are escaped, the names are not."""
     return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())
 
 
@@ -219,20 +226,20 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
-HUGE = 1000.0
+HUGE = 1000.0  # multiples of a tolerance from which an exponent is shown
 
 
 def multiple(value: float) -> str:
-    """An error as a multiple of its tolerance: "0.12", or "3e+04" above a thousand."""
+    """An error as a multiple of its tolerance: "0.12", or "3e+04" from a thousand on."""
     return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 
 def factors(values: Sequence[float]) -> str:
-    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal."""
+    """Smallest and largest factor: "1.10x to 1.52x", or "1.10x" if they are equal when rounded; "1.00x" for none."""
     ends = dict.fromkeys(f"{end:.2f}x" for end in (min(values, default=1.0), max(values, default=1.0)))
     return " to ".join(ends)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names in a sentence: "a, b and c"."""
+    """The names in a sentence: "a, b and c", or "none"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none"

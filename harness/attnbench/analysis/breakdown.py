@@ -8,10 +8,10 @@ SMALL_SHARE = 0.05  # operators with a smaller share of the time are not listed
 
 
 def backend_used(operators: Operators) -> str:
-    """Name the backend that ran, such as "flash", or "compiled: flash" if torch.compile compiled the call.
+    """Name the backend of SDPA that ran, such as "flash", or "compiled: flash" if torch.compile generated an operator.
 
-    The maker of kernels that are not PyTorch's own is added: "flash (FlashAttention 3)". Without a backend, the result
-    is the maker of the kernels if it is known, or else the operator with the most time.
+    The library of kernels that PyTorch does not bundle is added: "flash (FlashAttention 3)". Without a backend, the
+    result is the library of the kernels if it is known, or else the operator with the most time.
     """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
     known = " + ".join(makers(name for one in operators.calls for name in one.kernels))
@@ -22,7 +22,10 @@ def backend_used(operators: Operators) -> str:
 
 
 def short(name: str) -> str:
-    """Strip the namespace and template arguments from an operator's name: aten::bmm becomes "bmm"."""
+    """Strip the namespace and template arguments from an operator's name: aten::bmm becomes "bmm".
+
+    Graphs that torch.compile made are called "generated kernels".
+    """
     return "generated kernels" if name == COMPILED else name.partition("<")[0].rpartition("::")[2]
 
 
@@ -34,7 +37,8 @@ def num_operators(operators: Operators) -> int:
 def operator_shares(operators: Operators) -> str:
     """Break down the time of a call, largest share first: "62 % bmm (2.34 ms, 2 calls), 21 % softmax (793 us, 1 call)".
 
-    Times are the operators' self times, which are longer under the profiler. Shares below 5 % are left out.
+    Times are the operators' self times, which are longer under the profiler. Operators with less than SMALL_SHARE of
+    the time are left out.
     """
     alike = grouped(operators.calls, lambda one: short(one.name).strip("_"))
     seconds = dict.fromkeys(alike, 0.0)

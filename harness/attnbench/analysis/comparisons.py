@@ -1,4 +1,4 @@
-"""Compare each implementation of a run with the baseline on the same workload, and give every cell a verdict.
+"""Compare each implementation of a run with the baseline on the same workload, and judge all comparisons together.
 
 Each process contributes one number to a comparison. A session with two sides also gets a verdict on all cells together.
 """
@@ -37,8 +37,9 @@ the samples waited, the median is the 67th percentile of the others; if half of 
 class Comparison(Judgement):
     """The time of one implementation divided by the baseline's on one workload: below 1.0 is faster.
 
-    The verdict follows from the interval: in 95 % of runs, the intervals of all comparisons cover the true ratios at
-    every look.
+    The verdict follows from the interval and the margin. Of the verdicts faster and slower at most the share
+    `Plan.false_share` is expected to be false; with two sides that share bounds the probability of any false verdict in
+    a session without differences.
     """
 
     workload: Workload
@@ -49,13 +50,16 @@ class Comparison(Judgement):
 
     @property
     def key(self) -> Key:
-        """The compared cell."""
+        """The key of the compared cell: its workload id and arm."""
         return self.workload.id, Arm(implementation=self.implementation, side=self.side)
 
 
 @lru_cache(maxsize=2)
 def session_effects(results: Results) -> dict[Key, Effect]:
-    """The effect (log ratio of times) of each cell with times and a reference; with two sides, also of all cells."""
+    """The effect (log ratio of times) of each cell that shares blocks with its reference, by key.
+
+    With two sides, the key WHOLE has the effect of all cells together.
+    """
     samples = samples_of(results)
     pairs: dict[str, dict[Arm, Arm]] = {}
     for workload, arms in samples.items():
@@ -65,7 +69,7 @@ def session_effects(results: Results) -> dict[Key, Effect]:
 
 @lru_cache(maxsize=2)
 def substitutes(results: Results) -> dict[str, Arm]:
-    """Substitutes for the baseline, by workload id, where the baseline is wrong, unsupported or failed.
+    """Substitutes for the baseline, by workload id, where the baseline has no time, for example because it is wrong.
 
     A substitute is the first implementation in the plan with a time. A session with two sides has none.
     """
@@ -78,14 +82,17 @@ def substitutes(results: Results) -> dict[str, Arm]:
 
 
 def reference(results: Results, key: Key) -> Arm:
-    """The arm that a cell is compared with: the baseline, its substitute, or the same implementation on the base."""
+    """The arm that a cell is compared with: the baseline or its substitute.
+
+    With two sides it is the same implementation on the base.
+    """
     workload, arm = key
     return substitutes(results).get(workload) or results.plan.reference(arm)
 
 
 @lru_cache(maxsize=1)
 def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
-    """Time samples of a run by workload id and arm, without discarded blocks."""
+    """Time samples (seconds of a call) of the `ok` cells of a run by workload id and arm, without discarded blocks."""
     taken: dict[str, dict[Arm, Samples]] = {}
     for record in results.records:
         if record.status is not Status.ok:
@@ -99,9 +106,9 @@ def samples_of(results: Results) -> dict[str, dict[Arm, Samples]]:
 
 @lru_cache(maxsize=1)
 def judgements(results: Results) -> dict[Key, Judgement]:
-    """Judge all comparisons of a run together; with two sides, also all cells as a whole.
+    """Judge all comparisons of a run together, by key; with two sides, WHOLE has the judgement of all cells.
 
-    Comparisons that other work may have disturbed stay undecided.
+    Comparisons with doubtful times stay undecided.
     """
     seen = judge_effects(results.plan, session_effects(results))
     return seen | doubted({key: judgement for key, judgement in seen.items() if is_doubtful(results, key)})
@@ -109,7 +116,7 @@ def judgements(results: Results) -> dict[Key, Judgement]:
 
 @lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
-    """Compare every timed cell, except the references themselves, with the reference of its workload."""
+    """Compare every cell that shares blocks with its reference; references themselves are left out."""
     records = {record.key: record for record in results.records}
     compared = []
     for key, judgement in judgements(results).items():
@@ -131,7 +138,7 @@ def comparisons(results: Results) -> list[Comparison]:
 
 @lru_cache(maxsize=1)
 def paired_times(results: Results) -> dict[Key, float]:
-    """Seconds of a call for each timed cell, comparable within a workload.
+    """Seconds of a call for each timed cell by key, comparable within a workload.
 
     A cell with a ratio to its reference gets the ratio times the reference's median, since the ratio comes from paired
     blocks and is more accurate than two separate medians.
@@ -146,7 +153,7 @@ def paired_times(results: Results) -> dict[Key, float]:
 
 
 def _by_machine(results: Results) -> Iterable[Sequence[Record]]:
-    """Group the records by side or by host; each group should come from one machine."""
+    """Group the records by side or by host, if the run has several; each group should come from one machine."""
     if results.plan.sides is not None:
         return grouped(results.records, lambda record: record.side == BASE).values()
     if results.hosts:
@@ -160,7 +167,7 @@ def _has_changed_machine(records: Iterable[Record]) -> bool:
 
 
 def runs_the_same(one: Operators | None, other: Operators | None) -> bool:
-    """Whether both ran the same operators and kernels, each equally often."""
+    """Whether both ran the same operators and kernels, each equally often; False if operators are unknown."""
 
     def calls(operators: Operators | None) -> list[tuple[object, ...]]:
         seen = () if operators is None else operators.calls
@@ -181,7 +188,7 @@ def num_processes(results: Results) -> int:
 
 
 def too_noisy(results: Results) -> Warned | None:
-    """Warn if noise hides the margin in at least half of the comparisons; None otherwise.
+    """Warn if at least half of the comparisons are undecided and the median of their half-widths exceeds the margin.
 
     Decided comparisons stop early with wide intervals, so only undecided ones show the noise.
     """
@@ -201,7 +208,10 @@ def too_noisy(results: Results) -> Warned | None:
 
 
 def contention(results: Results) -> Warned | None:
-    """Describe the processor time taken by other programs and the hypervisor; None if it is small."""
+    """Warn of processor time taken by other programs and the hypervisor.
+
+    None if its share is unknown or at most CONTENTION, or if nothing was timed.
+    """
     load = results.system_load
     if load is None or load.others + load.stolen <= CONTENTION or not any(results.num_visits.values()):
         return None
@@ -211,7 +221,7 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Share of samples in which the threads of a cell waited for a processor; cells without counters are left out."""
+    """Share of samples in which the threads of a cell waited for a processor, by key; without counters left out."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())
@@ -222,10 +232,10 @@ def waiting(results: Results) -> dict[Key, float]:
 
 @lru_cache(maxsize=1)
 def cell_doubts(results: Results) -> dict[Key, Warned]:
-    """Reasons to distrust the times of single cells."""
+    """The reason to distrust the times of single cells, by key; cells without one are left out."""
     busy, doubts = "other work kept the machine busy", dict[Key, Warned]()
     for record in results.records:
-        why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # usual for a busy GPU
+        why = results.throttled.get(record.workload.id, 0) & ~nvml.POWER_CAP  # a power cap is usual for a busy GPU
         if why and record.samples(LATENCY):
             doubts[record.key] = Warn.throttled.says(f"the driver throttled the device ({nvml.reasons(why)})")
     for key, share in waiting(results).items():
@@ -239,8 +249,8 @@ def cell_doubts(results: Results) -> dict[Key, Warned]:
 def session_doubts(results: Results) -> list[Warned]:
     """Reasons to distrust every time of a session, one sentence each; empty if the times are sound.
 
-    Contention does not count if the samples record whether threads waited, because its effect varies: other work may
-    cost nothing with one thread and a factor of ten with two.
+    The time that other programs took does not count if the samples record whether threads waited, because its effect
+    varies: other work may cost nothing with one thread and a factor of ten with two. Time of the hypervisor counts.
     """
     lines, load, waits = list[Warned](), results.system_load, waiting(results)
     is_stolen = load is not None and load.stolen > CONTENTION
@@ -261,7 +271,7 @@ def session_doubts(results: Results) -> list[Warned]:
 
 
 def doubts(results: Results) -> list[Warned]:
-    """Reasons to distrust times, one sentence each: of the session, or else of each affected implementation."""
+    """Reasons to distrust times, one sentence each: those of the session, or else one for each affected arm."""
     if lines := session_doubts(results):
         return lines
     by_arm: dict[Arm, list[tuple[str, Warned]]] = {}
@@ -282,7 +292,7 @@ def doubt_of(results: Results, key: Key) -> str:
 
 
 def is_doubtful(results: Results, key: Key | None = None) -> bool:
-    """Whether other work may have changed the times of a cell or of its baseline, so that it gets no verdict.
+    """Whether there is a reason to distrust the times of a cell or of its reference, so that it gets no verdict.
 
     Without a key: whether all compared cells are doubtful, which makes the session invalid. For WHOLE: whether any cell
     is doubtful.
@@ -297,5 +307,5 @@ def is_doubtful(results: Results, key: Key | None = None) -> bool:
 
 
 def has_doubt(results: Results, cells: AbstractSet[Key]) -> bool:
-    """Whether other work may have changed the time of one of these cells."""
+    """Whether there is a reason to distrust the time of any of these cells."""
     return bool(session_doubts(results)) or not cell_doubts(results).keys().isdisjoint(cells)

@@ -76,7 +76,7 @@ TIMED = {*SPEEDS.values(), Mark.doubtful}  # marks that judge a time
 def mark(
     correct: CheckVerdict, speed: Verdict | None = None, *, is_doubtful: bool = False, has_failed: bool = False
 ) -> Mark:
-    """Combine the verdicts on an answer and its time: wrong and failed answers are marked whatever their time."""
+    """Combine the verdicts on an answer and its time; the time of a wrong, failed or unjudged answer does not count."""
     if correct is CheckVerdict.wrong:
         return Mark.wrong
     if has_failed:
@@ -121,7 +121,7 @@ class Conclusion:
 def ending(marks: Sequence[Mark], question: Question) -> Ending:
     """The most urgent ending of the marks; inconclusive if there is no mark other than `not judged`.
 
-    If all times of a `compare` are doubtful, the session is invalid.
+    If all judged times of a `compare` are doubtful, the session is invalid, unless there is a finding.
     """
     if set(marks) <= {Mark.not_judged}:
         return Ending.inconclusive
@@ -136,7 +136,7 @@ def conclude(
 ) -> Conclusion:
     """Derive the ending and its sentence from the marks, which are given by name.
 
-    `details` holds texts that follow some names, such as a factor; `more` follows the counts.
+    `details` has texts by name that follow the names in the sentence, such as a factor; `more` follows the counts.
     """
     parts = []
     for kind in Mark:

@@ -1,4 +1,4 @@
-"""First calls of a run: the number of calls after which a longer first call has paid off against the baseline."""
+"""First calls of a run, and the number of calls after which a longer first call has paid off against the baseline."""
 
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ def first_s(record: Record) -> float | None:
 
 @lru_cache(maxsize=2)
 def break_evens(results: Results) -> dict[Key, BreakEven]:
-    """The break-even of each compared cell, if its first call and its baseline's were measured."""
+    """The break-even of each compared cell by key, if its first call and its reference's were measured."""
     firsts = {record.key: seconds for record in results.records if (seconds := first_s(record)) is not None}
     times_s, found = paired_times(results), dict[Key, BreakEven]()
     for each in comparisons(results):

@@ -21,7 +21,7 @@ class Growth:
     """The memory of one implementation as a function of one length, with all other axes equal."""
 
     axis: str  # seq_len or kv_len
-    other: str  # the other length if it differs: "T=1"
+    other: str  # the other length if it differs: "T=1"; else ""
     implementation: str
     workload: Workload  # the one with the greatest measured length
     points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length
@@ -30,7 +30,10 @@ class Growth:
 
     @property
     def reach(self) -> float | None:
-        """The length at which the curve reaches the limit; None without a curve, or if it never does."""
+        """The length at which the curve reaches the limit; None without a curve or a limit, or if it is never reached.
+
+        Also None if even the memory that does not grow exceeds the limit.
+        """
         return None if self.fit is None else self.fit.reach(self.limit_bytes)
 
     @property
@@ -59,7 +62,7 @@ class Growth:
         return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
     def facts(self) -> dict[str, Any]:
-        """The growth, as in JSON."""
+        """The growth as fields of JSON: lengths in tokens, memory in bytes, and the curve's a, b and c as in Fit."""
         return {
             "workload": self.workload.id,
             "direction": self.workload.direction,
@@ -76,10 +79,10 @@ class Growth:
 
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
-    """The growth of each implementation that needs memory beyond its inputs, in the order of the plan.
+    """The growth of each implementation that needs memory beyond its inputs, for each group of workloads.
 
-    If `limit_bytes` is 0, the limit on the CPU is 75 % of the memory that was free during the run; other devices have
-    none.
+    If `limit_bytes` is 0, the limit on the CPU is 75 % of the least memory that was free when a process of the run
+    started; other devices have none.
     """
     free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
     groups = grouped(results.records, lambda record: tuple(map(record.workload.axes().get, GROUP_AXES)))

@@ -27,8 +27,8 @@ COLUMNS = {RATIO: "ratio", LATENCY: "latency_s", ERROR_RATIO: "error_ratio"}
 class Series:
     """A cell's values over time, and the changes of their level.
 
-    Each point is a row of its run's table with these columns added: `value` in `unit`, `machine` (its processor), and
-    the run's `baseline` and `conditions`.
+    Each point is a row of its run's table with these columns added: `value` in `unit`, `machine` (the processor's
+    name), and the run's `baseline` and `conditions`.
     """
 
     points: tuple[Row, ...]
@@ -47,11 +47,12 @@ def metric_series(
     implementations: Sequence[str] = (),
     workload: str = "*",
 ) -> tuple[list[Series], list[str]]:
-    """The series of every cell with the metric and its relative changes above SMALLEST, and notes on runs left out.
+    """The series of the metric for every cell, with changes of its level above SMALLEST, and notes on runs left out.
 
     The paths are run folders, journals, or folders of them; of two copies of a run, the one with more visits counts.
-    Without `implementations` all are included; `workload` is a pattern for ids. A ratio depends on the run's baseline,
-    and a time on the run's conditions, such as cold caches, so runs that differ in these from the newest are left out.
+    Without `implementations` (specs) all are included; `workload` is a pattern for ids. A ratio depends on the run's
+    baseline, and a time on its conditions, such as cold caches, so runs that differ in these from the newest are left
+    out.
 
     Raises:
         ValueError: nothing can be read, or no cell has the metric; the message lists the available ones.
@@ -90,12 +91,12 @@ def _with_changes(points: Sequence[Row]) -> Series:
 
 
 def _terms(point: Row, metric: str) -> tuple[str, str]:
-    """The facts that two runs must share before their values are comparable."""
+    """The facts that two runs must share before their values are comparable: baseline (for ratios) and conditions."""
     return point["baseline"] if metric == RATIO else "", point["conditions"]
 
 
 def _points(results: Results) -> dict[str, list[Row]]:
-    """The cells of a run that have a value, by metric.
+    """The points of a run by metric: its cells that have a value.
 
     Doubtful times are left out, and so are ratios of a session with two sides, since its base varies from run to run.
     """

@@ -35,7 +35,7 @@ from attnbench.workloads.masks import (
 )
 from attnbench.workloads.workload import Workload
 
-LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of the planned cells, or from 12 of them
+LEAST_SHARE, LEAST_CELLS = 1 / 3, 12  # a verdict needs answers from a third of the planned cells; 12 are enough
 LONG, WIDE = 256, 128  # LONG: two tiles of the usual 128 keys; WIDE: the head width of most language models
 
 
@@ -70,7 +70,7 @@ def _hides_all(workload: Workload) -> bool:
 
 
 def _has_part(workload: Workload, kinds: tuple[type[Mask], ...]) -> bool:
-    """Whether the mask has a part of these kinds."""
+    """Whether the mask has a part of one of the `kinds`."""
     return any(isinstance(part, kinds) for part in workload.mask_rule.parts)
 
 
@@ -149,18 +149,18 @@ class Judgement:
 
     @cached_property
     def failed(self) -> tuple[Record, ...]:
-        """Supported cells that ended without an answer, such as an error or a timeout."""
+        """Cells that went wrong without a wrong answer, such as an error or a timeout."""
         return tuple(record for record in self.records if record.is_finding and not record.is_wrong)
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst verdict of all cells; `not judged` if nothing was compared."""
+        """The worst verdict of all cells, in the order of WORST_FIRST; `not judged` if no cell has one."""
         verdicts = set(map(verdict_of, self.records))
         return next((each for each in WORST_FIRST if each in verdicts), CheckVerdict.not_judged)
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough cells were compared for an unqualified verdict."""
+        """Whether enough cells were compared for an unqualified verdict, and none failed."""
         return len(self.compared) >= self.least and not self.failed
 
     @property
@@ -175,7 +175,7 @@ class Judgement:
 
     @property
     def never_tried(self) -> tuple[str, ...]:
-        """Features of planned cells that no compared cell has."""
+        """Features of planned cells that no compared cell has; one entry counts the pairs of PAIRED never tried."""
         compared = [_features(_as_compared(record)) for record in self.compared]
         planned = [_features(workload) for workload in self.planned]
         seen, possible = (set[str]().union(*each) for each in (compared, planned))
@@ -198,7 +198,7 @@ class Judgement:
 
     @property
     def keeps(self) -> str:
-        """Describe the memory that grows with each call; "" if none does."""
+        """Describe the memory that grows with each call, in the first cell with such memory; "" if there is none."""
         kept = filter(None, (record.measurement(KEPT_MEMORY) for record in self.records))
         return next((each.warnings[0] for each in kept if each.warnings and each.samples[0].value), "")
 
@@ -257,7 +257,7 @@ class Judgement:
 
     @property
     def word(self) -> str:
-        """The verdict in a word or two: `right where tried` if too few cells were compared for `right`."""
+        """The verdict in a few words: `right` or `imprecise` gets `where tried` unless `is_enough`."""
         is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
         return f"{self.verdict} where tried" if is_reserved else str(self.verdict)
 
@@ -287,7 +287,7 @@ class Judgement:
 
 
 def judgements(results: Results) -> list[Judgement]:
-    """One judgement for each implementation that a check has tried, in the order of its plan."""
+    """One judgement for each implementation with a record, in the order of the records."""
     by_name = grouped(results.records, lambda record: record.implementation)
     planned = tuple(results.plan.asked)
     return [

@@ -26,7 +26,7 @@ from attnbench.workloads.policy import (
 from attnbench.workloads.workload import Workload
 
 LOST = math.log(2.5)
-"""Log ratio charged for an implementation that failed at a shape, or was predicted to be too slow to time."""
+"""Log ratio charged for an implementation without a time at a shape, such as one that failed or was too slow to try."""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class Measured:
     winner: str = OTHERWISE
 
     def log(self, name: str) -> float:
-        """The log time ratio of a candidate to sdpa; LOST if it was not timed."""
+        """The log time ratio of a candidate to sdpa: 0 if the policy would call sdpa, LOST if it was not timed."""
         return 0.0 if name == OTHERWISE else self.logs.get(name, LOST)
 
 
@@ -86,7 +86,9 @@ def learn(run: Results) -> Policy:
 
 
 def measure(run: Results) -> list[Measured]:
-    """The log ratios on each workload with a time of `sdpa`, without candidates that were wrong on any workload.
+    """The log ratios on each plain workload (`is_plain`) with a time of `sdpa`.
+
+    Candidates that were wrong on any workload are left out.
 
     Raises:
         ValueError: no workload has times of both `sdpa` and a candidate.
@@ -121,7 +123,10 @@ def measure(run: Results) -> list[Measured]:
 
 
 def regret(table: Sequence[Measured]) -> Regret:
-    """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload."""
+    """Leave-one-out regret of the policy: each workload uses the winner at the nearest other workload of its kind.
+
+    Without such a workload it uses sdpa.
+    """
     kinds = [shape_key_of(entry.workload, 0) for entry in table]
     logs = logs_of([shape_of(entry.workload) for entry in table])
     best = np.array([entry.log(entry.winner) for entry in table])  # 0 where sdpa wins

@@ -59,7 +59,7 @@ class Change(msgspec.Struct, frozen=True):
     """A crossover: from this value of an axis on, between `low` and `high`, `after` is faster than `before`."""
 
     axis: str
-    at: float  # estimated value of the axis
+    at: float  # estimated value of the axis, between `low` and `high`
     low: float
     high: float
     before: str
@@ -69,8 +69,8 @@ class Change(msgspec.Struct, frozen=True):
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """The factor by which another implementation is slower than the choice."""
 
-    ratio: float  # its time divided by the choice's
-    low: float | None = None
+    ratio: float  # the other implementation's time divided by the choice's
+    low: float | None = None  # the interval of the ratio; None if the choice is not the leader, or with few processes
     high: float | None = None
     verdict: Verdict
 
@@ -91,7 +91,10 @@ class Recommendation:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """The calls after which the choice has paid off against the baseline; None if it is the baseline or unknown."""
+        """The calls after which the choice has paid off against the baseline.
+
+        None if the choice is the baseline, or if a time that this needs is unknown.
+        """
         lead = self.lead(self.reference) if self.reference in self.seconds else None
         if lead is None or not {self.choice, self.reference} <= self.first_s.keys():
             return None
@@ -119,13 +122,13 @@ class Recommendation:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all others are slower than the choice."""
+        """Whether there is a choice, and all others are slower."""
         return bool(self.choice) and not self.equals
 
     def lead(self, other: str) -> Lead | None:
         """The factor by which another implementation is slower than the choice; None if unknown.
 
-        There is an interval only if the choice is the leader; the verdict then follows from it.
+        There is an interval only if the choice is the leader. Otherwise the verdict is relative to the leader.
         """
         stands = self.standing
         if stands is None or other == self.choice:
@@ -141,7 +144,7 @@ class Recommendation:
         return Verdict.undecided if judged is None else judged.verdict
 
     def facts(self) -> dict[str, Any]:
-        """The recommendation, as in JSON."""
+        """The recommendation as fields of JSON: those of `reports.verdict.Choice` without its answer."""
         leads = {name: self.lead(name) for name in self.seconds}
         return {
             "workload": self.workload.id,
@@ -238,9 +241,9 @@ def peak_bytes(record: Record) -> float | None:
 
 
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
-    """Comparisons of two implementations by value of the ladder's axis, where both have samples.
+    """Comparisons of two implementations by value of the ladder's axis, where they share blocks.
 
-    Comparisons that other work may have disturbed are undecided.
+    Comparisons with doubtful times are undecided.
     """
     seen, arms = {}, (Arm(implementation=one), Arm(implementation=other))
     for value, workload in ladder.by_value.items():

@@ -76,7 +76,7 @@ class Results:
 
     @property
     def num_left_out(self) -> int:
-        """Number of cells that a finished run did not check, for lack of time."""
+        """Number of planned cells without a result in a finished run, such as for lack of time; 0 in others."""
         unasked = set(self.plan.unasked)
         concluded = sum(record.workload.id not in unasked for record in self.records)
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded
@@ -156,7 +156,7 @@ def _records(state: State, started: events.RunStarted) -> Iterator[Record]:
 
 
 def _times(state: State, key: Key) -> Iterator[Measurement]:
-    """The times of a cell."""
+    """The times of a cell as a measurement; none without samples."""
     workload, arm = key
     if samples := state.samples.get(workload, {}).get(arm):
         yield Measurement(metric=LATENCY, unit="s", samples=samples)

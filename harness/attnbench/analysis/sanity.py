@@ -30,9 +30,10 @@ READING = 1.5
 """Factor by which reading may be faster than copying, since a copy may fetch each cache line that it writes."""
 Warnings = dict[Key, tuple[Warned, ...]]
 
-FAULT_S = 0.25e-6  # least cost of a minor page fault
+FAULT_S = 0.25e-6  # least seconds that a minor page fault takes
 NOTED_FAULTS, LARGEST_FAULTS = 0.05, 0.9
-"""Share of the time spent on page faults above which there is a warning, and the upper limit of its estimate."""
+"""NOTED_FAULTS: share of the time spent on page faults above which there is a warning; LARGEST_FAULTS: limit of the
+estimated share."""
 MOST = 0.5
 """A flag in more than this share of the samples is a property of the call, not a passing disturbance."""
 ON_A_QUEUE = {
@@ -45,16 +46,18 @@ ON_A_QUEUE = {
         "the host waits for the device inside the call: it synchronises, or launches more than the queue holds"
     ),
 }
+"""Warnings by the flag that most samples of a cell have, on devices with a queue of work."""
 APART, SHORTEST_S = 0.1, 20e-6
-"""Largest relative excess of a call's kernel time over its time; sums of kernels below SHORTEST_S are not judged."""
-FALL = 0.05  # largest relative fall of a clock within a visit that does not affect times
+"""APART: largest relative excess of a call's kernel time over its time without a warning; SHORTEST_S: kernel times
+below this, in seconds, are not judged."""
+FALL = 0.05  # largest relative fall of a clock within a visit without a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLoad:
     """Shares of the time of all processors, and the least memory that was free at the start of a process."""
 
-    stolen: float  # share used by the hypervisor
+    stolen: float  # share used by the hypervisor: 0.05 is 5 %
     others: float  # share used by other processes
     free_bytes: int
 
@@ -62,9 +65,9 @@ class SystemLoad:
 def system_load(history: Iterable[WorkerStarted | RunFinished], timed: Collection[int]) -> SystemLoad | None:
     """The load during a run; None without counters, as on a simulated machine.
 
-    Covers the time from the start of each worker to its end; the last worker of a killed run has no end and is left
-    out. If `timed` names workers that timed something, by their places in `history`, only these count: load during
-    checks does not affect any time.
+    The load is that from the start of each worker to its end; the last worker of a killed run has no end and is left
+    out. `timed` are the indices in `history` of workers that timed something. If there are any, only these count,
+    because load during checks does not affect any time.
     """
     spans: dict[int, tuple[Counters, Counters]] = {}
     start: Counters | None = None
@@ -121,7 +124,7 @@ def _share(record: Record, flag: Flag) -> float:
 
 
 def _doubts(record: Record, ceilings: Ceilings | None, *, is_cold: bool) -> Iterator[tuple[Warned, bool]]:
-    """Yield warnings about work on other streams and rates above a ceiling; the flag says if the time must be wrong."""
+    """Yield warnings about work on other streams and rates above a ceiling; True means that the time must be wrong."""
     workload = record.workload
     if _share(record, Flag.other_stream) > MOST:
         text = "it leaves work on another stream, which is still running when the current stream is done"
@@ -182,7 +185,10 @@ def throttled_by(visits: Iterable[Sequence[DeviceState]]) -> int:
 
 
 def slowdown_warnings(visits: Iterable[Sequence[DeviceState]]) -> Iterator[Warned]:
-    """Yield warnings about times from the device states of a workload's visits; ratios are less affected."""
+    """Yield a warning if the clock typically fell by more than FALL within a workload's visits.
+
+    Such a fall affects times, and ratios less.
+    """
     visits = list(visits)
     falls = [_fall(visit) for visit in visits]
     if falls and (typical := median(falls)) > FALL:
@@ -202,7 +208,7 @@ def _union(states: Iterable[DeviceState]) -> int:
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[Warned]:
-    """Describe the page faults of a call and their estimated share of its time."""
+    """Warn of a call's page faults if their estimated share of its time exceeds NOTED_FAULTS."""
     num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     share = min(num_faults * FAULT_S / time.point, LARGEST_FAULTS)
     if share <= NOTED_FAULTS:

@@ -30,7 +30,7 @@ class Match:
 
 
 def matched(base: Iterable[Record], candidate: Iterable[Record]) -> list[Match]:
-    """Match the cells of two states by workload and implementation, the base's first; sides are ignored."""
+    """Match the cells of two states by workload and implementation, in the base's order and then the candidate's."""
     before = {(record.workload.id, record.implementation): record for record in base}
     after = {(record.workload.id, record.implementation): record for record in candidate}
     return [Match(key=key, base=before.get(key), candidate=after.get(key)) for key in {**before, **after}]
@@ -43,7 +43,7 @@ def by_side(results: Results) -> tuple[list[Record], list[Record]]:
 
 
 def failed(results: Results) -> list[tuple[Record, str]]:
-    """Cells of the candidate that are lost, wrong or failed, each with a description."""
+    """Cells of the candidate that are wrong, failed, or no longer ok as in the base, each with a description."""
     failures = []
     for match in matched(*by_side(results)):
         record, before = match.candidate, None if match.base is None else match.base.status
@@ -58,14 +58,14 @@ def failed(results: Results) -> list[tuple[Record, str]]:
 
 
 def losses(results: Results) -> list[str]:
-    """Regressions of the candidate besides speed: cells that are lost, wrong or failed, one line each."""
+    """Regressions of the candidate besides speed, one line each: lost implementations, and the cells of `failed`."""
     sides = results.plan.sides
     assert sides is not None
     return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
 
 
 def untried(results: Results) -> list[str]:
-    """Cells that only one side tried because a prediction ruled them out on the other, one line each."""
+    """Cells that are ok on one side and were ruled out by a prediction on the other, one line each."""
     lines = []
     for match in matched(*by_side(results)):
         if Status.ok in {record.status for record in match.records}:

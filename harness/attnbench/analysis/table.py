@@ -73,10 +73,10 @@ Columns of measured metrics follow.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency, comparable between cells of one workload. `margin` is the smallest relative difference that matters,
-`reason` why a comparison is undecided, `doubtful` why a cell's own time is doubtful. `is_same_kernel` says that the
-baseline ran the same operators, `allocator` how freed memory was handled. `matmul_share` is `flops_per_s` divided by
-the rate of the run's fastest matrix product. `error_ratio` is the largest error / tolerance over `num_tensors` tensors,
-missing if an error is not finite.
+`reason` why a comparison is undecided, `doubtful` why a cell's own time is doubtful. `is_same_kernel` is whether the
+baseline ran the same operators and kernels, `allocator` how freed memory was handled. `matmul_share` is `flops_per_s`
+divided by the rate of the run's fastest matrix product. `error_ratio` is the largest error / tolerance over
+`num_tensors` tensors, missing if an error is not finite or nothing was compared.
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 
@@ -115,6 +115,8 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 def samples(*paths: Path | str) -> "pd.DataFrame":
     """Every raw sample of every metric, in time order within its cell, with its process, visit, block and slot.
 
+    Paths are those of `attnbench.table`. `value` is in `unit`.
+
     Raises:
         ValueError: nothing can be read there; the message explains why.
 
@@ -140,7 +142,7 @@ def rows(cells: "pd.DataFrame") -> list[Row]:
 
 
 def metric_columns(results: Results) -> list[MetricColumn]:
-    """Columns of the metrics that some cell of the run has, times excluded."""
+    """Columns of the metrics that some cell of the run has, without times and metrics that are not `is_column`."""
     known = plugins.plugs("attnbench.metrics", "METRIC")
     measured = {one.metric: one for record in results.records for one in metrics_of(record)}
     columns = []
@@ -152,9 +154,9 @@ def metric_columns(results: Results) -> list[MetricColumn]:
 
 
 def by_length(members: Sequence[T], workload_of: Callable[[T], Workload]) -> dict[tuple[str, str], list[T]]:
-    """Group cells by the length that varies: a key is its axis, and the other length if that differs ("T=1"), or "".
+    """Group cells by the length that varies and the other length: ("kv_len", "T=1"), or ("seq_len", "") if T = S.
 
-    The axis is kv_len in decoding, where all have the same query length; otherwise it is seq_len.
+    The axis is kv_len if all cells have the same query length and key lengths differ; otherwise it is seq_len.
     """
     workloads = [workload_of(each) for each in members]
     is_decoding = len({each.seq_len for each in workloads}) == 1 < len({each.kv_len for each in workloads})

@@ -19,7 +19,7 @@ HELPERS = ("frame", "options", "repro", "running", "terminal")
 
 @dataclass(frozen=True)
 class Command:
-    """A function whose signature and docstring define a command (frame.py); hundreds of `order` are groups in help."""
+    """A function whose signature and docstring define a command (frame.py); `order` // 100 is its group in help."""
 
     function: Callable[..., Any]
     order: int
@@ -27,7 +27,7 @@ class Command:
 
 @dataclass(kw_only=True)
 class Output:
-    """The form of the output: JSON or text; quiet omits progress, tables and notes, verbose adds each step."""
+    """The form of the output: JSON or text, without progress, tables and notes (quiet), or with each step (verbose)."""
 
     is_json: bool = False
     is_quiet: bool = False

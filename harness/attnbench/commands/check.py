@@ -136,7 +136,7 @@ def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
 
 
 def _print_certificate(certificate: Certificate) -> None:
-    """Print the verdict, each violated law, and untried laws."""
+    """Print the verdict, each violated law, and the laws that were not tried, with the reasons."""
     shape = certificate.workload
     sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
     head = f"{certificate.implementation} ({sizes}):"
@@ -161,7 +161,10 @@ def _print_certificate(certificate: Certificate) -> None:
 def _conclude(
     checked: Results, not_judged: dict[str, str], report: Path | None, repro: Path | None
 ) -> Conclusion | ExitCode:
-    """Print the verdicts, and write the report and the scripts."""
+    """Print the verdicts, and write the report and the scripts if their options are given; return the conclusion.
+
+    After an interruption the exit code is returned instead.
+    """
     if report is not None:
         stock.write(report, checked)
     conclusion = exit_status.of_check(judgements(checked), not_judged)
@@ -178,7 +181,11 @@ def _conclude(
 
 
 def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
-    """Options for a report: the sweep `stock`, unless anything else is selected."""
+    """Options for a report: the sweep `stock`, unless anything else is selected.
+
+    Raises:
+        ValueError: the file does not end in .md, or its folder does not exist.
+    """
     if report.suffix != stock.SUFFIX or not report.parent.is_dir():  # now, not after hours of work
         allowed = f"give a file that ends in {stock.SUFFIX}, in a folder that exists"
         raise ValueError(f"--report {report} is not allowed: {allowed}")
@@ -187,7 +194,11 @@ def _about_stock(options: SelectionOptions, report: Path) -> SelectionOptions:
 
 
 def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> SelectionOptions:
-    """Options for captured inputs: their sizes are the only workload."""
+    """Options for captured inputs, whose sizes make the only workload.
+
+    Raises:
+        ValueError: no implementation is named, or another selection goes with --replay.
+    """
     from attnbench.captured.replay import load, settings
 
     if not specs or {"--sweep", "--set", "--model", "--invariance", "--repro"} & options.typed:
@@ -196,7 +207,7 @@ def _captured(options: SelectionOptions, replay: Path, specs: list[str]) -> Sele
 
 
 def _interpreted(options: SelectionOptions) -> SelectionOptions:
-    """Options for Triton's interpreter: small sizes by default, and longer timeouts."""
+    """Options for Triton's interpreter: small sizes by default, and calls that may take as long as a step."""
     if find_spec("triton") is None:
         raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
     limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
@@ -204,7 +215,11 @@ def _interpreted(options: SelectionOptions) -> SelectionOptions:
 
 
 def _usable(options: SelectionOptions, template: Template) -> tuple[list[str], dict[str, Declared], dict[str, str]]:
-    """The usable ones of the named specs, their declarations, and the problems of the others by name."""
+    """The usable specs among the named ones, declarations by spec, and the problems of the others by spec or name.
+
+    Raises:
+        ValueError: implementations are named, and none of them is usable.
+    """
     candidates: list[str] = []
     problems: dict[str, str] = {}  # the others are still judged
     for name in (*(options.names or ()), *(options.implementations or ())):

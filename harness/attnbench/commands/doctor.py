@@ -19,10 +19,10 @@ from attnbench.units import grouped, show
 if TYPE_CHECKING:
     from attnbench.timing.functions import FunctionComparison
 
-BUSY_SHARE = 0.3
-STEAL_PERCENT = 1.0
-NOISY_SHARE = 0.02
-AGAIN, AGAIN_S = "the same again", 10.0
+BUSY_SHARE = 0.3  # share of busy processors above which there is advice
+STEAL_PERCENT = 1.0  # percent of time stolen by the hypervisor above which there is advice
+NOISY_SHARE = 0.02  # relative difference between times of identical code above which there is advice
+AGAIN, AGAIN_S = "the same again", 10.0  # name of the second of two identical arms; seconds of their comparison
 SAME_ON_ALL = ("processor", "accelerator", "versions", "fingerprint", "threads", "thread and malloc settings")
 """Findings that must be equal on hosts whose times are compared."""
 NOISE_ERROR = 0.05  # two-sided error probability of the noise's interval
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Examine this machine for about fifteen seconds; return all findings, in the order of the table."""
+    """Examine this machine for about fifteen seconds; return all findings, in the order in which they are printed."""
     import psutil
 
     from attnbench.devices import environment  # needs torch
@@ -83,7 +83,7 @@ def examine() -> list[Finding]:
 
 
 def limits() -> str:
-    """Describe the limits that the container's cgroups and the affinity mask set; "no limits" without any."""
+    """Describe the limits on processors and memory that cgroups and the affinity mask set; "no limits" without any."""
     import psutil
 
     quota, (free, whole) = containers.quota(), containers.memory()
@@ -96,7 +96,7 @@ def limits() -> str:
 
 
 def noise_floor() -> Finding:
-    """Compare two arms with identical code, measured as in a run, threads included; their difference is noise."""
+    """Compare two arms with identical code, in blocks and with threads as in a run; their difference is noise."""
     import torch
 
     from attnbench.timing.functions import FunctionComparison
@@ -109,7 +109,7 @@ def noise_floor() -> Finding:
 
 
 def judge_noise(compared: "FunctionComparison") -> Finding:
-    """The finding that follows from a comparison of identical code."""
+    """The finding `noise floor` that follows from a comparison of identical code."""
     ratios = numbers(compared.samples, Arm(implementation=AGAIN), compared.reference, compared.discarded)
     noise = effect([*ratios.values()] or [0.0])
     width = math.expm1(abs(noise.log) + (noise.half_width(NOISE_ERROR) or 0.0))

@@ -27,7 +27,7 @@ from attnbench.storage.records import Arm
 from attnbench.units import percent
 
 OPTIONS = TimingOptions(sweep="fastest")
-AGAIN = {"--memory", "--deterministic", "--policy"}  # options that --resume allows
+AGAIN = {"--memory", "--deterministic", "--policy"}  # options that go with --resume, but not with --along
 
 
 def fastest(
@@ -105,7 +105,7 @@ def _require_writable(policy: Path) -> None:
 
 
 def _learn_policy(measured: Results, file: Path) -> verdict.Policy:
-    """Learn a policy from a run, write it to a file, and describe it."""
+    """Learn a policy from a run, write it to a file, and return its summary."""
     table = learn(measured)
     table.save(file)
     return verdict.Policy(
@@ -150,7 +150,7 @@ def print_recommendations(results: Results, choices: Sequence[Recommendation], l
 
 
 def print_crossings(results: Results) -> None:
-    """Print the crossovers of each pair, and the verdict at each value."""
+    """Print the crossovers of each pair, and the ratio at each value, with a note if it is undecided."""
     print_troubles(results)
     for crossing in recommended.crossings(results):
         if len(results.plan.ladders) > 1:

@@ -28,7 +28,7 @@ PANELS = {
 LEAST = {"timeout_s": 1, "num_rounds": 1, "batch_size": 1, "seq_len": 2}
 """Smallest allowed values of numeric options; 0 for all others."""
 QUANTITIES = {"SIZE": "size", "SECONDS": "duration", "SHARE": "share"}
-"""Metavars of options that are written with a unit: bytes, seconds or a share."""
+"""The kind of quantity of an option by its metavar; users may write it with a unit, as in 8GiB, 2min or 2%."""
 SHARED = """Options that several commands share, and those that set the fields of `Output`, which every command has.
 
 Options:
@@ -43,7 +43,10 @@ LINE = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)", re.DOTALL)
 
 
 def sections(text: str) -> tuple[str, dict[str, tuple[list[str], str]], list[str]]:
-    """Split a docstring into help, flags with metavar and help of each option, and examples."""
+    """Split a docstring into help, options and examples.
+
+    Each option is a parameter's name with its flags and metavar, as a list of words, and its help.
+    """
     head, _, examples = inspect.cleandoc(text).partition("\nExamples:\n")
     words, _, lines = head.partition("\nOptions:\n")
     options = {}
@@ -118,7 +121,7 @@ def _parameter(parameter: inspect.Parameter, words: list[str], help_text: str) -
 
 
 def _quantity(kind: str, least: float, text: str | float) -> float:
-    """Parse a quantity of the command line; defaults are numbers already."""
+    """Parse a quantity of the command line, which must be at least `least`; defaults are numbers already."""
     try:
         value = quantity(text, kind) if isinstance(text, str) else text
     except ValueError as error:
@@ -129,7 +132,7 @@ def _quantity(kind: str, least: float, text: str | float) -> float:
 
 
 def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
-    """Print the facts as indented JSON with --json; else call `show`."""
+    """With --json, print the result of `facts` as indented JSON; otherwise call `show`."""
     if not OUTPUT.is_json:
         show()
         return

@@ -65,7 +65,7 @@ QUESTIONS |= {
 "attention only" and "layout" need scope attention; the others use scope module, which all implementations have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
 MASKS = ("none", "causal")
-"""Masks to try for a column without a mask: some implementations support only one of them."""
+"""Masks to try for a column that sets none: some implementations support only one of these two."""
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
@@ -83,7 +83,7 @@ ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
 
 
 def entries(what: str) -> list[dict[str, str]]:
-    """The rows of a list, with equal columns: sweeps, axes, masks, models, metrics or reports."""
+    """The rows of the list of sweeps, axes, masks, models, metrics or reports. All rows have the same columns."""
     match what:
         case "sweeps":
             sweeps = {name: sweep.load(name) for name in sweep.names()}
@@ -119,7 +119,10 @@ def entries(what: str) -> list[dict[str, str]]:
 
 
 def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """A row for each implementation (a name or path/to/file.py:Name): yes or no by feature, reasons, and source."""
+    """A row for each implementation (a name or path/to/file.py:Name): yes, no or ? by feature, `why` not, `source`.
+
+    A "?" means that the implementation cannot be loaded; `source` then has the error.
+    """
     from attnbench.case import reason_against
     from attnbench.contract.loading import implementation
 
@@ -142,7 +145,7 @@ def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
 
 
 def print_support(entries: Sequence[dict[str, str]]) -> None:
-    """Print what each installed implementation lacks, then the implementations that are not installed."""
+    """Print the features that each usable implementation lacks, then those that support nothing here, with reasons."""
 
     def is_yes_for_some(question: str) -> bool:
         return any(entry[question] == "yes" for entry in entries)

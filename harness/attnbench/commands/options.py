@@ -68,7 +68,7 @@ class SelectionOptions:
 
     @property
     def typed(self) -> set[str]:
-        """Options on the command line by their long names, and arguments by their names in the code."""
+        """Options that the user typed, by their long names, and arguments, by their names in the code."""
         if not bool(self.context):  # not from a command line
             return set()
         long_names = {each.name: max(each.opts, key=len) for each in self.context.command.params}
@@ -76,7 +76,7 @@ class SelectionOptions:
         return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
     def with_settings(self, *settings: str) -> Self:
-        """Add settings, unless --set, --model or --sweep already chooses shapes."""
+        """Add settings (AXIS=V,V), unless --set, --model or --sweep already chooses shapes."""
         is_chosen = self.has_shapes or "--sweep" in self.typed
         return self if is_chosen else replace(self, settings=[*settings, *(self.settings or ())])
 
@@ -133,7 +133,8 @@ class TimingOptions(SelectionOptions):
         """The parameters of build_plan that these options set, with the conditions.
 
         Raises:
-            ValueError: a condition is unknown, two conditions exclude each other, or as in SelectionOptions.
+            ValueError: a condition is unknown, two conditions or --referee and a condition exclude one another, or
+                both --model and --sweep are given.
         """
         fields = {word: field for field, words in CONDITIONS.items() for word in words}
         chosen: dict[str, str] = {}
@@ -153,11 +154,11 @@ CONDITIONS = {
     "allocator": ("system", "steady", "retain"),
     "isolation": ("process", "shared"),
 }
-"""The words of --conditions, by the parameter of build_plan that they set."""
+"""The words of --conditions, by the parameter of build_plan that they set; at most one word for each."""
 
 
 def expand_spec(name: str) -> list[str]:
-    """The specs of a name: one, or all implementations in FILE.py.
+    """The specs that a name stands for: all implementations in the file for FILE.py, otherwise itself.
 
     Raises:
         ValueError: the file cannot be read, or has no implementation.

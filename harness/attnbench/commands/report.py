@@ -85,7 +85,13 @@ def report(
 
 
 def _join(runs: Sequence[Path]) -> Path:
-    """Merge finished runs over different shapes, such as parts of `run --shard`, next to the first of them."""
+    """Merge finished runs over different shapes, such as parts of `run --shard`; return the new folder.
+
+    It lies next to the first run's.
+
+    Raises:
+        ValueError: a run has not finished, or the runs share a shape or differ in more than their shapes.
+    """
     measured = [(run.name, list(events(journal_of(run)))) for run in runs]
     starts = [event for _, history in measured for event in history if isinstance(event, RunStarted)]
     plans = [started.plan for started in starts]
@@ -118,13 +124,13 @@ def _join(runs: Sequence[Path]) -> Path:
 
 
 def _common(plan: Plan) -> tuple[Plan, dict[str, str | None]]:
-    """The fields that parts of a run share, and the digests of their implementations."""
+    """The plan without the fields that parts of a run may have for themselves, and the digests of all arms by name."""
     digests = {name_of(spec): plan.digests.get(spec) for spec in plan.specs.values()}
     return msgspec.structs.replace(plan, **MAY_DIFFER), digests
 
 
 def _write_one(stored: Results, kind: str, to: Path | None) -> None:
-    """Write one report to a file, or a text to the terminal and a picture into the run."""
+    """Write one report to the file `to`; without it, print a text, or write a picture into the run's folder."""
     known = plugs("attnbench.reports", "REPORT")
     require_known("format", [kind], known)
     chosen, folder = known[kind], stored.folder

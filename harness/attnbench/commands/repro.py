@@ -18,9 +18,9 @@ from attnbench.storage.records import Agreement, Grade, Record, Status, TensorEr
 
 
 def scripts(results: Results, folder: Path) -> Iterator[str]:
-    """Write a script for the first wrong tensor of each implementation; yield a line for each.
+    """Write a script for the first wrong or imprecise tensor of each implementation; yield a line for each of these.
 
-    If no script could be written, the line says why. Implementations without a wrong tensor have no line.
+    If no script could be written, the line says why.
     """
     done: set[str] = set()
     reasons: dict[str, str] = {}
@@ -54,7 +54,10 @@ def _worst(record: Record) -> tuple[str, TensorError] | None:
 
 
 def run_module(module: str, arguments: Sequence[str], timeout_s: float, request: object = None) -> tuple[Status, str]:
-    """Run a module of attnbench in a new process, with a request as JSON; return its status and last line of output."""
+    """Run a module of attnbench in a new process, with a request as JSON; return a status and its last line of output.
+
+    After a failure the line is that of standard error. The status is ok, error, crashed (by a signal) or timeout.
+    """
     command, encoded = [sys.executable, "-P", "-m", module, *arguments], msgspec.json.encode(request)
     try:
         ended = subprocess.run(command, input=encoded, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603
@@ -66,7 +69,7 @@ def run_module(module: str, arguments: Sequence[str], timeout_s: float, request:
 
 
 def checked_captured(plan: Plan, file: Path, folder: Path) -> Results:
-    """Call each function once on the inputs in the file, each in a process of its own, and judge its answers here.
+    """Call each function once on the inputs in the file, each in its own process, and judge its answers in this one.
 
     Raises:
         ValueError: the file does not hold inputs of attention, or attention overflows in their dtype.

@@ -68,7 +68,11 @@ def run(
 
 
 def shard(plan: Plan, text: str) -> Plan:
-    """The part K/N of a plan, as in 2/8: the second of eight; ValueError if there is no such part."""
+    """The part K/N of a plan, as in 2/8, the second of eight.
+
+    Raises:
+        ValueError: there is no such part.
+    """
     place, _, number = text.partition("/")
     most = len(plan.workloads)
     if not (place.isdecimal() and number.isdecimal() and 1 <= int(place) <= int(number) <= most):

@@ -1,4 +1,4 @@
-"""Shared parts of the commands that run something: progress, interruption, resuming, reports, the end."""
+"""Shared parts of the commands that run something: progress, interruption, resuming, and reports."""
 
 import sys
 import time
@@ -29,8 +29,8 @@ from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.units import sanitize_line
 
-LINE_EVERY_S = 10.0
-DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line
+LINE_EVERY_S = 10.0  # least seconds between lines of progress if the output is no terminal
+DRAW_EVERY_S = 0.5  # least seconds between updates of the progress line on a terminal
 STAGE_WORDS = {
     "check": "checking",
     "kept": "looking for kept memory",
@@ -81,7 +81,10 @@ def execute(
 
 
 def measure(plan: Plan, folder: Path, *, cluster: str = "") -> Results:
-    """Run a plan, and write its usual reports; an interruption prints the results so far, and how to continue."""
+    """Run a plan, write its usual reports, and return the results.
+
+    An interruption prints the results so far, and how to continue; errors are those of `execute`.
+    """
     hint = f"{how_to_resume(plan, folder)}{f' --cluster {cluster}' * bool(cluster)}"
     with interruptible(hint):
         measured = execute(plan, folder, hint=hint, cluster=cluster, show_partial=print_partial)
@@ -119,7 +122,7 @@ def how_to_resume(plan: Plan, folder: Path) -> str:
 
 
 def note_untried(names: Iterable[str]) -> None:
-    """Print a note for each device on which attnbench has never been tried: what should work there."""
+    """For each of these devices on which attnbench has never been tried, print a note on what should work there."""
     for name in sorted({*names}):
         if words := device(name).untried:
             typer.echo(f"{name}: untried. {words}.", err=True)
@@ -162,7 +165,7 @@ def watching() -> Iterator[Watch]:
 
 
 def described(progress: Progress) -> str:
-    """The stage, its progress, the remaining time, the counts by status, and the cell."""
+    """One line of progress: stage, percentage done, remaining time, counts by status, and cell."""
     share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
     parts = [f"{STAGE_WORDS[progress.stage]} {share:.0f} %"]
     if progress.left_s is not None:
@@ -175,7 +178,7 @@ def described(progress: Progress) -> str:
 def to_resume(
     selected: SelectionOptions, resume: str, results: Path, command: str, again: Collection[str] = ()
 ) -> tuple[Path, Plan]:
-    """Folder and plan of the run that this command continues; the options in `again` may be repeated with --resume.
+    """Folder and plan of the run that this command continues; the options in `again` are allowed with --resume.
 
     Raises:
         ValueError: there is no such run, or it cannot be continued this way: the message says how.
@@ -215,9 +218,9 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
 
 
 def write_reports(results: Results, to: Path | None = None) -> bool:
-    """Write the usual reports into the run's folder, or another. Returns whether any failed.
+    """Write the usual reports into the folder `to`, by default the run's; return whether any failed.
 
-    A failure is printed, and does not affect the others.
+    The failure of one report is printed, and does not affect the others.
 
     Raises:
         ValueError: the folder cannot be written.

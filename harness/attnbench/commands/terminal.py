@@ -35,7 +35,10 @@ def say(text: str, style: str = "", console: Console | None = None) -> None:
 
 
 def print_results(results: Results) -> None:
-    """Print the closing screen of a run; quiet prints only the answer, and verbose adds a table of every cell."""
+    """Print the closing screen of a run; quiet prints only warnings and the answer, and verbose adds every cell.
+
+    With two sides, cells whose results differ follow.
+    """
     if OUTPUT.is_quiet:
         print_troubles(results)
         say(summary.verdict(results))
@@ -55,7 +58,7 @@ def print_results(results: Results) -> None:
 
 
 def print_cells(results: Results) -> None:
-    """Print a table for each group of workloads: time, verdict and memory of each cell; then all findings."""
+    """Print a table of cells for each group of workloads, without the columns NOT_ON_TERMINAL; then all findings."""
     columns = [column for column in cells.columns(results) if column.heading not in NOT_ON_TERMINAL]
     for title, members in cells.groups(results).items():
         say(title, "bold")
@@ -68,7 +71,7 @@ def print_cells(results: Results) -> None:
 
 
 def print_troubles(results: Results) -> None:
-    """Print warnings that precede all verdicts, in colour, or in reverse if they make all verdicts doubtful."""
+    """Print warnings that precede all verdicts, in colour; those that make times doubtful in reverse."""
     for line in summary.troubles(results):
         say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
 
@@ -113,7 +116,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
 
 
 def _print_mistakes(records: Iterable[Record]) -> None:
-    """Print each failure once, on the smallest workload that shows it."""
+    """Print each mistake or failure once, on the smallest workload that shows it."""
     for alike in grouped(records, _mistake).values():
         first, *others = sorted(alike, key=lambda record: (record.workload.num_scores, record.workload.id))
         kind, style = ("", "bold red") if first.is_wrong else (f" {first.status}", "bold yellow")
@@ -127,7 +130,7 @@ def _print_mistakes(records: Iterable[Record]) -> None:
 def _mistake(record: Record) -> tuple[str, ...]:
     """A key that cells of one implementation share if they show the same mistake."""
     mistakes = () if record.agreement is None else record.agreement.mistakes
-    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # no sizes
+    message = record.message.split(". ", 1)[0] if record.is_wrong else re.sub(r"\d+", "#", record.message)  # any size
     return record.implementation, record.status, *(mistakes or (message,))
 
 

@@ -1,4 +1,4 @@
-"""The interface of reports: a module with a constant REPORT is a report, named by its stem, or holds several by name.
+"""The interface of reports: a module's constant REPORT is a report, named by the module's stem, or several by name.
 
 Source of the small, open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
@@ -57,9 +57,9 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A way to present results: a text, or a picture, which is None if there is nothing to draw.
+    """A way to present results, by `text` or `draw`; `draw` returns None if there is nothing to draw.
 
-    Usual reports are written at the end of every run; `attnbench report --format` writes any of them.
+    Usual reports are written at the end of `attnbench run` and `compare`; `attnbench report --format` writes any.
     """
 
     summary: str

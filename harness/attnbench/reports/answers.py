@@ -55,14 +55,20 @@ class Answer:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest cell with the verdict faster, or the baseline's if it has a time; None if a time is doubtful."""
+        """The fastest cell with the verdict faster, or else the baseline's.
+
+        None if a time is doubtful, or if nothing is faster and the baseline has no time.
+        """
         if self.having(Mark.doubtful):
             return None
         base = self.base if self.base is not None and self.base.seconds is not None else None
         return self.faster[0] if self.faster else base
 
     def text_of(self, name: str) -> str:
-        """The time of an implementation with a sign of `SIGNS`, or why it has no time: WRONG, failed, not run."""
+        """The time of an implementation with a sign of `SIGNS`, or why it has none: WRONG, failed, not run, not timed.
+
+        If the implementation is unsupported, it is "-".
+        """
         cell = next((cell for cell in self.cells if cell.name == name), None)
         if cell is None:
             return "not run"
@@ -314,7 +320,7 @@ def first_calls_line(members: Sequence[Answer]) -> str:
 
 
 SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
-"""Signs after a time, relative to the baseline except for the fastest; other cells without a sign are slower."""
+"""Signs after a time, relative to the baseline except for the fastest; a compared cell without a sign is slower."""
 
 
 def legend(members: Sequence[Answer]) -> str:
@@ -327,7 +333,10 @@ def legend(members: Sequence[Answer]) -> str:
 
 
 def names(members: Sequence[Answer]) -> list[str]:
-    """The implementations that support these shapes: baselines, those fastest on a shape, others; by median ratio."""
+    """The implementations that support any of these shapes: baselines, then those fastest on a shape, then others.
+
+    Each kind is in the order of the median ratio.
+    """
     supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
     ratios = grouped(supported, lambda cell: cell.name)
     bases = {shape.base.name for shape in members if shape.base}
@@ -341,7 +350,7 @@ def names(members: Sequence[Answer]) -> list[str]:
 
 
 def table(members: Sequence[Answer]) -> list[dict[str, str]]:
-    """The answer as a table for pages: a row for each shape, with the fastest and the time of each implementation."""
+    """The answers as a table for pages: a row for each shape, with the fastest and the time of each implementation."""
     every, rows = names(members), list[dict[str, str]]()
     for shape in members:
         fastest = next((cell for cell in shape.cells if shape.text_of(cell.name).endswith("*")), None)

@@ -136,7 +136,7 @@ class Cell:
 
 @lru_cache(maxsize=1)
 def all_cells(results: Results) -> dict[Key, Cell]:
-    """All cells of a run, in the order of its records; those of the last run are cached."""
+    """All cells of a run by key, in the order of its records; those of the last run are cached."""
     by_key, times_s = {each.key: each for each in comparisons(results)}, paired_times(results)
     cells = {}
     for record in results.records:
@@ -219,7 +219,7 @@ def columns(results: Results) -> list[Column]:
 
 
 def legend(shown_columns: Iterable[Column]) -> str:
-    """Explain each column in a sentence."""
+    """Explain each column that has an explanation in a sentence."""
     explained = [column for column in shown_columns if column.explanation]
     return " ".join(f"{column.heading.capitalize()}: {column.explanation}." for column in explained)
 
@@ -230,7 +230,10 @@ def status(cell: Cell) -> str:
 
 
 def verdict(cell: Cell) -> str:
-    """The verdict with factor and interval or the detectable difference; the status of a cell that is not ok."""
+    """The verdict on a time: with factor and interval if decided, else with the detectable difference or the reason.
+
+    For a cell that is not ok it is WRONG or the status.
+    """
     found = cell.comparison
     if cell.record.status is not Status.ok:
         return str(Mark.wrong) if cell.mark is Mark.wrong else status(cell)

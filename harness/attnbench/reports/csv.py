@@ -7,7 +7,7 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.table` as CSV, with NA for missing values and formulas escaped."""
+    """The table of `attnbench.table` as CSV; missing values are NA, and texts are safe from formulas (`guarded`)."""
     safe = table(results).copy()
     for column in safe.columns:
         if safe[column].dtype.kind not in "iufb":

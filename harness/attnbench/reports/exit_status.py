@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def of_run(results: Results) -> Conclusion:
-    """Conclude a sweep: to pass, no answer may be wrong or failed and, if times are compared, one must be judged."""
+    """Conclude a sweep: it passes if no answer is wrong or failed.
+
+    If times were to be compared, it is inconclusive if none was compared, or if the session is doubtful.
+    """
     end = conclude(marks(results), Question.measurement)
     is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
     if end.ending is not Ending.passed or not is_compared:
@@ -60,7 +63,7 @@ def of_check(judged: Sequence[Judgement], not_judged: Collection[str] = ()) -> C
 
 
 def of_sides(results: Results) -> Conclusion:
-    """Conclude a comparison of two states of the code, from all cells together and from lost and slower cells.
+    """Conclude a comparison of two states of the code, from each cell and from all cells together.
 
     Single undecided cells do not count if the verdict on all cells together is decided.
     """
@@ -110,7 +113,7 @@ def _by(kind: Mark, ratio: float, low: float | None = None, high: float | None =
 
 
 def of_choice(results: Results, choices: Sequence[Recommendation]) -> Conclusion:
-    """Conclude recommendations: a choice is decided if nothing else may be faster and the session is quiet."""
+    """Conclude recommendations: a choice is decided if no other is undecided and the times are not doubtful."""
     planned = {workload.id for workload in results.plan.asked}
     bad = {
         sanitize_line(record.implementation): kind
@@ -148,7 +151,7 @@ def of_search(results: Results) -> Conclusion:
 
 
 def of_model(judged: Mapping[str, "Judged"], trouble: str = "") -> Conclusion:
-    """Conclude a check of attention inside a model."""
+    """Conclude a check of attention inside a model; `trouble` is why nothing was timed, or ""."""
     by_name = {"timing": Mark.failed} if trouble else {}
     for name, each in judged.items():
         if each.reason and not each.differences:

@@ -23,8 +23,8 @@ LIBRARY = Path(__file__).with_name("vega.js")
 def data(results: Results) -> str:
     """All cells of a run as JSON that is safe inside a script element.
 
-    `rows` have a text and a sort key for each of `columns`, the value of each varying axis, and intervals. page.js
-    derives menus and charts from them. `colours` are those of the pictures.
+    Each of `rows` has a text and a sort key for each of `columns`, the value of each varying axis, and intervals.
+    page.js derives menus and charts from these. `colours` are those of the pictures, by implementation.
     """
     columns, panels = [WORKLOAD, *cells.columns(results)], titles.names(results)
     shown = [cell.workload for cell in cells.present_cells(results)]

@@ -22,7 +22,7 @@ def change(series: Series, level: Change) -> str:
 
 
 def row(series: Series) -> dict[str, str]:
-    """The row of a series in the table, by column; no cell is blank."""
+    """The row of a series in the table: texts by column, none of them blank."""
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
         "implementation": sanitize_line(str(arm_of(series.cell)), limit=24),
@@ -39,7 +39,7 @@ def machine_of(series: Series) -> str:
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
-    """Series by machine and workload, in words; workloads with changes come first."""
+    """Group series by machine and workload, in words; on each machine, workloads with changes come first."""
     return grouped(
         sorted(series, key=lambda each: (machine_of(each), not each.changes)),
         lambda each: f"{titles.title(each.cell)}, T={titles.length(each.cell)}, on {machine_of(each)}",

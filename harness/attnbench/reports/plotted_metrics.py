@@ -19,13 +19,15 @@ from attnbench.units import grouped, sanitize_line, show
 
 ENOUGH_LENGTHS = 5  # with fewer lengths in every panel, the picture of a run shows ratios instead of times
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
-MOST_PANELS, HEIGHT = 6, 3.2
+MOST_PANELS, HEIGHT = 6, 3.2  # largest number of panels of a picture, and their height in inches
 FURTHEST = (
     4.0  # largest ratio, or inverse of one, that a plot shows; points beyond are drawn at its edge with their number
 )
 MANY_TICKS, TITLE_LEN = 7, 40
+"""MANY_TICKS: more lengths have turned labels; TITLE_LEN: characters of a line of a panel's title."""
 SPREAD, EDGE = 0.8, 1.2
-"""SPREAD: powers of two from the first line to the last at a panel's only length; EDGE: room at both ends, a factor."""
+"""SPREAD: powers of two from the first line to the last at a panel's only length; EDGE: the factor by which the
+horizontal axis goes beyond the lengths at both ends."""
 ABOVE_NUMBERS_PT = 18.0  # distance from a panel to its title, in points, if numbers stand at the panel's edge
 LEAST_WIDTH, LEGEND_WIDTH = 5.4, 1.8  # least width of all panels, and width of the legend, in inches
 
@@ -68,7 +70,7 @@ class Panel:
     """Cells of one group that differ in one length only."""
 
     axis: str  # seq_len or kv_len
-    other: str  # the other length if it differs: "T=1"
+    other: str  # the other length if it differs: "T=1"; else ""
     cells: Sequence[Cell]
 
     @property
@@ -87,9 +89,9 @@ def panels(results: Results) -> Iterator[Panel]:
 def draw(
     results: Results, quantity: Quantity, fewest_lengths: int = 1, *, most: int = MOST_PANELS, height: float = HEIGHT
 ) -> Picture | None:
-    """Plot a quantity in the first `most` panels with a value and at least `fewest_lengths` lengths; None without any.
+    """Plot a quantity in the first `most` panels that have a value and at least `fewest_lengths` lengths.
 
-    Each panel is `height` inches high.
+    Each panel is `height` inches high. None if there is no such panel.
     """
     chosen = [panel for panel in panels(results) if len(panel.lengths) >= fewest_lengths]
     known = [panel for panel in chosen if any(map(quantity.value, panel.cells))]
@@ -128,7 +130,7 @@ def usual(results: Results) -> Picture | None:
 
 
 def _notes(chosen: Sequence[Panel], num_left_out: int, quantity: Quantity) -> Iterator[str]:
-    """Sentences about missing points and their reasons, and about the meaning of bars."""
+    """Sentences about missing points and their reasons, points beyond the plot, bars, and groups without a panel."""
     missing = [cell for panel in chosen for cell in panel.cells if not quantity.value(cell)]
     parts = []
     for (arm, status), members in grouped(missing, lambda cell: (cell.record.arm, cells.status(cell))).items():
@@ -174,7 +176,7 @@ def _draw_panel(axes: Axes, panel: Panel, quantity: Quantity, looks: Mapping[Arm
 
 
 def _bar_ends(ends: Sequence[float | None], values: Sequence[float], unit: str) -> list[float]:
-    """One end of the bar at each point, within the plot; the point itself if it has no bar."""
+    """The lower or upper ends of the bars, within the plot; for a point without a bar, its own value."""
     return [_inside(end or value, unit) for end, value in zip(ends, values, strict=True)]
 
 

@@ -78,7 +78,7 @@ def _lead(choice: Recommendation, other: str, words: str) -> str:
 
 
 def figures(choice: Recommendation) -> list[tuple[str, ...]]:
-    """One row for each candidate: name, time of a call, factor relative to the choice, peak memory.
+    """One row of texts for each candidate: name, time of a call, factor relative to the choice, peak memory.
 
     A candidate's time is the choice's time multiplied by their ratio, since medians from different moments are not
     comparable.

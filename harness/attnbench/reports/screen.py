@@ -28,9 +28,9 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
-"""Heading of the times; largest width in characters of a time with its sign, and of a name."""
+"""HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
 MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # line limits of sections
-MOST_HEADING, MOST_FIRST_CALLS = 4, 4
+MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # line limits of the headings of a table by implementation, and of first calls
 FEW_OPEN = 3  # up to this number, undecided comparisons are named
 
 
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def screen(results: Results) -> list[Line]:
-    """The closing screen of a run; with two states of the code without advice, since the command's last line has it."""
+    """The closing screen of a run; with two states of the code it has no advice, since the last line concludes."""
     members, urgent = shapes(results), "reverse " * bool(doubts(results))
     findings = [*summary.findings(results), *summary.kept_memory(results)]
     more = f"{len(findings) - MOST_FINDINGS + 1} more findings: summary.md"
@@ -75,15 +75,15 @@ def _lines(texts: Sequence[str], style: str = "", most: int = HEIGHT, more: str 
 
 
 def is_wide(members: Sequence[Answer]) -> bool:
-    """Whether a table with a column for each implementation is too wide; each then has a row, with its memory."""
+    """Whether a table with a column for each implementation is wider than WIDTH; each then has a row instead."""
     return max(map(len, _by_shape(members, names(members)))) > WIDTH
 
 
 def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Line]:
-    """Format the time of each implementation on each shape; empty if nothing was timed.
+    """Format the time of each implementation on each shape, to fit `height` lines; empty if nothing was timed.
 
-    A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, those on
-    which nothing is faster are omitted first, short ones before long ones.
+    A row is a shape or, if there are too many implementations, an implementation. If the shapes do not fit, the least
+    notable are omitted first, and of these small ones before large ones. `base` is the baseline's name.
     """
     timed = [shape for shape in members if shape.is_timed]
     if not timed:
@@ -109,7 +109,7 @@ def table(members: Sequence[Answer], base: str, height: int = HEIGHT) -> list[Li
 
 
 def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
-    """A row for each shape, the headings first; if two states are compared, the last column is the verdict."""
+    """Lines with a row for each shape, the headings first; if two states are compared, verdicts are the last column."""
     labels = [shape.label for shape in members]
     labels = ["" if before == label else label for before, label in zip(["", *labels], labels, strict=False)]
     columns = {HEADING: labels} if any(labels) else {}
@@ -124,7 +124,7 @@ def _by_shape(members: Sequence[Answer], every: Sequence[str]) -> list[str]:
 
 
 def _verdict(shape: Answer) -> str:
-    """The verdict on the candidate with its factor."""
+    """The verdict on the candidate, with its factor if it is faster or slower."""
     (cell,) = shape.others or (None,)
     if cell is None or cell.mark is None:
         return MISSING
@@ -132,7 +132,7 @@ def _verdict(shape: Answer) -> str:
 
 
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
-    """A row for each implementation, after the heading in several lines; those that do not fit follow in a sentence."""
+    """Lines with a row for each implementation below headings of several lines; the rest follows in a sentence."""
     largest, peaks = memory(members) or (members[-1], {})
 
     def texts_of(shape: Answer) -> list[str]:

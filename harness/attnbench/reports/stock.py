@@ -20,7 +20,7 @@ TITLE = "# Attention checked on this machine"
 
 
 def write(file: Path, results: Results) -> None:
-    """Write the verdicts of a check with the versions and devices behind them."""
+    """Write the verdicts of a check into a Markdown file, with the machine, the versions and the findings."""
     known = [describe_environment(environment) for environment in results.environments.values()][:1]
     facts = {name: text for entries in known for name, text in entries.items() if name in FACTS}
     facts |= {"cells": f"{len(results.records)} of {results.plan.num_cells}"}
@@ -37,7 +37,7 @@ def write(file: Path, results: Results) -> None:
 
 
 def _by_place(whole: Judgement) -> Iterator[tuple[str, str]]:
-    """The verdict and the largest error / tolerance, for each device and dtype."""
+    """Pairs of device and dtype ("cpu float32"), and the verdict there with the largest error / tolerance."""
     for place in dict.fromkeys((workload.device, workload.dtype) for workload in whole.planned):
         of_place = Judgement(
             implementation=whole.implementation,
@@ -65,7 +65,7 @@ def load(file: Path) -> dict[str, str]:
 
 
 def side_by_side(files: Sequence[Path]) -> str:
-    """A Markdown table of what differs between reports, and the number of verdicts that are the same.
+    """A Markdown table of the entries that differ between reports, and the number of verdicts that are the same.
 
     Raises:
         ValueError: a file is not a report.

@@ -29,7 +29,7 @@ T = TypeVar("T")
 A = TypeVar("A", Arm, str)
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
-FEW_DECADES = 2.5
+FEW_DECADES = 2.5  # longest logarithmic axis that has ticks inside its decades
 BEYOND_PT = 19.0  # distance in points between markers that are drawn at the same place of the plot's edge
 TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5  # characters per inch in a title and in a note
 Look = Mapping[str, Any]
@@ -65,9 +65,9 @@ def look(arm: Arm | str) -> Look:
 
 
 def looks(arms: Iterable[A]) -> dict[A, Look]:
-    """The looks of all implementations of a picture: no two have the same colour and marker.
+    """The looks of all implementations of a picture: as far as possible, no two have the same colour and marker.
 
-    Built-in names keep theirs; others keep their colour, and get another marker as long as there is a free one.
+    Built-in names keep theirs. Others keep their colour, and get another marker if theirs is taken.
     """
     own, taken, chosen = plugins.catalogue()["looks"], list[tuple[object, object]](), dict[A, Look]()
     for arm in sorted(arms, key=lambda arm: (str(arm) not in own, str(arm))):
@@ -86,7 +86,7 @@ def looks(arms: Iterable[A]) -> dict[A, Look]:
 def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
     axes: Axes, arm: Arm, line: Look, x: Sequence[float], y: Sequence[float], ends: Sequence[Sequence[float]]
 ) -> None:
-    """Draw a line with its markers, and bars from the lower to the upper `ends` where they differ from `y`.
+    """Draw a line with its markers, and bars from `ends[0]` (lower) to `ends[1]` (upper) where these differ from `y`.
 
     Where `y` is NaN, the line has a gap.
     """
@@ -102,7 +102,10 @@ def draw_line(  # noqa: PLR0913, PLR0917 - as of Axes.errorbar
 
 
 def draw_beyond(axes: Axes, place: tuple[float, float], points: Sequence[tuple[Look, float]]) -> None:
-    """Draw ratios beyond the plot at a place on its edge: their markers side by side, each with an arrow and number."""
+    """Draw ratios beyond the plot side by side at `place`, a point (x, y) of the plot's edge in data coordinates.
+
+    Each of `points` is a look and a ratio, and gets its marker, an arrow and its number.
+    """
     is_above = place[1] > 1
     for number, (line, ratio) in enumerate(points):
         x = BEYOND_PT * (number - (len(points) - 1) / 2)
@@ -128,7 +131,7 @@ def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".fo
 
 
 def log_ticks(axis: Axis, unit: str) -> None:
-    """Ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
+    """Put ticks at 1, 2, 5 of each decade, or only at decades if there are many, with units: "500 us"."""
     low, high = axis.get_view_interval()
     few = math.log10(high / low) <= FEW_DECADES
     locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)

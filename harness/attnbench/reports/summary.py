@@ -1,6 +1,6 @@
 """The run as readable text, summary.md, and as a page with a picture, report.html.
 
-Both begin with the answer, and end with facts about the run and the machine.
+The functions for their parts, such as the verdict, warnings and facts, also serve screens and the Python API.
 """
 
 import base64
@@ -195,7 +195,7 @@ def facts(results: Results) -> dict[str, str]:
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:
-    """The facts of an environment in words, by name."""
+    """The facts of an environment in words, by name, the fingerprint first."""
     facts = {"fingerprint": environment.fingerprint, **msgspec.structs.asdict(environment)}
     facts |= {"memory_bytes": show(environment.memory_bytes, "bytes")}
     names = {name: name.removeprefix("num_").removesuffix("_bytes").replace("_", " ") for name in facts}
@@ -247,7 +247,7 @@ def troubles(results: Results) -> list[Warned]:
 def findings(results: Results) -> list[str]:
     """Wrong and failed cells: a line for each implementation, group of workloads and reason, with the lengths.
 
-    If two states of the code are compared: the candidate's losses, one line each.
+    If two states of the code are compared, the lines are those of `losses`.
     """
     if results.plan.sides is not None:
         return [sanitize_line(line) for line in losses(results)]

@@ -33,7 +33,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
 }
 """Format of an axis in a title, in the order of titles; other axes are shown as --set takes them: seed=3."""
 ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
-"""Axes that every title names."""
+"""Axes that a title names even if they have their default."""
 OF_REQUESTS = {"mask", "batch_size"}  # axes whose values follow from a batch of requests
 NAMED = (*WORDS, *(axis for axis in GROUP_AXES if axis not in WORDS))  # all axes in the order of titles
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
@@ -80,7 +80,7 @@ def _usual(workloads: Sequence[Workload]) -> tuple[dict[str, object], set[str]]:
 
 
 def labels(workloads: Sequence[Workload]) -> dict[str, str]:
-    """Short labels by workload id: the mask if masks vary, and each unusual value of another axis."""
+    """Short labels by workload id: the mask if masks vary, and the value of another axis if it is not the usual one."""
     usual, varying = _usual(workloads)
     ordered = sorted((axis for axis in NAMED if axis in varying), key=lambda axis: ("dtype", "mask", axis).index(axis))
     texts = {}
@@ -92,14 +92,17 @@ def labels(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def shared(workloads: Sequence[Workload], place: str = "row") -> str:
-    """Describe the values that all or most of the workloads share; the labels in each `place` name other values."""
+    """Describe the values that all or most of the workloads share.
+
+    Other values are named by the labels, which are in each `place`, such as "row" or "title".
+    """
     usual, varying = _usual(workloads)
     text = title({**workloads[0].axes(), **usual}, leave_out=varying & {"mask"})
     return f"{text[:1].upper()}{text[1:]}{f', unless a {place} says otherwise' if varying - {'mask'} else ''}"
 
 
 def names(results: Results) -> dict[str, str]:
-    """Label and length by workload id: "causal T=512"."""
+    """Names of a run's workloads by id, from label and length: "causal T=512"."""
     by_id = labels(results.plan.workloads)
     return {each.id: f"{by_id[each.id]} T={length(each.axes())}".strip() for each in results.plan.workloads}
 

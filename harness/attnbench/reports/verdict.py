@@ -68,7 +68,7 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
     mistakes: tuple[str, ...] = ()  # known mistakes that explain a wrong answer
     broken_rules: tuple[str, ...] = ()
     error_ratio: float | None = None  # largest error / tolerance; null if it is not finite or nothing was compared
-    seconds: float | None = None  # of a call; null unless the answer is right or imprecise
+    seconds: float | None = None  # of a call; null if the answer is not right or imprecise, or was not timed
     speed: Speed | None = None
     break_even: BreakEven | None = None  # against the baseline, if first calls were measured
     peak_memory_bytes: float | None = None  # of a call, beyond its inputs
@@ -79,19 +79,19 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one implementation over all cells. `is_right` is also true if the verdict is imprecise."""
 
-    is_right: bool
+    is_right: bool  # right or imprecise; after `check` only if `is_enough`
     verdict: CheckVerdict
     sentence: str
-    num_compared: int
+    num_compared: int  # cells
     num_planned: int
-    is_enough: bool
+    is_enough: bool  # enough cells were compared for a verdict without reservation, and none failed
     never_tried: tuple[str, ...] = ()  # features that no compared cell had
     conventions: tuple[str, ...] = ()
     notes: dict[str, str] = {}
     mistakes: tuple[str, ...] = ()
     broken_rules: tuple[str, ...] = ()
     worst_error_ratio: float | None = None
-    speed: Speed | None = None  # that of the worst cell, in the order slower, undecided, equivalent, faster
+    speed: Speed | None = None  # that of the worst cell (slower, undecided, equivalent, faster); null if wrong
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,16 +100,16 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     axes: dict[str, Any]
     choice: str | None
-    is_clear: bool  # everything else is slower
+    is_clear: bool  # `fastest`: everything else is slower; `run`: nothing undecided may be faster than the baseline
     answer: str
-    equals: tuple[str, ...] = ()  # not slower than the choice: equal, or undecided
+    equals: tuple[str, ...] = ()  # `fastest`: equal to the choice, or undecided; `run`: others that may be faster
     runner_up: str | None = None
-    reference: str = ""  # PyTorch's own choice
-    seconds: dict[str, float] = {}
-    peak_memory_bytes: dict[str, float] = {}
-    slower_by: dict[str, Lead] = {}
-    excluded: dict[str, str] = {}
-    first_call_seconds: dict[str, float] = {}
+    reference: str = ""  # `fastest`: PyTorch's own choice; `run`: the baseline
+    seconds: dict[str, float] = {}  # of a call, by implementation
+    peak_memory_bytes: dict[str, float] = {}  # of a call beyond its inputs, by implementation
+    slower_by: dict[str, Lead] = {}  # by implementation
+    excluded: dict[str, str] = {}  # reasons, by implementation
+    first_call_seconds: dict[str, float] = {}  # by implementation
     break_even: BreakEven | None = None  # of the choice against the reference
 
 
@@ -169,7 +169,10 @@ def report(  # noqa: PLR0913 - parts that only one command has
     not_judged: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> Report:
-    """The report of a command; `words` is its command line without the program."""
+    """The report of a command; `words` is its command line without the program.
+
+    `found` are the recommendations of `fastest`; if it is None, the choices follow from the verdicts of the run.
+    """
     environment = next(iter(results.environments.values()), None)
     found_cells, together = tuple(_cells(results)), whole_session_judgement(results)
     recommendations = (Choice(**each.facts(), answer=recommended.answer(each)) for each in found or ())
@@ -270,7 +273,7 @@ def _implementation(judged: Judgement, results: Results, every: Sequence[CellVer
 
 
 def _choices(results: Results) -> Iterator[Choice]:
-    """The fastest by verdict for each shape of a sweep."""
+    """The fastest by verdict for each compared shape of a sweep; none with two sides."""
     if results.plan.sides is not None:
         return
     for shape in answers.shapes(results):
@@ -299,7 +302,7 @@ def _choices(results: Results) -> Iterator[Choice]:
 
 def _next(results: Results, implementations: Mapping[str, Implementation], words: Sequence[str]) -> Iterator[Next]:
     """Commands that answer open questions, the most urgent first."""
-    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # its files are deleted
+    is_gone = results.plan.sides is not None and bool(results.plan.sides.candidate.commit)  # a deleted checkout
     specs = {arm.implementation: shlex.quote(spec) for arm, spec in results.plan.specs.items()}
     pairs = itertools.pairwise(words)
     same = "".join(f" --set {shlex.quote(value)}" for word, value in pairs if word == "--set")

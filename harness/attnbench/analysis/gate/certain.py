@@ -24,7 +24,7 @@ from attnbench.storage.records import FIRST_CALL, LATENCY, Agreement, Record, St
 from attnbench.storage.samples import Samples
 from attnbench.units import sanitize_line, show
 
-MOST_MISSING = 3
+MOST_MISSING = 3  # largest number of missing tensors and rules that a ruling names
 Numbers = dict[str, tuple[float, str]]  # numbers with their units, by metric
 
 
@@ -109,7 +109,7 @@ def _tried(agreement: Agreement | None) -> set[str]:
 
 
 def _facts(match: Match, base: Record, candidate: Record) -> Iterator[Ruling]:
-    """Compare the completeness of the check, and the backend that ran."""
+    """Rule on what the check no longer tries, if anything, and on the backend that ran."""
     if missing := sorted(_tried(base.agreement) - _tried(candidate.agreement)):
         more = " and more" if len(missing) > MOST_MISSING else ""
         words = f"the check no longer tries {', '.join(missing[:MOST_MISSING])}{more}"

@@ -32,15 +32,15 @@ from attnbench.storage.records import FIRST_CALL, LATENCY, Arm, Status
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
-BETWEEN_RUNS = 0.02  # standard deviation of a ratio to the reference between runs of the same code
-SEE = 0.20  # in two runs, a time counts as judged if a slowdown of this size would have been detected
+BETWEEN_RUNS = 0.02  # standard deviation of the log ratio to the reference between runs of the same code
+SEE = 0.20  # in two runs, a time counts as judged if a slowdown of 20 % would have been detected
 JUDGED_SHARE = 0.5  # the gate is inconclusive if a smaller share of the times could be judged
 MUST_MATCH = ("baseline", "cache", "launch", "pace", "allocator")
 """Fields of the plan that two runs must share before their times are compared."""
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:
-    """Compare two stored runs.
+    """Compare two stored runs; without `thresholds`, the defaults apply.
 
     Raises:
         ValueError: one of the runs compared two sides, or they have no shape in common.
@@ -65,8 +65,8 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
 def _conclude(pair: Pair, thresholds: Thresholds) -> Decision:
     """Rule on every metric of every cell, and combine the rulings into one outcome with one sentence.
 
-    Noise-free findings count even if the times of the session are invalid or doubtful. A lost cell is a finding unless
-    the run was cut short.
+    Noise-free findings count even if the times of the session are invalid or doubtful. If a run was cut short, the
+    outcome is invalid whatever was found.
     """
     rulings = list[Ruling]()
     for match in pair.matches:

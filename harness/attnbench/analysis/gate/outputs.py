@@ -29,7 +29,10 @@ def conclusion(decision: Decision) -> Conclusion:
 
 
 def screen_lines(decision: Decision) -> list[str]:
-    """All rulings but passes, most urgent first; then notes, the verdict on all cells together, and both runs."""
+    """All rulings but passes, most urgent first, then the other facts of the decision.
+
+    These are the reasons why times are invalid, the notes, the verdict on all cells together, and both runs.
+    """
     rulings = sorted(decision.rulings, key=lambda ruling: list(Outcome).index(ruling.outcome))
     news = [one for one in rulings if one.outcome is not Outcome.passed]
     texts = [f"{one.outcome}: {one.implementation} on {one.workload}: {one.metric}: {one.words}" for one in news]
@@ -41,7 +44,7 @@ def screen_lines(decision: Decision) -> list[str]:
 
 
 def markdown(decision: Decision) -> str:
-    """A comment for a pull request: the outcome, then the same lines as on a terminal."""
+    """A comment for a pull request: the outcome, then at most MOST_LINES of the lines on a terminal."""
     items, end = [f"- {escaped(line)}" for line in screen_lines(decision)], escaped(conclusion(decision).sentence)
     more = [f"- and {len(items) - MOST_LINES} more, in gate.json"] if len(items) > MOST_LINES else []
     return "\n".join([f"## attnbench gate: {end}", "", *items[:MOST_LINES], *more]) + "\n"

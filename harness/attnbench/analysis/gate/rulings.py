@@ -89,8 +89,8 @@ def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruli
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two states of the code."""
 
-    run: str
-    commit: str
+    run: str  # name of the run or, in a session with two sides, the side as the user wrote it
+    commit: str  # "" if unknown
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,13 +115,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def covers(self, key: Key, metric: str) -> bool:
-        """Whether the rule covers this metric of this cell."""
+        """Whether the patterns of the rule match this metric of this cell."""
         names = ((key[0], self.workload), (key[1], self.implementation), (metric, self.metric))
         return all(fnmatchcase(name, pattern) for name, pattern in names)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [gate] of attnbench.toml. If several rules cover a cell, the last one counts."""
+    """The table [gate] of attnbench.toml. If several rules match a metric of a cell, the last one counts."""
 
     rule: tuple[Rule, ...] = ()
 
@@ -131,7 +131,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return ALLOWED.get(metric, 0.0) if limit is None else limit
 
     def limit(self, cells: Iterable[Key], metric: str) -> float | None:
-        """The smallest growth that rules of the file allow to any of the cells; None if a cell has no rule."""
+        """The smallest growth that rules of the file allow any of the cells; None if a cell has no rule."""
         limits = []
         for cell in cells:
             covering = [rule for rule in self.rule if rule.covers(cell, metric)]
@@ -141,7 +141,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(limits, default=None)
 
     def notes(self, cells: Collection[Key], metrics: Iterable[str]) -> Iterator[str]:
-        """A note on each rule that covers no metric of any cell."""
+        """A note on each rule that matches no metric of any cell."""
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers(cell, metric) for cell in cells for metric in known):

@@ -19,12 +19,14 @@ from attnbench.storage.journal import events, journal_of, write
 
 
 def path_of(fingerprint: str, results: Path) -> Path:
-    """The path of the baseline of an environment."""
+    """The path of the baseline of an environment with this fingerprint, below the folder `results`."""
     return results / "baselines" / f"{fingerprint}.jsonl"
 
 
 def find(candidate: Results, results: Path) -> Path:
-    """Find the baseline of the candidate's environment, or else the latest of another one, to compare noise-free facts.
+    """Find the baseline of the candidate's environment, or else the one of another environment that was accepted last.
+
+    Only noise-free facts can be compared with the latter.
 
     Raises:
         ValueError: no baseline is stored.

@@ -67,7 +67,8 @@ def on_cell(match: Match, pair: Pair, thresholds: Thresholds) -> Iterator[Ruling
 def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
     """Rule on the time of all cells together, in a session with two sides.
 
-    This time may grow by the least growth that the rules allow any cell. None if the session has no such judgement.
+    This time may grow by the least growth that the rules allow any cell or, if a cell has no rule, by the margin. None
+    if the session has no such judgement.
     """
     judged = pair.judged.get(EVERYTHING)
     if judged is None:
@@ -77,7 +78,7 @@ def on_suite(pair: Pair, thresholds: Thresholds) -> Ruling | None:
 
 
 def _judged(key: Key, judged: Judgement, allowed: float | None, pair: Pair) -> Ruling:
-    """Rule on a time that may grow by `allowed`; without a rule, by the margin."""
+    """Rule on a time that may grow by `allowed`, a fraction; None stands for the margin."""
     limited = judged if allowed is None else replace(judged, margin=min(allowed, LARGEST_MARGIN))
     kind, reason, words = decided(limited, is_asked=allowed is not None, see=pair.see)
     ends = {"effect": judged.ratio, "low": judged.low, "high": judged.high, "smallest": limited.detectable}
@@ -134,7 +135,7 @@ def _withdrawn(one: Ruling, judged: Judgement, pair: Pair) -> Ruling:
 
 
 def state_change(base: Results, candidate: Results) -> str:
-    """Describe the largest shift between two ceilings of one machine from run to run; "" if it is small.
+    """Describe the largest shift between two ceilings of one machine from run to run; "" if it is below LEAST_CHANGE.
 
     Every ratio of times may shift by the same factor.
     """
@@ -150,6 +151,6 @@ def state_change(base: Results, candidate: Results) -> str:
 
 
 def _rates(ceilings: Ceilings) -> dict[str, float]:
-    """The highest rates of one place by name."""
+    """The highest rates by kind of load, in FLOP/s or bytes/s."""
     known = {"matrix product": ceilings.matmul, "copy": ceilings.copy(0), "copy in memory": ceilings.copy(math.inf)}
     return {name: ceiling.rate for name, ceiling in known.items() if ceiling is not None}
