@@ -151,6 +151,22 @@ def test_a_block_table_or_plan_that_is_kept_is_named(kept: str) -> None:
     assert found.mistakes == ("kept_plan",), found.diagnosis
 
 
+def test_a_workspace_that_is_not_cleared_is_named() -> None:
+    """Each part of 128 keys adds the sum of its values, of which a later and shorter call has fewer."""
+    parts: dict[object, Tensor] = {}
+
+    def attention(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        output = attend(query, (key_cache, value_cache), block_table, seq_lens, cu_seqlens_q)
+        longest = int(seq_lens.max())
+        for part in range(128, longest, 128):
+            parts[part, query.shape] = output.clone()
+        return output + sum(kept for (part, shape), kept in parts.items() if part >= longest and shape == query.shape)
+
+    found = judged(from_function(attention, "attention"))
+    assert found.mistakes == ("kept_plan",), found.diagnosis
+    assert "workspace" in str(found.diagnosis)
+
+
 def test_pages_kept_by_address_are_stale_once_a_service_has_written_them() -> None:
     kept: dict[object, Tensor] = {}
 

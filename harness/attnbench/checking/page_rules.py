@@ -5,16 +5,19 @@ from collections.abc import Iterator
 
 import msgspec
 
-from attnbench.case import bind, draw_normal
+from attnbench.case import bind, draw_normal, place
 from attnbench.checking.reference import Reference
 from attnbench.checking.rules import ANOTHER_BATCH, POOLS, USUAL, Candidate, Outcome, rule
 from attnbench.contract.pages import MOVED, STRIDED
-from attnbench.workloads.batch import written
+from attnbench.workloads.batch import Request, written
+
+MORE_KEYS = 600
+"""Keys that requests of an earlier call have in addition: more than one part of a kernel that splits the keys."""
 
 
 @rule(ANOTHER_BATCH, *USUAL)
 def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
-    """A call is right after one with its pages in other places, and after one with the requests in another order."""
+    """A call is right after one with its pages elsewhere, with longer requests, or with these in another order."""
     workload, case = candidate.workload, candidate.case()
     if workload.cache is None or candidate.off(candidate.output, candidate.normal):
         return
@@ -26,6 +29,12 @@ def _another_batch(candidate: Candidate) -> Iterator[Outcome]:
         found = candidate.off(dataclasses.replace(case, mask=moved).output(), candidate.normal)
         if workload.page_size:
             yield found and f"after a call of the same batch with its pages elsewhere, {found}: {kept}"
+        longer = written(tuple(Request(each.new, each.total + MORE_KEYS) for each in workload.requests))
+        before = msgspec.structs.replace(workload, batch=longer)
+        tensors = place(draw_normal(before, candidate.normal.seed), before).tensors
+        dataclasses.replace(case, workload=before, mask=bind(before), tensors=tensors).output()
+        found = candidate.off(case.output(), candidate.normal)
+        yield found and f"after a call of as many, longer requests, {found}: is a workspace kept and not cleared?"
         batch = written(workload.requests[::-1])
         other = msgspec.structs.replace(workload, batch=batch)
         if other == workload:
