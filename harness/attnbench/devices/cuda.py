@@ -166,7 +166,7 @@ class Cuda(Accelerator):
         return self.module.graph_pool_handle()
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-        """Record the call that `make` creates as a graph; `make` and the call run on one stream, as autograd needs.
+        """Record the call that `make` creates as a graph; `make`, the call and autograd run on a stream of their own.
 
         A result is right until another graph is replayed, because graphs share their memory. The call is kept alive,
         because a backward pass reads saved tensors of its forward pass, at the same addresses in each replay.
@@ -200,7 +200,7 @@ class Cuda(Accelerator):
         return nvml.find(self.module.get_device_properties(self.name).uuid)
 
     def state(self) -> DeviceState | None:
-        """Read the state from NVML, in some ten microseconds; after spins, their clock replaces NVML's."""
+        """Read the state from NVML, in some ten microseconds; the clock seen in spins, if any, replaces NVML's."""
         found = nvml.moment(*self._driver)
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)

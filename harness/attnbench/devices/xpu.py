@@ -28,7 +28,7 @@ class Xpu(Accelerator):
     def cache_bytes(self) -> int:
         """An assumed size of the second-level cache in bytes, since torch does not report it.
 
-        It exceeds the 204 MB of each half of a Max 1550, which torch shows as two devices.
+        It exceeds the 204 MB of each half of Intel's Max 1550, which torch shows as two devices.
         """
         return 256 * 2**20
 

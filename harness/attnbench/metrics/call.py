@@ -104,7 +104,7 @@ def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], n
 
 
 def growth(kept: Kept, workload: Workload) -> str:
-    """Say how much memory each call keeps, and guess the content from the size; "" if it keeps none."""
+    """Describe the memory that each call keeps, and guess the content from the size; "" if it keeps none."""
     if not kept.each_bytes:
         return ""
     likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}

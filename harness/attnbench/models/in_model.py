@@ -86,7 +86,7 @@ ASKING = {
     "a position bias": Workload(**PLAIN, mask="relative_buckets"),
     "a softcap": Workload(**PLAIN, mask="softcap(20)"),
 }
-"""Workloads by the feature of models that each of them has; an implementation that supports one has its feature."""
+"""For each feature of models, a small workload that needs it: to support the workload is to have the feature."""
 
 
 @dataclass
@@ -371,7 +371,7 @@ def _batches(
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
     """The batches "whole" and, for token models, "padded": inputs by name, and the mask of tokens that count (B, T).
 
-    These masks are given by T, the length of the sequences that they apply to; without one, all tokens count.
+    The masks are keyed by T, the length of the sequences that they apply to; without a mask all tokens count.
     """
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")

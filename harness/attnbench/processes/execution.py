@@ -817,7 +817,7 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
     """Default environment variables of a worker, without those that the user has set.
 
-    Ranks time out before a step does, which takes `timeout_s` seconds.
+    Ranks time out earlier than a step, whose limit is `timeout_s` seconds.
     """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}

@@ -68,9 +68,8 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 
     With `is_exact` the settings define the workloads, and the sweep only the limits; settings that name only the device
     select workloads of the sweep. A `model` (a preset or a config.json) defines the workloads as well. `declarations`,
-    by spec, are read from files unless they are passed. The baseline takes part even if it is not named, since ratios
-    need it, unless `with_baseline` is false. With the `isolation` "process", foreign implementations have processes of
-    their own.
+    by spec, are read from files unless passed. `with_baseline` adds the baseline, which ratios need, if it is not
+    named. The `isolation` "process" gives each foreign implementation a process of its own.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.

@@ -399,7 +399,7 @@ class ProcessClient(WorkerClient):
         return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
-        """End the worker, and return the failure of its current arm. Without a `message`, say how the process ended."""
+        """End the worker, and return its current arm's failure; if `message` is "", describe how the process ended."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()

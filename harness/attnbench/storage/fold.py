@@ -14,7 +14,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, H
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
-"""Kinds of work that is done at most once for a cell; MEASUREMENT is followed by the name of the metric."""
+"""Kinds of work that a cell gets at most once; MEASUREMENT is followed by the name of the metric."""
 
 
 class ProbeVisit(NamedTuple):

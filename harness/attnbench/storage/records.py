@@ -91,7 +91,7 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """The larger of `error / allowed` and `rms / allowed_rms`; None if one of the errors is not finite."""
+        """The larger of `error` and `rms`, each divided by its limit; None if one of the two is not finite."""
         peak, rms = relative(self.error, self.allowed), relative(self.rms, self.allowed_rms)
         return None if peak is None or rms is None else max(peak, rms)
 
@@ -135,7 +135,7 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
     """The error of each tensor on normal inputs, as a share of its largest right value, by `TensorError.place`.
 
-    It is infinite if it is not finite. A tensor with only zeros is left out.
+    An error that is not finite counts as infinite. Tensors whose right values are all 0 are left out.
     """
     tensors = [each for probe, each in agreement.tensors() if probe == "normal" and each.largest]
     return {each.place: math.inf if each.error is None else each.error / each.largest for each in tensors}
@@ -494,7 +494,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell failed: it was tried, and is neither ok nor unsupported nor approximate."""
+        """Whether the cell failed: the status is no prediction, and neither ok, unsupported nor approximate."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
 

@@ -150,7 +150,7 @@ class PreparedWorkload:
         return self._reference
 
     def verify(self, arm: Arm, launch: str = "eager") -> str:
-        """Check a timed arm on other values in the timed tensors; return what is wrong in words, or "".
+        """Check a timed arm on other values in the timed tensors; return the error in words, or "".
 
         Raises:
             CaptureError: a replay of its graph no longer matches the call.
