@@ -24,7 +24,7 @@ LONGEST = 1024
 
 @contextmanager
 def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
-    """A client whose worker starts at the first request, and again at the first one after a loss, inside the context.
+    """A client, inside the context, whose worker starts at the first request, and again at the next one after a loss.
 
     The worker is forked from `template`, or from a temporary one. `timeout_s` limits the seconds of each step.
     """
@@ -36,7 +36,7 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """The declarations by spec, of files that import attnbench; others have none, and are not executed.
+    """The declarations of implementations, by spec; files that do not import attnbench have none, and are not executed.
 
     Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, is left out,
     because the check will report the failure.

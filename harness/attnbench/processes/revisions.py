@@ -259,7 +259,7 @@ def repository_root() -> Path:
 
 
 def resolve(revision: str) -> str:
-    """The full digest of the commit with the name `revision`: a branch, a tag, a digest or any other that git knows.
+    """The full digest of the commit that `revision` names: a branch, a tag, a digest or any other name in git.
 
     Raises:
         ValueError: there is no such revision, or no repository.

@@ -29,7 +29,7 @@ from attnbench.ranks.rank import Rank
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
 TIMEOUT_S = 30.0  # time limit of a pass in seconds, if the environment sets none
-START_TIMEOUT_S = 50.0  # of a start in seconds: it imports torch, which is slow on a busy machine
+START_TIMEOUT_S = 50.0  # time limit of a start in seconds: the import of torch is slow on a busy machine
 PATIENCE = 0.5
 """A rank waits for another rank for at most this share of a pass's time limit, so that it can report in time."""
 GRACE_S = 1.0  # seconds for the other ranks to report after one has failed

@@ -57,7 +57,7 @@ class Forward(nn.Module):
 
 
 class Backward(Forward):
-    """The backward pass of a case as such a module: gradients of its leaves, given the output and its gradient."""
+    """One backward pass of a case, as a module: the gradients of the leaves, given the output and its gradient."""
 
 
 def stepper(case: Case) -> Callable[[], object]:
@@ -111,7 +111,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
 def tidied(trace: dict[str, Any]) -> dict[str, Any]:
     """The trace, tidied as the module describes; paths become relative to the folders of sys.path.
 
-    Also without the device's copies of the steps, because with them the plug-in would count each step twice.
+    The device's copies of the steps are removed, too, because with them the plug-in would count each step twice.
     """
     steps = [event for event in trace["traceEvents"] if event["name"].startswith(STEP) and event.get("cat") != COPIED]
     start = min((event["ts"] for event in steps), default=0.0)

@@ -111,7 +111,8 @@ def end(worker: int) -> tuple[int, set[int]]:
 def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
     """Kill processes that outlived their worker and are now children of the template.
 
-    Of the children that are not `alive` workers, these are those in `ended` or, if no worker is alive, all.
+    Children in `alive`, the ids of running workers, are spared; while there are any, only children in `ended` are
+    killed.
     """
     while strays := [
         child for child in psutil.Process().children() if child.pid not in alive and (not alive or child.pid in ended)

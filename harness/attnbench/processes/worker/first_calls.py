@@ -1,7 +1,7 @@
 """Time the first call of an implementation in this process, and its first call at another length.
 
-Inputs and mask are made before, so that torch and the device are ready. The time of the first call includes everything
-else: importing the implementation's file, building, compiling, and the call.
+Inputs and mask are made beforehand, so that torch and the device are ready. The time of the first call includes the
+import of the implementation's file, building, compiling, and the call.
 """
 
 import os

@@ -31,8 +31,8 @@ REPLACEABLE: dict[Any, tuple[str, ...]] = {
     torch.Tensor: ("__matmul__", "matmul", "softmax"),
     time: ("perf_counter", "perf_counter_ns"),
 }
-"""Functions that code could replace for the whole process: by attention, as SageAttention's manual advises, and the
-clocks."""
+"""Functions that code could replace for the whole process, as SageAttention's manual advises for
+`scaled_dot_product_attention`, and the clocks."""
 FUNCTIONS = {f"{place.__name__}.{name}": (place, name) for place, names_ in REPLACEABLE.items() for name in names_}
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
