@@ -213,7 +213,7 @@ class Candidate:
         return self.modules[sizes]
 
     def bound(self, call: Call) -> BoundMask:
-        """The call's mask, cached while the model passes the same tensor: layers share it."""
+        """The call's mask; all calls with the same mask tensor of the model, such as those of its layers, share it."""
         numbers = (call.scale, call.softcap, call.is_causal)
         key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], *numbers)
         if key not in self.masks:

@@ -153,7 +153,7 @@ class Session:
     second: WorkerClient | None = None  # its context has not been entered
 
     def __post_init__(self) -> None:
-        """Start the clock at the time spent before the run was resumed, as far as its journal shows."""
+        """Start the clock at the seconds that the run has spent so far, according to the journal."""
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
         self.unloadable: set[str] = set()  # specs that cannot be loaded
@@ -392,7 +392,11 @@ def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]
 
 
 def has_lanes(plan: Plan) -> bool:
-    """Whether two lanes check a plan: it must be for the host, small in memory, and enough work for two processors."""
+    """Whether two lanes check a plan.
+
+    All its workloads must be for the host and small, each lane must get enough of them, and there must be two
+    processors.
+    """
     is_small = all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked)
     is_worth = min(map(len, parts(plan.asked))) >= WORKLOADS_OF_A_LANE
     return is_small and is_worth and containers.processors() > 1

@@ -51,7 +51,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of axes that an implementation has built in; `problem` says why it cannot be loaded, or is ""."""
+    """The built-in values of an implementation's axes, by axis; `problem` says why it cannot be loaded, or is ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
@@ -240,7 +240,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    ends: bool = False  # the worker must be replaced: its device has failed, or shared state was changed
+    ends: bool = False  # the worker must be replaced: the device has failed there, or shared state was changed
 
     def value(self, result: type[T]) -> T | Failed:
         """Decode the result as type `result`, or return the failure.

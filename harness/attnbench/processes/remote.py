@@ -66,7 +66,7 @@ class CandidateLostError(BaseException):
 
 
 class TensorFile:
-    """A file for tensors between two processes. A sender overwrites it from its start; the receiver copies at once."""
+    """A file for tensors between two processes. Each `send` overwrites the file, so receivers copy it at once."""
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""

@@ -1,4 +1,4 @@
-"""A group of processes, one per rank, that compute one call together. It starts once and serves many calls.
+"""A group of processes, one per rank, that compute one call together. The group starts once and serves many calls.
 
 Tensors pass through a shared memory file that all processes map; messages are JSON on one socket per rank. Nothing that
 a rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing (process.py),
@@ -275,7 +275,7 @@ def _failure(answer: bytes) -> str:
 
 
 def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], folder: str) -> None:
-    """End the process that the ranks were forked from, which ends them too (PR_SET_PDEATHSIG)."""
+    """End the process from which the ranks were forked, and thereby the ranks (PR_SET_PDEATHSIG)."""
     for line in lines:
         line.close()
     launcher.kill()

@@ -162,7 +162,7 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
 def predict_call_time(
     limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False
 ) -> float | None:
-    """Predict the seconds of one call from shorter lengths; None if none of them is supported.
+    """Predict the seconds of one call from shorter lengths; None if no shorter length is supported.
 
     `attempt(workload, is_first=...)` calls a workload once and returns its seconds, or None if that length is
     unsupported; `is_first` marks the first call at a length. Attempts end when even quadratic growth would stay far
