@@ -29,11 +29,12 @@ from attnbench.contract.outside import repeat_heads
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
 from attnbench.workloads.workload import Workload
 
+# names in a file of captured inputs; only the first three are required
 ENTRIES = (*QKV, "mask", "scale", "is_causal", "gradient")
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Load captured inputs, without executing anything from the file.
+    """Load captured inputs by name (see the module), without executing anything from the file.
 
     Raises:
         ValueError: the file holds no captured inputs; the message lists the entries.
@@ -57,14 +58,14 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _fits(entry: str, value: Any) -> bool:  # noqa: ANN401 - whatever a file holds
-    """Whether an entry has the right type; an integer mask has not, because it could be additive or boolean."""
+    """Whether an entry has the right type. Integer masks are rejected, because they could be additive or boolean."""
     if entry in {"scale", "is_causal"}:
         return isinstance(value, float | int if entry == "scale" else bool)
     return bool(value.is_floating_point() or (entry == "mask" and value.dtype == torch.bool))
 
 
 def settings(saved: dict[str, Any]) -> dict[str, Any]:
-    """The captured call as axes of a workload; its mask is not one of them."""
+    """The captured call as axes of a workload; a captured mask tensor has no axis, and `is_causal` is mask=causal."""
     query, value = saved["query"], saved["value"]
     axes: dict[str, Any] = dict(zip(("batch_size", "num_heads", "seq_len", "head_dim"), query.shape, strict=True))
     axes |= dict(zip(("num_kv_heads", "kv_len", "value_dim"), value.shape[1:], strict=True))
@@ -121,7 +122,9 @@ def reference(saved: dict[str, Any]) -> Reference:
 
 
 def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
-    """The function's answers to the captured inputs, in float64 on the CPU.
+    """The function's output and, if a gradient was captured, gradients of its inputs, by name.
+
+    They are converted to float64 on the CPU.
 
     Raises:
         ValueError: `spec` is no function of query, key and value, or has no parameter for a captured entry.
@@ -158,7 +161,7 @@ def called(spec: str, saved: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def judge(saved: dict[str, Any], right: Reference, file: Path) -> Agreement:
-    """Compare the answers in a file with the right ones, and the inputs after the call with the captured ones.
+    """Compare the answers in a file from `answer` with the right ones, and the inputs there with the captured ones.
 
     Raises:
         ValueError: the file holds no answers, or they have the wrong shapes.

@@ -24,6 +24,7 @@ from attnbench.contract.loading import implementation
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import Workload
 
+# names of the tensors that a script can compare; the index of one is stored as `place`
 TENSORS = ("output", *(f"gradient of {name}" for name in QKV))
 NOT_A_FUNCTION = "a repro script can only call a function of query, key and value, and not a module"
 TEXT = Template('''"""$title
@@ -89,19 +90,19 @@ sys.exit(int(not (float(apart.max()) <= saved["allowed"] and rms <= saved["allow
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The wrong tensor to show: its implementation, workload, probe and error, and a sentence about it (`words`)."""
+    """A wrong tensor to show in a script."""
 
-    spec: str
+    spec: str  # of the implementation
     workload: Workload
-    probe: str
-    seed: int
+    probe: str  # kind of input, as in ProbeResult
+    seed: int  # of the input
     error: TensorError
-    words: str
-    folder: str
+    words: str  # about the fault, for the script's docstring
+    folder: str  # gets the script and its files
 
 
 def reason_against(workload: Workload, error: TensorError) -> str:
-    """Return why a wrong tensor cannot be shown by a script, or ""."""
+    """Return why a script cannot show a wrong tensor, or ""."""
     if workload.scope == "module":
         return f"{NOT_A_FUNCTION}: add --set scope=attention"
     if workload.sinks != "none" or workload.rotary != "none" or not workload.mask_rule.is_additive:
@@ -113,7 +114,7 @@ def write(request: Request) -> Path:
     """Write the script and its files into the folder of the request; return the script's path.
 
     Raises:
-        ValueError: no script can show the wrong answer, or import the function.
+        ValueError: no script can show the wrong tensor, or import the function.
     """
     workload, error = request.workload, request.error
     if reason := reason_against(workload, error):

@@ -1,7 +1,7 @@
 """Hand out the shares of a plan to the hosts of a Ray cluster; nothing here reads or writes files.
 
-A host is a node with the resource `bench_slot`. Each share is a Ray task that holds this resource, and that Ray tries
-again if its process or node is lost.
+A host is a node with the resource `bench_slot`. Each share is a Ray task that holds this resource; Ray repeats a task
+that fails at most twice.
 
 Source of the idea that a task holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
 """
@@ -27,16 +27,16 @@ NO_HOST = (
     f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
     f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
 )
-NODES_EVERY_S = 5.0  # between queries of the list of nodes, which do not disturb the hosts, but only the head
-WAIT_S = 60.0  # without any host, after which open shares are given up
-EXAMINED_S = 300.0  # limit for `attnbench doctor` on a host; a slower host is busy measuring, or gone
-CONNECT_S = 10.0
+NODES_EVERY_S = 5.0  # seconds between queries of the list of nodes, which disturb no host, but only the head node
+WAIT_S = 60.0  # seconds without any host after which open shares are given up
+EXAMINED_S = 300.0  # most seconds of `attnbench doctor` on a host; a slower host is busy measuring, or gone
+CONNECT_S = 10.0  # time limit in seconds
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT or ray://HOST:PORT"
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster.
+    """The module ray, connected to the cluster at `address` (see ALLOWED) inside the context.
 
     Raises:
         ValueError: ray is not installed, nothing answers at the address, or no node is a host.
@@ -62,12 +62,12 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - ray has no types of its own
-    """Live nodes with a bench_slot, by id."""
+    """Ray's descriptions of the live nodes with a bench_slot, by node id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
 def examined(address: str) -> dict[str, list[dict[str, str]] | str]:
-    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by address and id.
+    """The findings of `attnbench doctor` on each host of a cluster, or why there are none, by "ADDRESS (ID)".
 
     Raises:
         ValueError: there is no ray, no cluster, or no host in it.
@@ -95,7 +95,10 @@ def _first_line(error: Exception) -> str:
 
 
 def measured(ray: Any, plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, bytes | str]]:  # noqa: ANN401 - ray has no types of its own
-    """Measure plans by name, each on one host; yield name, host and journal of each, or why there is none."""
+    """Measure plans by name, each on one host; yield name, host and journal of each.
+
+    Instead of a journal there may be the reason why there is none; the host is then "".
+    """
     names = {workload.device for plan in plans.values() for workload in plan.workloads}
     work = ray.remote(measure).options(
         resources={SLOT: 1},

@@ -1,6 +1,6 @@
 """Work on one host: reserve the machine, measure a share into a journal, and return the journal.
 
-Independent of Ray. A plan arrives as JSON and is read as data.
+This module does not use Ray. A plan arrives as JSON and is read as data.
 """
 
 import fcntl
@@ -73,7 +73,7 @@ def own_name() -> str:
 
 @contextmanager
 def bench_slot() -> Iterator[None]:
-    """Reserve the whole machine, not only a node: wait until no other process measures here."""
+    """Reserve the whole machine, not only a node: wait until no other process measures here. Unsets THREADS inside."""
     try:
         file = os.open(LOCK, os.O_RDONLY)  # it may belong to another user, who may forbid creating it again
     except FileNotFoundError:

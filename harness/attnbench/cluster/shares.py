@@ -27,7 +27,7 @@ MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, each c
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
-    """Every `number`-th workload of a plan from `place` on, with its part of the probability of a false verdict."""
+    """The plan with every `number`-th workload from index `place` on, and with their part of `false_share`."""
     workloads = plan.workloads[place::number]
     false_share = plan.false_share * len(workloads) / len(plan.workloads)
     return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
@@ -73,7 +73,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -
 
 
 def finished(folder: Path, share: str) -> Measured | None:
-    """The first host by name that finished a share, with its events; None if the share is open.
+    """The alphabetically first host that finished a share, and the share's events; None if no host has finished it.
 
     Raises:
         DamagedError: a journal is damaged.
@@ -86,14 +86,14 @@ def finished(folder: Path, share: str) -> Measured | None:
 
 
 def kind_of(history: Iterable[Event]) -> str:
-    """The kind of a host: model of processor and accelerator, cores, version of PyTorch."""
+    """The kind of a host in words, from its events: processor, cores, version of PyTorch and accelerator."""
     known = next(event.environment for event in history if isinstance(event, WorkerStarted))
     cores, torch = f"{known.num_physical_cores} cores", f"torch {known.versions.get('torch', '')}"
     return ", ".join(filter(None, [known.cpu, cores, torch, known.accelerator]))
 
 
 def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
-    """Store a share's journal if it is complete and its host is of the others' kind; return "", or why it is not."""
+    """Store a share's journal; return "", or why it is not stored: incomplete, or from another kind of host."""
     if not NAME.fullmatch(host):
         return "its host has no valid name"
     known = sorted((folder / HOSTS).glob(f"*/*/{JOURNAL}"))
@@ -116,7 +116,7 @@ def store_journal(folder: Path, share: str, host: str, journal: bytes) -> str:
 def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: Mapping[str, str] | None = None) -> None:
     """Rewrite the journal of a run, or write its first one, which begins with `started`.
 
-    `lost` gives the reasons for shares that no host could measure; None: the open shares are still being measured.
+    `lost` gives the reasons for shares that no host could measure, by name; None: some shares are still open.
 
     Raises:
         DamagedError: a host's journal is damaged.
@@ -134,7 +134,7 @@ def merge(folder: Path, started: RunStarted, shares: Mapping[str, Plan], lost: M
 def merged(
     started: RunStarted, measured: Sequence[Measured], lost: Sequence[tuple[Plan, str]], *, is_over: bool
 ) -> Iterator[Event]:
-    """The events of a run: its start, lost cells, the events of each share and, if complete, its end."""
+    """The events of a run: its start, lost cells, the events of each measured share and, if it `is_over`, its end."""
     yield started
     for plan, why in lost:
         for workload in plan.workloads:
@@ -169,7 +169,7 @@ def merged(
 
 
 def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
-    """A visit with its process renumbered among those of all shares."""
+    """A visit with the number of its process raised by `epochs`, the number of processes of earlier shares."""
 
     def shifted(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         return tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in samples)

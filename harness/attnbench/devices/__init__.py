@@ -42,13 +42,13 @@ class Reading:
     elapsed_s: float  # of all calls together
     call_s: float = 0.0  # of a typical call; 0: use the mean
     host_s: float = 0.0  # in which the host issued all calls, on a device with queues; elsewhere 0
-    flags: int = 0  # from `Flag` in storage/records.py
+    flags: int = 0  # bits of `Flag` in storage/records.py
 
 
 class Clock(Protocol):
     """A source of time."""
 
-    resolution_s: float  # smallest difference of times that it can show
+    resolution_s: float  # smallest difference of times that the clock can show
     sample_s: float = 1e-3  # shortest sample
 
     def now(self) -> float:
@@ -56,7 +56,7 @@ class Clock(Protocol):
         return perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Seconds of `num_calls` calls, back to back. A clock defines this or `read`."""
+        """Seconds of `num_calls` calls, back to back. A clock must define this or `read`."""
         return self.read(call, num_calls).elapsed_s
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
@@ -70,7 +70,7 @@ class Clock(Protocol):
         return Reading(elapsed_s=elapsed_s)
 
     def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for devices that can inspect calls
-        """Check that this call can be timed; return its problems as flags. May make a few calls."""
+        """Check that this call can be timed; return problems as bits of `Flag`, or 0. May make a few calls."""
         return 0
 
 
@@ -79,10 +79,10 @@ class Facts:
     """Facts about a device for the environment of a run (storage/records.py)."""
 
     accelerator: str = ""  # name, memory and generation; "" for the processor, or without the device
-    versions: Mapping[str, str] = field(default_factory=dict)  # of its libraries
-    flags: Mapping[str, str] = field(default_factory=dict)  # flags of torch that affect its speed
-    settings: tuple[str, ...] = ()  # names of environment variables that affect its speed
-    clocks: Mapping[str, str] = field(default_factory=dict)  # clocks, power and the like: current values and limits
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the device's libraries, by name
+    flags: Mapping[str, str] = field(default_factory=dict)  # flags of torch that affect the device's speed, by name
+    settings: tuple[str, ...] = ()  # names of environment variables that affect the device's speed; may end with *
+    clocks: Mapping[str, str] = field(default_factory=dict)  # limits and modes of the device, such as power, by name
 
 
 class Device(Protocol):
@@ -90,25 +90,25 @@ class Device(Protocol):
 
     name: str  # as in a workload: "cpu", "cuda:1"
     torch_device: str  # device for its tensors, as for torch.device()
-    is_single: bool = False  # there is one, so that its name has no number
-    is_host: bool  # uses the host's memory, of which the profiler sees every allocation and torch caches none
+    is_single: bool = False  # there is only one such device, so that its name has no number
+    is_host: bool  # the device uses the host's memory: the profiler sees every allocation, and torch caches none
     clock: Clock  # the clock of all measurements
-    alignment_bytes: int = 1  # in layouts that a check tries, tensors and rows start at multiples of it
-    has_float64: bool = True  # computes in float64, so that right answers are computed on it
+    alignment_bytes: int = 1  # in layouts that a check tries, tensors and rows start at multiples of this
+    has_float64: bool = True  # the device supports float64, so right answers are computed there; else on the CPU
     activities: tuple[str, ...] = ("CPU",)  # activities for the profiler, as in torch.profiler.ProfilerActivity
-    has_graphs: bool = False  # can record the launches of a call and replay them as one
-    untried: str = ""  # what should work on a kind of device that was never tried; shown first in any output
+    has_graphs: bool = False  # the launches of a call can be recorded and replayed as one graph
+    untried: str = ""  # what should work on a kind of device that was never tried, for the first line of any output
 
     def seems_present(self) -> bool:
         """Whether `device=all` includes this device. Does not import torch."""
         return True
 
     def missing(self) -> str | None:
-        """Why it is not available here; None if it is."""
+        """Why the device is not available here; None if it is."""
         return None
 
     def missing_compiler(self) -> str | None:
-        """Why torch.compile has no compiler for it; None if it has one."""
+        """Why torch.compile has no compiler for the device; None if it has one."""
 
     def facts(self) -> Facts:
         """Facts for the environment of a run."""
@@ -131,14 +131,14 @@ class Device(Protocol):
     collectives: str = "gloo"  # backend of torch.distributed
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Compute capability of a GPU, such as (9, 0) for Hopper; None if there is no GPU."""
+        """Compute capability of an Nvidia GPU, such as (9, 0) for Hopper; None for any other device."""
         return None
 
     def select(self) -> None:
-        """Make it the current device of this process: some code, such as Triton's, launches only there."""
+        """Make this the current device of the process: some code, such as Triton's, launches only there."""
 
     def generators(self) -> Mapping[str, Any]:
-        """Torch's global random generators for this device, by a name for messages; empty before its first use."""
+        """Torch's global random generators for this kind of device, by a name for messages; may be empty before use."""
         return {}
 
     def record(self, call: Callable[[], object]) -> Recording:
@@ -164,23 +164,23 @@ class Device(Protocol):
         return None
 
     def cache_bytes(self) -> int:
-        """Bytes of its largest cache."""
+        """Bytes of the device's largest cache."""
 
     def flush(self) -> object:
         """Empty the caches by writing twice the size of the largest one."""
 
     def interference_probe(self, num_threads: int = 1) -> Callable[[], object]:
-        """A function whose small, fixed work takes longer while others use the device (statistics/interference.py).
+        """A function with small, fixed work that takes longer while others use the device (statistics/interference.py).
 
-        On the host it uses as many threads as the workload, because other work that a single thread never notices
-        stalls two threads that wait for each other.
+        On the host it uses as many threads as the workload, because work of others that does not delay a single thread
+        may stall two threads that wait for each other.
         """
 
     def loads(self, dtype: str) -> list[Load]:
-        """Matrix products and copies that show its ceilings for a dtype; smallest first for each kind and dtype."""
+        """Matrix products and copies that show the ceilings for a dtype; smallest first for each kind and dtype."""
 
     def outside_bytes(self) -> int:
-        """Bytes of device memory in use outside of torch's caching allocator; 0 if there are none."""
+        """Bytes of device memory in use outside of torch's caching allocator; 0 where they cannot be read."""
         return 0
 
 
@@ -194,7 +194,7 @@ def processor() -> str:
 
 @cache
 def names() -> tuple[str, ...]:
-    """Names of all devices that have a file, sorted; imports none. Cached, as every watched call needs it twice."""
+    """Names of all devices that have a file, sorted; imports no such file. Cached, because it is called often."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     return tuple(file.stem for file in files if re.search(r"^DEVICE\b", file.read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -216,7 +216,7 @@ def device(text: str) -> Device:
 
 
 def read_counters() -> Counters:
-    """Counters of processor use at this moment: of the system, and of this process and its descendants."""
+    """Counters of processor use at this moment, of the system and of this process with its descendants; free memory."""
     import psutil
 
     from attnbench.devices import containers

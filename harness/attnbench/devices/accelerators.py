@@ -21,7 +21,7 @@ class Accelerator(Device):
     """The current device of a kind, NAME, or the device NAME:N; its clock reads events of the current stream."""
 
     is_host = False
-    can_spin = False  # has `spin(cycles)`, a kernel that keeps the device busy while calls are queued
+    can_spin = False  # there is `spin(cycles)`, a kernel that keeps the device busy while calls are queued
     sides: tuple[int, ...] = (1024, 2048, 4096, 8192)  # side lengths of the matrices whose products show the ceiling
     smallest_copy = 2**22  # bytes
     largest_copy = 2**30  # bytes; a cache of 64 MiB holds only a thirtieth of what is read and written
@@ -42,7 +42,7 @@ class Accelerator(Device):
         return self.module.device(self.name)  # type: ignore[no-any-return]  # a module has no types
 
     def event(self) -> Any:  # noqa: ANN401 - its type needs torch
-        """A new event that records the time."""
+        """A new event, which can record a time in a stream."""
         return self.module.Event(enable_timing=True)
 
     def missing(self) -> str | None:
@@ -58,11 +58,11 @@ class Accelerator(Device):
         self.module.synchronize(self.name)
 
     def select(self) -> None:
-        """Make it the current device; without a number, the first one."""
+        """Make this the current device; without a number, the first of its kind."""
         self.module.set_device(int(self.name.partition(":")[2] or 0))
 
     def generators(self) -> Mapping[str, Any]:
-        """One generator for each device of this kind."""
+        """One generator for each device of this kind; none before the first use of one."""
         if not self.module.is_initialized():
             return {}
         kind = self.name.partition(":")[0]
@@ -88,7 +88,7 @@ class Accelerator(Device):
 
     @staticmethod
     def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
-        """Memory between two readings of the allocator; a reading is empty before the first allocation."""
+        """The memory of a call, from readings of the allocator; `before` is empty before the first allocation."""
         inputs = before.get("allocated_bytes.all.current", 0)
         return Footprint(
             peak_bytes=after["allocated_bytes.all.peak"] - inputs,
@@ -104,7 +104,7 @@ class Accelerator(Device):
         return written, torch.zeros(size // 4, dtype=torch.int32, device=self.name)
 
     def flush(self) -> object:
-        """Write twice the size of the largest cache, then read as much, so that the caches hold no unwritten data."""
+        """Write twice the size of the largest cache, then read as much, so that the caches hold no modified data."""
         written, read = self._beyond_caches
         written.add_(1)
         return read.sum()
@@ -125,7 +125,7 @@ class Accelerator(Device):
         return work
 
     def loads(self, dtype: str) -> list[Load]:
-        """Products in the dtype, and copies beyond the largest cache."""
+        """Products in the dtype, and copies from `smallest_copy` to `largest_copy`, which exceeds the largest cache."""
         import torch
 
         def empty(dtype: str, length: int) -> Tensor:

@@ -25,18 +25,18 @@ MEMORY = (
 
 
 def affinity() -> int:
-    """Logical processors that this process may run on."""
+    """The number of logical processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processors() -> int:
-    """Logical processors that this process may keep busy, by its affinity mask and its quota; at least 1."""
+    """The number of logical processors that this process may keep busy, by affinity mask and quota; at least 1."""
     found = quota()
     return affinity() if found is None else max(1, min(affinity(), math.floor(found)))
 
 
 def quota() -> float | None:
-    """The smallest quota in processors; None without one."""
+    """The smallest quota of this process's groups, as a number of processors; None without one."""
     quotas = []
     for folder, names in product(_folders("cpu"), QUOTAS):
         with suppress(OSError, ValueError):
@@ -47,7 +47,7 @@ def quota() -> float | None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of memory that are free, and bytes in all; the smaller of the machine's and the container's."""
+    """Bytes of free memory, and of all memory; for each, the smallest of the machine's and its containers' values."""
     machine = psutil.virtual_memory()
     free, whole = [int(machine.available)], [int(machine.total)]
     for folder, (limit, used, dropped) in product(_folders("memory"), MEMORY):

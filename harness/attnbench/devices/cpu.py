@@ -31,17 +31,17 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)  # side lengths of the matrices whose products show the ceiling
 SMALLEST_COPY, LARGEST_COPY = 2**14, 2**28
 RESERVE_BYTES = 2**27
-"""Free memory that a worker's limit leaves: for pages that it shares with its template until it writes to them, and for
-files of tensors, which the limit of a process does not count."""
+"""A worker's memory limit leaves this much of the free memory, or a tenth if that is more, but at most half: for pages
+that it shares with its template until it writes to them, and for files of tensors, which the limit does not count."""
 SHARE_OF_PROBE = 2**16
-"""Numbers that each thread of an interference probe copies: torch gives a thread at least half of that."""
-NUM_GROUPS = 64  # a sample's calls are timed in this many groups, so that a short interruption affects only one
+"""Numbers that an interference probe copies for each of several threads: torch gives a thread at least half as many."""
+NUM_GROUPS = 64  # a sample's calls are timed in at most this many groups, so that a short interruption affects only one
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """Wider dtypes that hold all values of half precision, and are faster if the processor has no instructions for it."""
 
 
 class CpuClock(Clock):
-    """The processor's monotonic timer."""
+    """The host's monotonic timer."""
 
     resolution_s = get_clock_info("perf_counter").resolution
     sample_s = 20e-3  # long against an arm's first calls, whose data is not in the caches yet
@@ -54,7 +54,7 @@ class CpuClock(Clock):
         return (perf_counter_ns() - start) * 1e-9
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Time up to NUM_GROUPS groups of calls, or each call after a `flush`; the median group gives `call_s`."""
+        """Time the calls in up to NUM_GROUPS groups or, with `flush`, one by one; `call_s` is the groups' median."""
         size = 1 if flush else -(-num_calls // NUM_GROUPS)
         sizes = [min(size, num_calls - first) for first in range(0, num_calls, size)]
         groups_s = list[float]()
@@ -96,7 +96,7 @@ class Cpu(Device):
         return torch.empty(2 * self.cache_bytes(), dtype=torch.uint8)
 
     def cache_bytes(self) -> int:
-        """Bytes of the largest cache, as the system reports it."""
+        """Bytes of the largest cache, as the system reports it, or ASSUMED_CACHE_BYTES."""
         sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in CACHES.glob("index*/size")]
         return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
@@ -129,7 +129,7 @@ class Cpu(Device):
         return work
 
     def loads(self, dtype: str) -> list[Load]:
-        """Products in the dtype, and in float32 if that may be faster; copies beyond the largest cache."""
+        """Products in the dtype, and in float32 if that may be faster; copies of up to twice the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
         largest = min(LARGEST_COPY, 2 * self.cache_bytes())  # bytes of each of the copy's two buffers
         return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, largest)
@@ -141,8 +141,8 @@ DEVICE = Cpu
 def pages(dtype: str, length: int) -> Tensor:
     """A tensor of `length` numbers in fresh pages of its own, outside of any allocator.
 
-    After malloc gets a large block back, it keeps larger blocks from then on (M_MMAP_THRESHOLD in mallopt(3),
-    https://man7.org/linux/man-pages/man3/mallopt.3.html), and later timings would include fewer page faults.
+    When malloc gets a large block back, it keeps freed blocks of up to that size from then on (M_MMAP_THRESHOLD in
+    mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html). Later timings would include fewer page faults.
     """
     import torch
 

@@ -61,7 +61,7 @@ class Cuda(Accelerator):
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
     has_graphs = can_spin = True
     collectives = "nccl"
-    _is_refused = False  # its driver has refused this process
+    _is_refused = False  # the driver has refused this process
 
     def spin(self, cycles: int) -> None:
         """Queue torch's spinning kernel."""
@@ -81,7 +81,7 @@ class Cuda(Accelerator):
         return EXCLUSIVE.format(self.name) if self._is_refused else super().missing()
 
     def select(self) -> None:
-        """Make it the current device, which creates a context; if the driver refuses that, the device is `missing`."""
+        """Make this the current device, which creates a context; if the driver refuses it, the device is `missing`."""
         try:
             super().select()
         except RuntimeError as error:
@@ -162,14 +162,14 @@ class Cuda(Accelerator):
 
     @cached_property
     def _pool(self) -> Any:  # noqa: ANN401 - torch has a type for it
-        """The memory that all graphs share, since they never run at the same time; it holds their scratch memory."""
+        """The pool of scratch memory that all graphs share, since they never run at the same time."""
         return self.module.graph_pool_handle()
 
     def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-        """Record the call that `make` creates, with all that `make` queues, on a stream of its own, also for autograd.
+        """Record the call that `make` creates as a graph; `make`, the call and autograd run on a stream of their own.
 
-        A result is right until another graph is replayed: graphs share their memory. The call is held, because a
-        backward pass reads what its forward pass has kept, at the same addresses in each replay.
+        A result is right until another graph is replayed, because graphs share their memory. The call is kept alive,
+        because a backward pass reads saved tensors of its forward pass, at the same addresses in each replay.
         """
         import torch
 
@@ -200,7 +200,7 @@ class Cuda(Accelerator):
         return nvml.find(self.module.get_device_properties(self.name).uuid)
 
     def state(self) -> DeviceState | None:
-        """Read the state by NVML, in some ten microseconds; the clock is that of the spins since the last reading."""
+        """Read the state from NVML, in some ten microseconds; the clock seen in spins, if any, replaces NVML's."""
         found = nvml.moment(*self._driver)
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)
@@ -212,7 +212,7 @@ class Cuda(Accelerator):
         return size
 
     def outside_bytes(self) -> int:
-        """Bytes held by the context, kernel code, libraries and other processes."""
+        """Bytes in use by the context, kernel code, libraries and other processes."""
         self.synchronize()
         free, whole = self.module.mem_get_info(self.name)
         reserved: int = self.module.memory_reserved(self.name)

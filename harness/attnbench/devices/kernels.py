@@ -1,4 +1,4 @@
-"""Read the names of a call's operators and kernels: the backend that ran, and who made the kernels.
+"""Read the names of a call's operators and kernels: the backend that ran, and the libraries of the kernels.
 
 On devices other than the host, the backend of an operator is identified by its kernels, whose names differ between
 libraries.
@@ -28,15 +28,15 @@ KERNELS = {
     "SageAttention": ("", r"\bqk_int\w*_attn_kernel"),
     "Triton": ("", r"^triton_"),
 }
-"""Makers of kernels: the PyTorch backend that a kernel may be registered for, and a pattern of its names.
+"""Libraries of kernels, by name: the PyTorch backend that uses them ("": none), and a pattern of the kernels' names.
 
 Source: aten/src/ATen/native/transformers/cuda of PyTorch (flash_attn, mem_eff_attention); csrc/flash_attn, hopper and
 flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer of FlashInfer; SageAttention's csrc.
 """
 OWN = ("PyTorch's FlashAttention 2", "CUTLASS FMHA", "cuDNN")  # bundled with PyTorch
-COMPILED = "CompiledFxGraph"  # a graph made by torch.compile
+COMPILED = "CompiledFxGraph"  # in the name of a graph from torch.compile
 _COMPILED = re.compile(rf"{COMPILED}|^triton_|cpp_fused|^graph(_\d+)?_kernel$", re.IGNORECASE)
-"""Operators and kernels that torch.compile generated."""
+"""Names of operators and kernels that torch.compile generated."""
 
 
 def makers(kernels: Iterable[str]) -> list[str]:
@@ -46,14 +46,15 @@ def makers(kernels: Iterable[str]) -> list[str]:
 
 
 def compiled(calls: Iterable[Operator]) -> bool:
-    """Whether torch.compile made any of the operators."""
+    """Whether torch.compile generated any of the operators or their kernels."""
     return any(_COMPILED.search(name) for one in calls for name in (one.name, *one.kernels))
 
 
 def observed(calls: Iterable[Operator]) -> str:
     """The backend of `scaled_dot_product_attention` that ran; several are joined by "+", and "" means none.
 
-    If kernels of another backend ran under an operator, that backend counts, and not the operator's.
+    If an operator launched kernels that KERNELS assigns to a backend, that one counts, and not the backend in the
+    operator's name.
     """
     backends: set[str] = set()
     for one in calls:

@@ -17,17 +17,17 @@ from attnbench.workloads.workload import Workload
 if TYPE_CHECKING:  # simulated machines measure loads without torch
     from torch import Tensor
 
-MIN_SAMPLE_S = 3e-3
+MIN_SAMPLE_S = 3e-3  # approximate seconds of a sample of a shorter call
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
-COPY_STEP = 8
+COPY_STEP = 8  # ratio of the sizes of two consecutive copies
 SLOW_S = 0.5
-"""A load is left out if its predicted call lasts longer than this; smaller loads reach the same rates. Threads that
-wait for a busy core take 16 ms for even the smallest product."""
+"""Most seconds of a load's predicted call; longer loads are left out, because smaller ones reach the same rates. The
+limit is generous, because with a busy core even the smallest product may take 16 ms."""
 
 
 @dataclass(kw_only=True)
 class Load:
-    """A call to time, and its amount of work (see CeilingSample)."""
+    """A call to time, and its amount of work; for the first four fields see CeilingSample."""
 
     kind: str
     dtype: str
@@ -35,13 +35,13 @@ class Load:
     amount: int
     call: Callable[[], object]
     num_calls: int = 0  # calls of a sample; 0: not calibrated yet
-    call_s: float = 0.0
+    call_s: float = 0.0  # seconds of a call; 0: not calibrated yet
 
 
 def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) -> Ceilings:
     """Measure the rates of products and copies on the workload's device, in about `limit_s` seconds.
 
-    The caller has set the number of threads.
+    `on_turn` is called before each sample. The caller has set the number of threads.
     """
     crowding = os.getloadavg()[0] / containers.processors()
     here = device(workload.device)
@@ -53,10 +53,10 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 def measure_loads(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
-    """Measure rounds of all loads that are quick enough, warmed up and in random order, for `limit_s` seconds.
+    """Measure rounds of all loads that are quick enough, warmed up and in random order, for about `limit_s` seconds.
 
-    There are at least FEWEST_ROUNDS, so that no ceiling depends on one lucky or unlucky moment, and at most
-    MOST_ROUNDS. `loads` of one kind and dtype come smallest first.
+    There are at least FEWEST_ROUNDS rounds, so that no ceiling depends on one lucky or unlucky moment, and at most
+    MOST_ROUNDS. `loads` of one kind and dtype come smallest first. `on_turn` is called before each sample.
     """
     start_s, draws = clock.now(), random.Random(0)
     ready: list[Load] = []
@@ -86,8 +86,8 @@ def products_and_copies(
 ) -> list[Load]:
     """Products of (side, side) matrices in each dtype, and copies of `smallest` to `largest` bytes.
 
-    `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values: zeros would need
-    less power, and so less time.
+    `empty(dtype, length)` makes a tensor (length,) on the device. The matrices hold normal values, because zeros would
+    need less power, and so less time.
     """
     import torch
 

@@ -1,6 +1,6 @@
 """Apple's GPUs through Metal, written against the signatures of torch.mps and never run: everything here is untried.
 
-They have no float64, so right answers come from the CPU. Source: https://docs.pytorch.org/docs/stable/mps.html.
+The GPUs have no float64, so right answers come from the CPU. Source: https://docs.pytorch.org/docs/stable/mps.html.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Mps(Accelerator):
         self.module.synchronize()
 
     def select(self) -> None:
-        """Do nothing: it is always the current one."""
+        """Do nothing: the only GPU is always the current device."""
 
     def generators(self) -> Mapping[str, Any]:
-        """The only generator of the GPU."""
+        """The only generator of the GPU; none if the GPU is missing."""
         if self.missing():
             return {}
         return {"the generator of mps": self.module._get_default_mps_generator()}  # noqa: SLF001 - it has no other name

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.storage.records import DeviceState
 
-POWER_CAP = 0x4  # the throttle reason that most GPUs have whenever they work hard; all others are unusual
+POWER_CAP = 0x4  # the reason that slows most GPUs whenever they work hard; all other reasons are unusual
 CLOCK_EVENTS = {
     POWER_CAP: "power cap",
     0x8: "hardware slowdown",
@@ -21,13 +21,13 @@ CLOCK_EVENTS = {
     0x80: "power brake",
 }
 """Reasons for a reduced clock, by the bit of NVML's `nvmlClocksEventReasons`. An idle device and clocks set by a user
-are left out: they slow nothing down unintentionally."""
-SM = 1  # NVML's kind of clock of the multiprocessors
-SLOWING = sum(CLOCK_EVENTS)
+are left out, because these reductions are expected."""
+SM = 1  # NVML's number for the clock of the multiprocessors
+SLOWING = sum(CLOCK_EVENTS)  # all bits of CLOCK_EVENTS
 
 
 def find(uuid: object) -> tuple[Any, Any]:
-    """The module pynvml and its handle of the GPU, or part of a GPU (MIG), with this UUID; None for a missing one."""
+    """The module pynvml and the handle of the GPU, or part of a GPU (MIG), with this UUID; None if one is missing."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -40,7 +40,7 @@ def find(uuid: object) -> tuple[Any, Any]:
 
 
 def limits(nvml: Any, handle: Any) -> dict[str, str]:  # noqa: ANN401 - nvml and handle come from `find`
-    """The limits and modes of a GPU, as text by name; those that it lacks are left out."""
+    """The power limit of a GPU and its modes ECC and MIG, as text by name, without those that the GPU lacks."""
     texts = {}
     if (limit_mw := _ask(nvml, "EnforcedPowerLimit", handle)) is not None:
         texts["gpu power limit"] = f"{limit_mw / 1000:.0f} W"
@@ -64,7 +64,7 @@ def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - nvml and ha
 
 
 def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml and handle come from `find`
-    """The driver's answer to nvmlDeviceGet...; None if it has none, or there is no driver or no handle."""
+    """The driver's answer to nvmlDeviceGet`name`; None if there is no answer, no driver or no handle."""
     if operands[0] is None:
         return None
     with suppress(AttributeError, nvml.NVMLError):
@@ -73,5 +73,5 @@ def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml an
 
 
 def reasons(slowed_by: int) -> str:
-    """Reasons for reduced clocks, in words; "" without any."""
+    """The reasons for a reduced clock with bits in `slowed_by`, in words; "" without any."""
     return ", ".join(dict.fromkeys(words for bit, words in CLOCK_EVENTS.items() if slowed_by & bit))

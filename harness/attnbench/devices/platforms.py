@@ -4,7 +4,7 @@ import platform
 import sys
 from importlib.util import find_spec
 
-NEEDED = ("fcntl", "resource")  # modules of Python without which nothing runs; Windows lacks them
+NEEDED = ("fcntl", "resource")  # modules of Python that every command needs, and that Windows lacks
 WORKS = "Linux"
 ELSEWHERE = (
     "{}: untried. check: answers are compared as on Linux, with workers that take seconds to start. run: times are of "

@@ -22,31 +22,31 @@ from attnbench.devices import Clock, Reading
 from attnbench.storage.records import Flag
 
 HOST_NEAR = 5
-"""A call is host-bound if its device time is below the time in which the host issues it; below this multiple of that
-time it is nearly host-bound."""
+"""A call is nearly host-bound if its device time is below HOST_NEAR times the time in which the host issues it, and
+host-bound if it is below that time itself."""
 HEADROOM, LEAST_SPIN_S, LONGEST_SPIN_S, GROWTH = 1.5, 100e-6, 0.1, 4
-"""The first spin is HEADROOM times the last launch time plus LEAST_SPIN_S; each further try is GROWTH times longer, up
-to LONGEST_SPIN_S."""
-FIRST_ISSUE_S = 50e-6  # initial guess of the host's time to issue a call
+"""The first spin lasts HEADROOM times the expected time of the launches, plus LEAST_SPIN_S; each further spin is at
+least GROWTH times as long as the last, up to LONGEST_SPIN_S."""
+FIRST_ISSUE_S = 50e-6  # initial guess of the host's seconds to issue a call
 MOST_QUEUED = 256
 """Calls behind one block, fewer if the queue is full: a launch queue holds about 1024, and a call is several
 kernels."""
 CONFIRMED = 2
 """A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
 LEFT_S, LEFT_SHARE = 20e-6, 0.25
-"""The device is busy on other streams if it is idle later than its current stream: by LEFT_S more than twice the usual
-delay, and by LEFT_SHARE of the call. After long calls a driver takes longer to report an idle device (seen on an H200,
-in calls over 8,192 tokens)."""
-NUM_READINGS = 9
-CALIBRATING_CYCLES = 2_000_000
+"""A call leaves work on another stream if the device becomes idle later than the current stream: by more than LEFT_S
+plus twice the usual delay, and by more than LEFT_SHARE of the device time. After long calls a driver takes longer to
+report an idle device (seen on an H200, in calls over 8,192 tokens)."""
+NUM_READINGS = 9  # of each constant of the clock: the cycles per second, the cost of two events and the usual delay
+CALIBRATING_CYCLES = 2_000_000  # of the spin that measures the cycles per second
 PRIMER_S = 30e-6
-"""A spin before that of the block, so that the device is busy at the event between them; the time of the block then
-shows the frequency of the device's clock."""
+"""Seconds of a spin before that of the block, so that the device is busy at the event between both; the time of the
+block then shows the frequency of the device's clock."""
 
 
 @dataclass(kw_only=True)
 class Known:
-    """State of a call from earlier timings."""
+    """Facts about a call from earlier timings."""
 
     issue_s: float = FIRST_ISSUE_S  # seconds in which the host issues one call
     most: int = MOST_QUEUED  # calls that fit behind one block
@@ -57,10 +57,10 @@ class Known:
 class Span:
     """Times of some calls behind one block."""
 
-    device_s: float
-    issue_s: float
+    device_s: float  # from the start of the first call to the end of the last on the current stream
+    issue_s: float  # in which the host issued all calls
     is_hidden: bool  # the block outlasted the launches
-    left_s: float  # from the end of the work on the current stream to that on all streams
+    left_s: float  # from the end of the work on the current stream to the end on all streams
 
 
 class QueuedClock(Clock):
@@ -73,9 +73,10 @@ class QueuedClock(Clock):
     def __init__(self, runtime: Any, host_s: Callable[[], float] = perf_counter) -> None:  # noqa: ANN401
         """Read the events of an Accelerator, or of a simulated one; `host_s` is the host's monotonic timer."""
         self.runtime, self.now = runtime, host_s  # type: ignore[method-assign]
-        self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6  # documented for CUDA; assumed for others
+        # 0.5 us: documented for CUDA events; 1 us: assumed for other devices
+        self.resolution_s = 0.5e-6 if runtime.can_spin else 1e-6
         self._known: WeakKeyDictionary[Callable[[], object], Known] = WeakKeyDictionary()
-        self._cycles, self._spun_s = 0, 0.0  # cycles and seconds of blocks since the last reading of the device's clock
+        self._cycles, self._spun_s = 0, 0.0  # cycles and seconds of blocks since the last `clock_hz`
 
     @cached_property
     def cycles_per_s(self) -> float:
@@ -88,7 +89,7 @@ class QueuedClock(Clock):
         return self._between_s(before=int(LEAST_SPIN_S * self.cycles_per_s)) if self.runtime.can_spin else 0.0
 
     def _between_s(self, *, before: int = 0, inside: int = 0) -> float:
-        """The median seconds between two events, with spins of so many cycles before or between them."""
+        """The median seconds between two events, with a spin of `before` cycles before and `inside` cycles between."""
         taken: list[float] = []
         for _ in range(NUM_READINGS):
             start, end = self.runtime.event(), self.runtime.event()
@@ -103,17 +104,17 @@ class QueuedClock(Clock):
         return median(taken)
 
     def clock_hz(self) -> float:
-        """The device's clock during all blocks since the last reading, in cycles per second; 0 without any.
+        """The frequency of the device's clock in the blocks since the last call of this function; 0 without blocks.
 
-        A spin lasts a fixed number of cycles, so the time between two events shows the clock while the device works.
-        The driver may read the clock while the device idles.
+        A spin lasts a fixed number of cycles, so the time between two events shows the frequency while the device
+        works. The driver may read it while the device idles.
         """
         cycles, spun_s = self._cycles, self._spun_s
         self._cycles, self._spun_s = 0, 0.0
         return cycles / spun_s if spun_s > 0 else 0.0
 
     def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
-        """Device and host time of the calls. With `flush`, each call has an empty cache and a span of its own."""
+        """Device and host time of the calls. With `flush`, each call finds empty caches and has a block of its own."""
         known = self._known_of(call)
         device_s = issue_s = 0.0
         flags, left = Flag(0), num_calls
@@ -135,9 +136,9 @@ class QueuedClock(Clock):
         return Reading(elapsed_s=device_s, host_s=issue_s, flags=flags)
 
     def inspect(self, call: Callable[[], object]) -> Flag:
-        """Whether a call leaves work on another stream.
+        """`Flag.other_stream` if a call leaves work on another stream in each of several tries; else no flag.
 
-        The call is made without a block: behind one, such work would end before the current stream's began.
+        The call is made without a block: behind one, such work would end before the current stream's work begins.
         """
         with self.runtime.current():
             for _ in range(CONFIRMED + 1):
@@ -167,7 +168,7 @@ class QueuedClock(Clock):
     def _hidden(
         self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, known: Known
     ) -> Span | None:
-        """The calls behind a block that outlasts their launches, if possible; None if fewer calls should be tried."""
+        """Time the calls behind a block that outlasts the launches, if possible; None if fewer calls must be tried."""
         if not self.runtime.can_spin:
             span = self._span(call, number, flush, 0.0)
             return replace(span, is_hidden=span.device_s >= HOST_NEAR * span.issue_s)
@@ -195,7 +196,7 @@ class QueuedClock(Clock):
         return span
 
     def _span(self, call: Callable[[], object], number: int, flush: Callable[[], object] | None, spin_s: float) -> Span:
-        """The calls between two events, behind a spin of `spin_s` seconds if that is above 0."""
+        """Time the calls between two events, behind a spin of `spin_s` seconds if that is above 0."""
         runtime, floor_s = self.runtime, self.floor_s
         cycles = int(spin_s * self.cycles_per_s) if spin_s else 0
         before, start, end = runtime.event(), runtime.event(), runtime.event()

@@ -1,8 +1,8 @@
 """One call under the profiler: its operators and its memory.
 
 On the host every allocation and release is an event of the profiler; the peak of their running sum includes the scratch
-space inside kernels. The resident set of the process would not show it, because it stops growing after the first call.
-On other devices the allocator counts.
+space inside kernels. The resident set of the process would not show this space, because it stops growing after the
+first call. On other devices the allocator's statistics give the memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # devices can be listed without torch
 
 MEMORY = "[memory]"  # the profiler's name of an allocation or release
 DRIVER_CALL = re.compile("(cuda|cu|hip)[A-Z]")
-"""Start of the names of driver calls, such as cudaLaunchKernel. They can have the ids of operators, because CUPTI
-numbers driver calls and torch numbers operators."""
+"""Start of the names of driver calls, such as cudaLaunchKernel. A driver call and an operator can have the same id,
+because CUPTI numbers the former and torch the latter."""
 NUMBERED = (
     (rf"^## Call ({COMPILED}) \w+ ##$", r"\1"),
     (r"^(Torch-Compiled Region): .*$", r"\1"),
@@ -45,11 +45,11 @@ class Footprint:
 
 
 class Kernel(NamedTuple):
-    """A kernel or copy on a device, with the operator that launched it; "" for none."""
+    """A kernel or copy on a device, with the operator that launched it."""
 
     name: str  # without return type, parameters and parts that differ between processes
     duration_ns: int
-    operator: str
+    operator: str  # name of the operator; "" for none
     start_ns: int
 
 
@@ -74,8 +74,8 @@ class Recording:
     def operators(self) -> tuple[Operator, ...]:
         """Sum up the calls of each operator, the one with the most self time first.
 
-        With kernels the times are those of the kernels that an operator launched. Kernels launched outside of
-        operators, as by extensions and Triton, are listed by their own names.
+        If the call launched kernels, an operator's time is that of its kernels. Kernels that no operator launched, but
+        an extension or Triton, are listed by their own names.
         """
         num_calls, self_ns = Counter[str](), Counter[str]()  # without the time of nested operators
         running: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)  # ends and names by thread
@@ -104,7 +104,7 @@ class Recording:
         return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 
     def kernels(self) -> list[Kernel]:
-        """Kernels on other devices, each with the operator that launched it; empty for the host."""
+        """Kernels and copies on devices other than the host, each with the operator that launched it."""
         from torch._C._autograd import DeviceType
 
         operators = {event.correlation_id(): event.name() for event in self.events if _is_operator(event)}

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-SETTLED_SHARE = 0.2  # a process that uses a smaller share of a processor counts as asleep
+SETTLED_SHARE = 0.2  # if the process uses a smaller share of a processor, its threads count as asleep
 
 
 Waits = dict[str, float]
@@ -13,7 +13,7 @@ Waits = dict[str, float]
 
 
 def waits(process: int | str = "self") -> Waits:
-    """How long each thread of a process (default: this one) has waited; empty if the process is gone, or not on Linux.
+    """The waits of a process, by default of this one; empty if the process has ended, or the system is not Linux.
 
     Source: the second number of schedstat, https://docs.kernel.org/scheduler/sched-stats.html.
     """
@@ -26,12 +26,18 @@ def waits(process: int | str = "self") -> Waits:
 
 
 def longest_wait_s(before: Waits, after: Waits) -> float:
-    """The longest wait of a thread between two readings: threads of one call wait at the same time, not in turn."""
+    """Seconds of the longest wait of a thread between two readings.
+
+    Waits are not added up, because the threads of a call wait at the same time.
+    """
     return max((waited_s - before.get(thread, 0.0) for thread, waited_s in after.items()), default=0.0)
 
 
 def wait_for_idle_threads(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
-    """Wait until the threads of this process sleep: after work they spin for a while, on cores that others need."""
+    """Wait up to `limit_s` seconds until this process's threads sleep; they spin after work, on cores that others need.
+
+    `step_s` is the time between two looks, in seconds.
+    """
     for _ in range(int(limit_s / step_s)):
         before_s = time.process_time()
         time.sleep(step_s)

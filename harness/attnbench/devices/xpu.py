@@ -18,7 +18,7 @@ class Xpu(Accelerator):
     )
 
     def seems_present(self) -> bool:
-        """False: the user must name it, because it cannot be detected without torch."""
+        """False: users must name the device, because it cannot be detected without torch."""
         return False
 
     def facts(self) -> Facts:
@@ -26,7 +26,10 @@ class Xpu(Accelerator):
         return Facts(accelerator=self.module.get_device_name(self.name) if self.module.is_available() else "")
 
     def cache_bytes(self) -> int:
-        """Bytes, at least those of the second-level cache of any Intel GPU up to 2025; torch does not report them."""
+        """An assumed size of the second-level cache in bytes, since torch does not report it.
+
+        It exceeds the 204 MB of each half of Intel's Max 1550, which torch shows as two devices.
+        """
         return 256 * 2**20
 
 

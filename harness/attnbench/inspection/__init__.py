@@ -1,4 +1,4 @@
 """Inspect attention on one small workload, the words of a sentence, step by step.
 
-`oracle_diff` computes, `text` shows the results.
+oracle_diff.py computes the results, and text.py shows them.
 """

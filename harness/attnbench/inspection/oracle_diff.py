@@ -1,11 +1,11 @@
 """An inspection: walk a sentence through the textbook form, and compare an implementation with it, step by step.
 
 Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
-key and value at every place.
+key and value at every position.
 
 Only steps that are visible from outside are compared. Each step gets the oracle's results of the steps before, so that
-a mistake shows in its own step; the output is the whole module's. The weights of an implementation are its context for
-unit vectors as values, since attention is linear in its values. Shapes as in the contract, with B=1 and S=T.
+a mistake shows in its own step; the output is the whole module's. An implementation's weights are read from its context
+for unit vectors as values, since attention is linear in its values. Shapes as in the contract, with B=1 and S=T.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ LETTERS = {
     "output": "BTD",
 }
 """The axes of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
-WORD_LEN = 14
-DEFAULT = "time flies like an arrow"
-DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
+WORD_LEN = 14  # most characters of a word in a heading
+DEFAULT = "time flies like an arrow"  # the default sentence
+DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}  # axes unless the user sets them
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")  # axes that --set may change
 MOST_WORDS, MOST_HEADS, LARGEST_WIDTH = 24, 8, 1024
 
@@ -69,11 +69,11 @@ class Walkthrough:
 
     @property
     def labels(self) -> list[str]:
-        """The words as headings: one short line each, without control characters."""
+        """The words as headings: each cut to one line of WORD_LEN characters, without control characters."""
         return [sanitize_line(word, limit=WORD_LEN) or "?" for word in self.words]
 
     def sentence(self, limit: int = 0) -> str:
-        """The words on one line, cut at `limit` characters if given."""
+        """The words on one line of at most `limit` characters; 0: no limit."""
         return sanitize_line(" ".join(self.words), limit)
 
     def shape(self, name: str) -> str:
@@ -96,7 +96,7 @@ def words_of(sentence: str) -> tuple[str, ...]:
 
 
 def workload_of(num_words: int, settings: Sequence[str], seed: int = 0) -> Workload:
-    """One sentence as a workload of scope `module`.
+    """A sentence of `num_words` words as a workload of scope `module`, with settings such as "num_heads=2".
 
     Raises:
         ValueError: an axis does not exist or cannot be set here, has several values, or a value is invalid or too
@@ -133,7 +133,7 @@ def inputs_of(words: Sequence[str], point: Workload) -> Inputs:
 
 
 def walk_through(words: tuple[str, ...], point: Workload) -> Walkthrough:
-    """Every step of the textbook form on one sentence, in float64."""
+    """Compute every step of the textbook form on one sentence, in float64."""
     drawn = inputs_of(words, point)
     x = drawn.tensors["x"]
     results = steps.walked(point, drawn, torch.arange(point.seq_len)) | {"x": x}
@@ -150,24 +150,24 @@ class _Trouble(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of one step by an implementation and by the oracle."""
+    """The results of one step by an implementation and by the oracle, in the shape that LETTERS gives."""
 
-    name: str
+    name: str  # a key of LETTERS
     oracle: Numbers
-    tolerance: float  # differences up to this are ignored
-    actual: Numbers | None = None
-    largest: float = math.inf  # largest difference
-    place: tuple[int, ...] | None = None  # first place with the largest difference
+    tolerance: float  # limit of `largest`
+    actual: Numbers | None = None  # None: nothing to compare
+    largest: float = math.inf  # difference at `place` or, if only the RMS error exceeds its limit, the RMS error
+    place: tuple[int, ...] | None = None  # index of the difference that is largest relative to its limit
     agrees: bool = False
-    trouble: str = ""  # why there is nothing to compare
+    trouble: str = ""  # why there is nothing to compare; "" if there is
 
     @property
     def step(self) -> str:
-        """The step: query, key and value are results of the projection."""
+        """The step that gives the result: `projection` for query, key and value, and else `name`."""
         return "projection" if self.name in PROJECTED else self.name
 
     def where(self, words: tuple[str, ...]) -> str:
-        """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
+        """`place` in words, such as "head 1, query 'flies', key 'time'"; "" if there is none."""
         if self.place is None:
             return ""
         letters = LETTERS[self.name]
@@ -184,7 +184,7 @@ class Comparison:
         return ", ".join(parts)
 
     def values_there(self) -> tuple[float, float] | None:
-        """The implementation's and the oracle's value at the place of the largest difference."""
+        """The implementation's and the oracle's value at `place`; None if there is nothing to compare."""
         if self.actual is None or self.place is None:
             return None
         return float(self.actual[self.place]), float(self.oracle[self.place])
@@ -223,7 +223,7 @@ class Inspection:
     spec: str = ""  # as typed
     walk: Walkthrough
     comparisons: tuple[Comparison, ...] = ()
-    unseen: str = ""  # why its steps are not visible, or why it cannot be tried
+    unseen: str = ""  # why some steps are not visible, or why the workload is unsupported; "" if neither holds
 
     @property
     def implementation(self) -> str:
@@ -232,7 +232,7 @@ class Inspection:
 
     @property
     def first(self) -> Comparison | None:
-        """The first step that differs."""
+        """The comparison of the first step that differs; None if all agree."""
         return next((each for each in self.comparisons if not each.agrees), None)
 
 
@@ -250,7 +250,7 @@ def inspect_implementation(name: str, sentence: str = DEFAULT, settings: Sequenc
 
 
 def compare(implementation: Implementation | str, walk: Walkthrough) -> Inspection:
-    """Compare the implementation with the oracle on a sentence; a string is the reason why it could not be loaded."""
+    """Compare an implementation with the oracle on a sentence; a string is the reason why it cannot be loaded."""
     workload, inputs = walk.workload, walk.inputs
     limits, rows, narrow = limits_of(workload, inputs), torch.arange(workload.seq_len), inputs.map(torch.Tensor.float)
     honest = [oracle.answer(workload, narrow, rows, form) for form in oracle.YARDSTICKS]  # (B, T, D) each
@@ -291,7 +291,7 @@ Limits = Callable[..., Tolerance]
 
 
 def limits_of(workload: Workload, inputs: Inputs) -> Limits:
-    """A function that gives the tolerance of each step of one sentence, by the rules of a check in float32."""
+    """The function that gives the tolerance of each step on one sentence, as in a check in float32."""
     bound = oracle.score_bound(workload, inputs, torch.arange(workload.seq_len))
     num_roundings = roundings(workload, "output", bound)
 
@@ -339,9 +339,9 @@ def _weights_and_context(module: Any, walk: Walkthrough, limits: Limits, mask: B
 
 
 def _try(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
-    """The value of `call`, or its error in words; exceptions in `passing` are raised unchanged.
+    """The value of `call`, or its error in words after `what`; exceptions in `passing` are raised unchanged.
 
-    Records no graph, and redirects prints to stderr.
+    The call records no autograd graph, and its prints go to stderr.
     """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):

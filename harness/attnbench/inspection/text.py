@@ -1,7 +1,7 @@
 """Show an inspection: tables with the words as headings, and a sentence that concludes it.
 
-The terminal shows the comparison with the oracle; the page, one file without scripts, also shows every step, its
-weights shaded like a picture.
+The terminal shows the comparison with the oracle. The page, one file without scripts, also shows the result of every
+step, with shaded weights.
 """
 
 import math
@@ -20,22 +20,23 @@ from attnbench.units import MISSING, sanitize_line, text_lines
 
 PAGE = "inspect.html"
 TEMPLATES = [Path(__file__).parent, Path(__file__).parents[1] / "reports"]
-SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5  # other numbers are shown with an exponent
+SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e5
+"""If a table's largest number is below the first, or not below the second, all its numbers have an exponent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Texts with headings; `marked` is the most important cell (row, column)."""
+    """A table of texts with headings."""
 
     title: str = ""
-    headings: Sequence[str]  # starts with the heading of the row headings
+    headings: Sequence[str]  # of all columns, that of the row headings included
     rows: Sequence[Sequence[str]]  # each starts with its heading
-    marked: tuple[int, int] | None = None
+    marked: tuple[int, int] | None = None  # row and column, without headings, of the most important cell
     is_prose: bool = False  # cells hold words, aligned to the left
-    shades: Sequence[Sequence[float]] = ()  # for each cell without the headings, from 0 to 1
+    shades: Sequence[Sequence[float]] = ()  # for each cell without the headings, from 0 to 1; empty: none
 
     def lines(self, width: int) -> list[str]:
-        """The table as lines for a terminal, with the marked cell in brackets."""
+        """The table as lines for a terminal of `width` columns, with the marked cell in brackets."""
         rows = [list(row) for row in self.rows]
         if self.marked is not None:
             row, column = self.marked
@@ -45,7 +46,10 @@ class Table:
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Format numbers (R, C) with the same number of decimals, three digits for the largest; an exact 0 is "0"."""
+    """Format numbers (R, C) alike: with three digits for the largest, but at most four decimals, or with exponents.
+
+    An exact 0 is "0".
+    """
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     form = ".2e"
     if largest == 0.0 or SMALLEST_PLAIN <= largest < LARGEST_PLAIN:
@@ -62,9 +66,10 @@ def formatted(values: Numbers) -> list[list[str]]:
 def value_table(
     title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
 ) -> Table:
-    """Format a matrix: rows are words, and columns are words, too, if they are keys (`letters` ends with S).
+    """Format a matrix (T, columns) with a row for each of the words `labels`.
 
-    Values from 0 to 1 for each pair of words, such as weights, are shaded.
+    If `letters` ends with S, each column is a word, too: a key. Such values are shaded if all are from 0 to 1, as
+    weights are. `marked` is a row and a column.
     """
     is_of_keys = letters.endswith("S")
     headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
@@ -74,7 +79,7 @@ def value_table(
 
 
 def step_tables(walk: Walkthrough, name: str) -> list[Table]:
-    """A step's tables, one for each head; a single table for a step without heads."""
+    """The tables of a step's result: one for each head, or a single one without heads."""
     letters, values = LETTERS[name], walk.steps[name]
     kind = {"H": "head", "G": "head" if walk.workload.num_heads == walk.workload.num_kv_heads else "key/value head"}
     return [
@@ -84,7 +89,10 @@ def step_tables(walk: Walkthrough, name: str) -> list[Table]:
 
 
 def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
-    """Tables of the head with the largest difference, for implementation and oracle; empty without a comparison."""
+    """Tables of one result of the implementation `name` and of the oracle, in the head of `comparison.place`.
+
+    Empty if there is nothing to compare.
+    """
     if comparison is None or comparison.actual is None or comparison.place is None:
         return []
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]
@@ -109,7 +117,7 @@ def comparison_table(inspection: Inspection) -> Table:
 
 
 def first_difference(inspection: Inspection) -> str:
-    """The first step that differs, in words; "" if none does."""
+    """The first step that differs, with its difference, in words; "" if none does."""
     if (first := inspection.first) is None:
         return ""
     name = first.step if first.name == first.step else f"{first.step} ({first.name})"
@@ -128,7 +136,7 @@ def agreement(inspection: Inspection) -> str:
 
 
 def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
-    """The comparisons for JSON, as texts."""
+    """The comparisons for JSON, with numbers as texts, and the paths of the written files."""
     table = comparison_table(inspection)
     return {
         "implementation": inspection.implementation,
@@ -158,7 +166,7 @@ def write(inspection: Inspection, console: Console) -> None:
 
 
 def write_page(inspection: Inspection, folder: Path) -> Path:
-    """Write inspect.html into the folder; the template escapes all text from outside.
+    """Write inspect.html into the folder, and return its path; the template escapes all text from outside.
 
     Raises:
         ValueError: the folder cannot be written.

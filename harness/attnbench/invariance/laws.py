@@ -1,11 +1,11 @@
 """Laws of invariance: a query's output is bitwise equal, whatever else the same call computes.
 
-A kernel that splits the keys among its threads by the sizes of the call sums in another order when these change, so
-that a served model answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
+A kernel that splits the keys among its threads by the sizes of the call sums in another order when the sizes change. A
+served model then answers differently under another load. Source: Thinking Machines Lab, "Defeating Nondeterminism in
 LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
 
-Every law compares with one answer: causal attention of one sequence alone, all of its queries in one call. Shapes as in
-the contract; N is the largest batch.
+The expected output is that of causal attention on one sequence alone, all queries in one call; for a decoding batch it
+is that of decoding each sequence alone. Shapes as in the contract; N is the largest batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from attnbench.devices import device
 from attnbench.invariance.records import LawTried
 from attnbench.workloads.workload import Workload
 
-BATCHES = (2, 3, 8)
-PADDED_BY = (1, 17, 64, 300)
+BATCHES = (2, 3, 8)  # batch sizes that `batched` tries
+PADDED_BY = (1, 17, 64, 300)  # numbers of hidden keys that `padded` appends
 FIRST = slice(0, 1)  # the first sequence alone
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation at a shape: H, G, K, V, S, dtype, scale and sinks of a workload."""
+    """An implementation at a shape: H, G, K, V, S, dtype, device, scale and sinks of a workload."""
 
     implementation: Implementation
     shape: Workload
@@ -44,7 +44,7 @@ class Subject:
         return draw_normal(longest, self.seed).map(lambda tensor: tensor.to(where, dtype))
 
     def at(self, **axes: object) -> Workload:
-        """The shape with batch size 1 and these axes."""
+        """The shape as a workload with these axes; the default batch size is 1."""
         return msgspec.structs.replace(self.shape, **({"batch_size": 1} | axes))
 
     def answer(self, workload: Workload, *, rows: slice, queries: slice) -> Tensor:
@@ -77,7 +77,7 @@ class Subject:
 
     @cached_property
     def alone(self) -> list[Tensor]:
-        """The outputs with which laws compare, each (H, S, V): every sequence alone, all queries in one call."""
+        """The N expected outputs, each (H, S, V): one sequence alone, all queries in one causal call."""
         return [self.whole(slice(row, row + 1))[0] for row in range(max(BATCHES))]
 
 
@@ -96,7 +96,7 @@ def repeated(subject: Subject) -> Iterator[Comparison]:
 
 
 def batched(subject: Subject) -> Iterator[Comparison]:
-    """More sequences in the call: prefill of all, and the last query of all."""
+    """More sequences in the call: prefill with all queries, and decoding of the last query."""
     length = subject.shape.kv_len
     for batch in BATCHES:
         right = torch.stack(subject.alone[:batch])
@@ -118,7 +118,7 @@ def padded(subject: Subject) -> Iterator[Comparison]:
 
 
 def ragged(subject: Subject) -> Iterator[Comparison]:
-    """The last query of sequences with different lengths, each compared with itself alone."""
+    """Decoding of sequences with different lengths in one call, each compared with decoding of that sequence alone."""
     length = subject.shape.kv_len
     lengths = [length, length - length // 3, length // 2]
     lengths = [max(1, each) for each in lengths]
@@ -131,7 +131,7 @@ def ragged(subject: Subject) -> Iterator[Comparison]:
 
 
 def in_chunks(subject: Subject) -> Iterator[Comparison]:
-    """Fewer queries in the call, the last ones: chunked prefill, down to decoding of one."""
+    """Only the last queries in the call: a chunk of a prefill, down to decoding of one query."""
     length = subject.shape.kv_len
     for number in sorted({length // 2, 17, 2, 1} & set(range(1, length)), reverse=True):
         mask = "causal_bottom_right" if number > 1 else "none"
@@ -142,7 +142,7 @@ def in_chunks(subject: Subject) -> Iterator[Comparison]:
 
 
 def fewer_heads(subject: Subject) -> Iterator[Comparison]:
-    """Half of the heads in the call, as in a model split over two devices."""
+    """Only half of the heads in the call, as in a model that is split over two devices."""
     groups = subject.shape.num_kv_heads
     if groups == 1:
         raise UntriedError("there is only one key/value head")
@@ -160,11 +160,11 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "prefill, chunks, decode": in_chunks,
     "heads": fewer_heads,
 }
-"""For each law, by name, the function that varies the call and yields comparisons."""
+"""The function of each law, by the law's name: it varies the call and yields comparisons."""
 
 
 def tried(subject: Subject) -> Iterator[LawTried]:
-    """Test every law up to its first difference; an exception of the implementation breaks a law."""
+    """Test each law up to its first difference, and yield the result; an exception of the implementation breaks it."""
     for law, compare in LAWS.items():
         number = 0
         try:
@@ -183,9 +183,9 @@ def tried(subject: Subject) -> Iterator[LawTried]:
 
 
 def difference(made: Tensor, right: Tensor) -> str:
-    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, and first place.
+    """Describe how two outputs (B, H, T, V) differ: share of numbers, largest difference, and index of the first.
 
-    Returns "" if they are equal.
+    If shapes or dtypes differ, these are described instead. Returns "" if both outputs are equal; NaN equals NaN.
     """
     if made.shape != right.shape or made.dtype != right.dtype:
         return f"shape {tuple(made.shape)} of {made.dtype}, not {tuple(right.shape)} of {right.dtype}"

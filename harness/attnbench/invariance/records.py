@@ -6,16 +6,16 @@ from attnbench.workloads.workload import Workload
 
 
 class LawTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One law: the number of trials, and its first violation, or why it could not be tried."""
+    """The result of testing one law."""
 
     law: str
-    num_tried: int = 0
-    broken: str = ""
-    reason: str = ""
+    num_tried: int = 0  # comparisons
+    broken: str = ""  # the first violation, in words; "" if there is none
+    reason: str = ""  # why the law could not be tried to its end; "" if it was
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
-    """The laws of one implementation at one shape; `failed` says why nothing could be tried."""
+    """The laws of one implementation at one shape; `failed` says why nothing could be tried, or is ""."""
 
     implementation: str
     workload: Workload
@@ -25,7 +25,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, tag="certificate"):
 
     @property
     def broken(self) -> tuple[LawTried, ...]:
-        """Laws that are violated."""
+        """The results of violated laws."""
         return tuple(law for law in self.laws if law.broken)
 
     @property

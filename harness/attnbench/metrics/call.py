@@ -1,4 +1,4 @@
-"""Metrics of calls: time, memory beyond inputs and mask, memory that they keep, and the harness's work around them.
+"""Metrics of calls: time, memory beyond inputs and mask, memory that calls keep, and the harness's work around a call.
 
 Memory is exact on the CPU, from the profiler's memory events. All memory metrics are read from one recorded call
 (devices/recording.py).
@@ -26,18 +26,18 @@ if TYPE_CHECKING:  # metrics can be listed without torch
     from attnbench.workloads.workload import Workload
 
 OUTSIDE_SHARE = 0.1  # share of the peak above which memory outside of torch's allocator gets a note
-NUM_REPEATS = 5
-FIRST, MORE = 3, 4  # first calls, which may fill caches, and calls after them
-CHANGE = 1 - 2**-4  # factor of the inputs from each call to the next: a cache of answers never hits
+NUM_REPEATS = 5  # readings of the harness's work outside of a call
+FIRST, MORE = 3, 4  # number of first calls, which may fill caches, and of calls after them
+CHANGE = 1 - 2**-4  # factor by which inputs change from each call to the next, so that a cache of answers never hits
 
 
 def is_off_the_host(workload: Workload) -> bool:
-    """Whether the device has its own memory, for which torch has a caching allocator."""
+    """Whether the workload's device has its own memory, for which torch has a caching allocator."""
     return not device(workload.device).is_host
 
 
 def left_out(case: Case) -> str:
-    """A note on device memory that the peak does not include, if it matters."""
+    """A note on memory outside of torch's allocator, if it exceeds OUTSIDE_SHARE of the peak memory; else ""."""
     if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
         return ""
     taken = show(case.outside_bytes, "bytes")
@@ -47,8 +47,8 @@ def left_out(case: Case) -> str:
 def outside_s(case: Case) -> float:
     """The median seconds of the harness's work outside of a call, which are never part of the call's time.
 
-    It repeats grouped heads, makes additive masks, adds sinks and moves axes (contract/outside.py); 0 if the function
-    gets the inputs as they are.
+    This work repeats grouped heads, makes additive masks, adds sinks and moves axes (contract/outside.py). Returns 0 if
+    there is none.
     """
     bind = getattr(case.module, "bind", None)
     if bind is None:
@@ -67,7 +67,7 @@ class Kept(NamedTuple):
     Masks and tables of the first calls are kept once; memory that grows with each call eventually runs out.
     """
 
-    once_bytes: float  # of the first calls together
+    once_bytes: float  # of the FIRST calls together, less `each_bytes` for each of them
     each_bytes: float  # of each further call
     output_bytes: int  # the size of an output, for comparison
 
@@ -104,7 +104,7 @@ def _kept_bytes(case: Case, call: Callable[[], object], numbers: list[Tensor], n
 
 
 def growth(kept: Kept, workload: Workload) -> str:
-    """Explain memory that grows with each call, and guess its content by size; "" if nothing grows."""
+    """Describe the memory that each call keeps, and guess the content from the size; "" if it keeps none."""
     if not kept.each_bytes:
         return ""
     likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}

@@ -25,7 +25,7 @@ def has_ranks(workload: Workload) -> bool:
 
 
 def passes(case: Case) -> list[list[Report]]:
-    """Run one call after a warm-up; return each rank's report on each pass."""
+    """Run one call after a warm-up; return for each of its passes (forward, backward) one report per rank."""
     from attnbench.ranks.group import group_of
 
     group = group_of(case.workload.world_size, case.mask.device.type)
@@ -43,7 +43,7 @@ def bytes_sent(case: Case) -> float:
 
 
 def slowest_rank(case: Case) -> float:
-    """Seconds of the slowest rank in one call, summed over its passes."""
+    """Seconds of the slowest rank of each pass, summed over the passes of one call."""
 
     def slowest_s(reports: Sequence[Report]) -> float:
         return max(rank.call_s for rank in reports)
@@ -52,7 +52,7 @@ def slowest_rank(case: Case) -> float:
 
 
 def straggling(case: Case) -> float:
-    """Seconds by which the busiest rank computes longer than the idlest one in a call, summed over its passes."""
+    """Seconds by which a pass's busiest rank computes longer than its idlest, summed over the passes of one call."""
 
     def difference_s(reports: Sequence[Report]) -> float:
         busy_s = [rank.call_s - rank.waited_s for rank in reports]

@@ -27,15 +27,16 @@ from attnbench.models.records import OWN, Difference, Judged, ModelBuilt, ModelS
 from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
 from attnbench.workloads.workload import Workload
 
+# names under which the package knows the first textbook form and, by default, a checked implementation
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
 NUM_ROUNDINGS = 4.0  # roundings of a number that has passed through several layers: see `Tolerance`
 FREE_SHARE = 0.5  # share of the free memory for the models and their gradients
-MOST_MASKS = 8
-BIAS = "position_bias"
+MOST_MASKS = 8  # bound masks that a Candidate caches
+BIAS = "position_bias"  # name of a model's bias among the inputs of a mask
 
 
 class RefusedError(ValueError):
-    """The model or an attention does not support the combination; the message says why."""
+    """The model does not allow an attention, or the attention lacks a feature of the model; the message says why."""
 
 
 class GivenMask(Mask):
@@ -58,7 +59,7 @@ class GivenMask(Mask):
         return None
 
     def sees(self, batch: Any, query: Any, key: Any, table: Any, offset: int) -> Any:  # noqa: ANN401, ARG002 - see Mask
-        """Look the pair up in the mask."""
+        """Whether the mask shows `key` to `query` in a batch row, elementwise."""
         return table[batch, query, key]
 
 
@@ -73,7 +74,7 @@ class GivenBias(Mask):
         return (query + key * 0, key + query * 0)
 
     def looked_up(self, tables: Mapping[str, Any], places: tuple[Any, Any, Any], index: Any) -> Any:  # noqa: ANN401
-        """The bias at each place; a bias with one batch row or head is shared by all."""
+        """The bias for each batch row, head, query and key; a bias with one batch row or head is shared by all."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
 
@@ -85,7 +86,7 @@ ASKING = {
     "a position bias": Workload(**PLAIN, mask="relative_buckets"),
     "a softcap": Workload(**PLAIN, mask="softcap(20)"),
 }
-"""Workloads with single features of models; an implementation knows a feature if it supports the workload."""
+"""For each feature of models, a small workload that needs it: to support the workload is to have the feature."""
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Call:
 
     @property
     def rule(self) -> Mask:
-        """All changes of the scores as one rule: visibility, bias and softcap."""
+        """All changes of the scores as one mask rule: visibility, bias and softcap."""
         parts: list[Mask] = []
         if self.mask is not None:
             parts.append(GivenMask(self.mask[:, 0], self.sizes))
@@ -128,7 +129,7 @@ def call_of(
     attention_mask: Tensor | None = None,
     **more: Any,  # noqa: ANN401
 ) -> Call:
-    """Read the arguments that a model of the package passes, the mask by position or by name.
+    """Read the arguments that a model of the package passes to its attention; for shapes see Call.
 
     Raises:
         ValueError: the mask is not boolean.
@@ -151,7 +152,10 @@ def call_of(
 
 
 def reference_attention(form: oracle.Form) -> Callable[..., tuple[Tensor, None]]:
-    """An attention function of the package that computes one of the oracle's forms, every mask written out."""
+    """A textbook form of the oracle as an attention function of the package.
+
+    It ignores `is_causal`, because `register` makes models pass every mask as a tensor.
+    """
 
     def attend(*given: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ANN401 - the package's signature: see `call_of`
         call = call_of(*given, **(more | {"is_causal": False}))
@@ -186,7 +190,7 @@ class Candidate:
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
-        """Raise RefusedError if the implementation declares that it ignores a feature that the model needs."""
+        """Raise RefusedError if the implementation does not support a feature that the model has."""
         usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
         has = {"a scale": not usual, "sinks": "sinks" in call.inputs}
         has |= {"a position bias": BIAS in call.inputs, "a softcap": call.softcap is not None}
@@ -195,7 +199,7 @@ class Candidate:
                 raise RefusedError(f"the model has {what}: {reason}")
 
     def module(self, call: Call) -> nn.Module:
-        """The implementation's module for the call's sizes; ValueError if it has no `attend`."""
+        """The implementation's module for the call's H, K, G and V; ValueError if it has no `attend`."""
         sizes = (*call.query.shape[1::2], call.key.shape[1], call.value.shape[-1])
         if sizes not in self.modules:
             heads, width, groups, value_dim = sizes
@@ -209,7 +213,7 @@ class Candidate:
         return self.modules[sizes]
 
     def bound(self, call: Call) -> BoundMask:
-        """The call's mask, cached while the model passes the same tensor: layers share it."""
+        """The call's mask; all calls with the same mask tensor of the model, such as those of its layers, share it."""
         numbers = (call.scale, call.softcap, call.is_causal)
         key = (id(call.mask), BIAS in call.inputs, call.sizes, call.query.shape[1], *numbers)
         if key not in self.masks:
@@ -228,9 +232,9 @@ class Model:
 
     spec: ModelSpec
     built: ModelBuilt
-    model: nn.Module
-    reference: nn.Module
-    batches: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]
+    model: nn.Module  # in the requested dtype
+    reference: nn.Module  # in float64
+    batches: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]  # see `_batches`
 
     @contextmanager
     def attending(self, model: nn.Module, name: str) -> Iterator[None]:
@@ -252,10 +256,10 @@ class Model:
 
 
 def load(spec: ModelSpec) -> Model:
-    """The model of a configuration file; registers our attentions with the package.
+    """The model of a configuration file; registers the textbook forms with the package.
 
     Raises:
-        ValueError: the package cannot read the configuration, or the model is not available here.
+        ValueError: the package cannot read the configuration, or the model cannot be built.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -270,7 +274,7 @@ def load(spec: ModelSpec) -> Model:
 
 
 def build(spec: ModelSpec, config: Any) -> Model:  # noqa: ANN401 - a configuration of the package
-    """Build the model with random weights, with fewer layers if it does not fit.
+    """Build the model with random weights; without `spec.num_layers`, halve its layers until it fits into memory.
 
     Raises:
         ValueError: no model class is known for the configuration, or not even one layer fits.
@@ -327,6 +331,7 @@ def _class_of(config: Any) -> Any:  # noqa: ANN401 - a class of the package
     raise ValueError(f"transformers has no model for a {type(config).__name__} that attnbench can check")
 
 
+# names that configurations use for the number of layers
 LAYER_FIELDS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer")
 
 
@@ -343,7 +348,7 @@ def _reduced(config: Any, number: int) -> Any:  # noqa: ANN401 - a configuration
 
 
 def _draw(model: nn.Module, seed: int) -> None:
-    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks, so that attention is far from a mean."""
+    """Draw weights with variance 1 / fan-in, and non-zero biases and sinks, so that attention differs from a mean."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -364,7 +369,10 @@ def _batches(
     length: int,
     seed: int,
 ) -> dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]]:
-    """Inputs of a whole and of a padded batch, and for each length the mask of tokens that count (B, T)."""
+    """The batches "whole" and, for token models, "padded": inputs by name, and the mask of tokens that count (B, T).
+
+    The masks are keyed by T, the length of the sequences that they apply to; without a mask all tokens count.
+    """
     draws = torch.Generator().manual_seed(seed + 1)
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
@@ -389,14 +397,18 @@ def _batches(
 
 
 def arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The arguments of the model's step on a batch."""
+    """The arguments of the model's step on a batch, by name; floating-point tensors in the model's dtype."""
     dtype = next(model.parameters()).dtype
     given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     return {**given, **({"use_cache": False} if "input_ids" in given else {})}
 
 
 def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int, Tensor], *, grads: bool) -> Any:  # noqa: ANN401
-    """Outputs of each attention module and of the model, and gradients of its parameters, by name, in order."""
+    """Outputs of all attention modules and of the model and, with `grads`, gradients of its parameters, by name.
+
+    Outputs are in the order of the forward pass, and without the tokens that do not count; gradients are in the order
+    of the backward pass.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(path: str, _module: nn.Module, _given: object, returned: Any) -> None:  # noqa: ANN401
@@ -428,7 +440,7 @@ def observed(model: nn.Module, batch: Mapping[str, Tensor], counted: Mapping[int
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The innermost modules with an attention class."""
+    """Paths and modules with "Attention" in the name of their class, without those that contain another."""
     found = [(path, module) for path, module in model.named_modules() if "Attention" in type(module).__name__]
     paths = [path for path, _ in found]
 
@@ -445,9 +457,9 @@ def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
 
 
 def register() -> None:
-    """Register both textbook forms, and the mask for them, with the package.
+    """Register both textbook forms with the package, and a mask function for them that returns every mask as a tensor.
 
-    The package's mask functions omit masks that a kernel does not need; here masks are always written out.
+    The package's own mask functions omit masks that a kernel does not need.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

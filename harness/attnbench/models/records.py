@@ -9,7 +9,7 @@ OWN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration, and the sizes of the model to build from it."""
 
-    config: str  # a file, or its folder
+    config: str  # path of a config.json, or of its folder
     num_layers: int = 0  # 0: as many as fit
     batch_size: int = 2
     seq_len: int = 128
@@ -21,14 +21,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="model_built"):
     """The model that was built, with fewer layers if it did not fit."""
 
-    architecture: str
+    architecture: str  # name of the model's class
     num_layers: int
-    all_layers: int  # in the configuration
+    all_layers: int  # number of layers in the configuration
     num_parameters: int
     batch_size: int
     seq_len: int
     dtype: str
-    batches: tuple[str, ...]
+    batches: tuple[str, ...]  # "whole" and, for token models, "padded"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,29 +44,29 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     """The findings of the check of one attention; none if it is right."""
 
     attention: str
-    reason: str = ""  # why it could not be tried
-    is_refused: bool = False  # refused by the model or the implementation; otherwise it failed
+    reason: str = ""  # why it could not be compared
+    is_refused: bool = False  # the reason is a refusal by the model or the implementation; otherwise a failure
     differences: tuple[Difference, ...] = ()  # in the order of the forward pass, then gradients from the output back
-    num_compared: int = 0
-    error_ratio: float | None = None  # the largest error / tolerance; None: not finite
+    num_compared: int = 0  # tensors
+    error_ratio: float | None = None  # the largest error / limit; None: not finite, or nothing was compared
 
     @property
     def is_right(self) -> bool:
-        """Whether it was tried and agrees."""
+        """Whether the attention was compared, and all its tensors agree."""
         return not self.reason and not self.differences
 
     @property
     def is_finding(self) -> bool:
-        """Whether it is wrong, or failed."""
+        """Whether the attention is wrong, or failed; a refusal is no finding."""
         return bool(self.differences or (self.reason and not self.is_refused))
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of the whole model's step with one attention, and the ratio to the first's, with its interval."""
+    """The time of the whole model's step with one attention, and its ratio to that of the first attention."""
 
     attention: str
-    seconds: float
-    ratio: float | None = None
-    low: float | None = None
+    seconds: float  # median
+    ratio: float | None = None  # None for the first attention, or without a comparison
+    low: float | None = None  # bounds of the ratio's interval
     high: float | None = None
     verdict: str = ""

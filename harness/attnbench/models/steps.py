@@ -15,9 +15,10 @@ from attnbench.timing.functions import FunctionComparison
 
 
 def time_steps(model: Model, attentions: tuple[str, ...], budget_s: float) -> list[StepTime]:
-    """Time the step of the whole model, forward or with backward, in interleaved blocks, for about `budget_s` seconds.
+    """Time the step of the whole model with each attention, in interleaved blocks, for about `budget_s` seconds.
 
-    The first attention is the baseline. Each is registered under a name of its own, so that switching is quick.
+    A step includes a backward pass if the model has gradients. The first attention is the baseline. Each implementation
+    is registered under a name of its own, so that switching is quick.
     """
     batch, _ = model.batches["whole"]
     words = arguments(model.model, {key: value for key, value in batch.items() if key != "attention_mask"})

@@ -1,7 +1,7 @@
 """Run a plan: `execute` takes a session through the stages of the run, from checks to timing.
 
-Every step is on disk as an event before the next one begins, so that a run can be killed at any moment and resumed.
-Each stage works on the session, and skips work that the journal already holds.
+Every finished step is in the journal before the next one begins, so that a run can be killed at any moment and resumed.
+Each stage skips work that the journal already holds.
 """
 
 import copy
@@ -74,9 +74,10 @@ from attnbench.workloads.workload import RANKS_TIMEOUT, Workload
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell.
 
-Some plans have other stages: "choose" finds the fastest implementation, "search" finds crossovers, and "trace" traces.
+Some plans have other stages: "choose" finds the fastest implementation, "search" finds crossovers, and "trace" writes
+traces.
 """
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables for the number of threads
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 """Environment variable of a worker that interprets Triton's kernels; Triton reads it at import. Source:
 https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
@@ -84,25 +85,31 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Environment variables of checks: waiting threads spin for at most a millisecond, because two workers take turns on
 the same cores."""
 RANKS_SHARE = 0.5
-"""Share of a step's timeout after which a call of several ranks gives up, so that it can name a hanging rank before the
-process is killed."""
+"""Share of a step's timeout after which a call over several ranks gives up, so that the error can name a hanging rank
+before the process is killed."""
 SLOW_IMPORTS = dict.fromkeys(("transformers_eager", "transformers_sdpa"), "transformers.modeling_utils")
-"""Slow packages of bundled implementations, which the template imports once for all its workers."""
+"""Modules that bundled implementations import slowly, by the implementation's name; the template imports them once for
+all its workers."""
 CEILINGS_SHARE = 0.02
 CEILINGS_S = 1.0
-"""Most seconds for the ceilings of one device, dtype and number of threads, and the share of the budget for all of
-them; FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
+"""The ceilings of one device, dtype and number of threads take at most CEILINGS_S seconds, and all together at most
+CEILINGS_SHARE of the budget; FEWEST_ROUNDS (devices/loads.py) are measured in any case."""
 VERIFY_EVERY = 4
-"""Answers are verified in a workload's first visit and then in one visit of four, since in a fresh process the right
-answers take as long as the timing. Foreign code in a shared process is verified in every visit."""
-VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}
+"""Answers are verified in a workload's first visit and then in one of VERIFY_EVERY visits, since in a fresh process the
+right answers take as long as the timing. If foreign code shares a process and there is one side, each visit is
+verified."""
+VARIES_IN_A_KIND = {"batch_size", "seq_len", "kv_len", "seed"}  # axes that may differ between workloads of one kind
 FEWEST_TOKENS = 16
-"""Shorter workloads are checked last: with fewer keys, masks hide nothing; with fewer queries, mistakes look alike."""
+"""Workloads with fewer keys or queries are checked last: with few keys masks hide hardly anything, and with few queries
+mistakes look alike."""
 CHECK, MANY_ROWS, MANY_BLOCKS = "check", 512, 64
-WORKLOADS_OF_A_LANE = 20  # fewest workloads that make a second lane of checks worth its start
+"""The sweep `check`, and the numbers of rows and of blocks above which its workloads get only normal inputs
+(`_has_many_rows`)."""
+WORKLOADS_OF_A_LANE = 20  # fewest workloads of each lane that make a second lane of checks worth its start
 LANE_BYTES = 2**24  # largest score matrix with two lanes: right answers take several copies of it in float64
 CHECKS_SHARE, READINGS_SHARE = 0.5, 0.6
-"""Shares of the budget after which no more cells are checked, or have metrics read, so that timing has the rest."""
+"""Share of the budget after which no more cells are checked, and share after which no more metrics and operators are
+read, so that the rest is left for timing."""
 KNOWN_FROM = 0.1  # share of a stage's work after which its pace predicts the remaining time
 SEE_FIRST = "it cannot be loaded: see its first cell"
 UNLOADABLE = Failed(status=Status.error, message=SEE_FIRST, is_predicted=True, is_unloadable=True)
@@ -110,7 +117,7 @@ FEWEST_FIRST = 2  # cells whose first calls are timed in any case: of a baseline
 MOST_PROCESSES = LOOKS[2]  # most processes for one value of a search
 CALLS_AT_A_VALUE = 60
 """A value is sampled only if this many calls fit into the remaining time, checks included."""
-LONGER_TURNS = 4  # samples of workers that take turns are this many times as long as those in one process
+LONGER_TURNS = 4  # samples of workers that take turns are about this many times as long as those in one process
 SEARCHED = "every search came to its end"
 
 
@@ -118,8 +125,8 @@ SEARCHED = "every search came to its end"
 class Progress:
     """Progress of a run, for a watcher."""
 
-    stage: str  # check, kept, observe, ceilings, time or trace
-    cell: str
+    stage: str  # check, kept, observe, ceilings, time, choose, search or trace
+    cell: str  # the work in progress, in words
     done: float  # completed part of `total` in the stage
     total: float
     counts: Mapping[str, int]  # number of cells by status
@@ -132,7 +139,7 @@ Watch = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One run in progress; `state` is folded from its journal. Only checks use the second worker, `second`.
+    """One run in progress; `state` is folded from the journal. Only checks use the second worker, `second`.
 
     The budget's clock starts when the first worker is ready, so the seconds for importing torch do not count.
     """
@@ -146,7 +153,7 @@ class Session:
     second: WorkerClient | None = None  # its context has not been entered
 
     def __post_init__(self) -> None:
-        """Start the clock at the time spent before the run was resumed, as far as its journal shows."""
+        """Start the clock at the seconds that the run has spent so far, according to the journal."""
         self.state = self.journal.state
         self.specs: dict[Arm, str] = self.plan.specs
         self.unloadable: set[str] = set()  # specs that cannot be loaded
@@ -165,9 +172,9 @@ class Session:
         return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
     def limit_s(self, share: float) -> float:
-        """Seconds of the run after which a stage before timing leaves out the rest of its work.
+        """Seconds of the run, a share of the budget, after which a stage before timing leaves out the rest of its work.
 
-        Infinite if the run times nothing, or has a budget of 0, with which everything is done once.
+        Infinite if the run times nothing, or the budget is 0: then these stages do all their work.
         """
         return share * self.plan.budget_s if self.plan.budget_s and LATENCY in self.plan.metrics else math.inf
 
@@ -201,10 +208,10 @@ class Session:
             self.start_worker()
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function of the worker, starting one if necessary; return its result, attributed to the cell.
+        """Call a function of the worker, starting one if necessary; return the result, attributed to the cell.
 
-        If the process ended, or memory ran out, the call is repeated once in a fresh process before an arm is held
-        responsible, because the cause may be gone. A result that the journal could not accept is a failure.
+        If the process ended by itself, or memory ran out, the call is repeated once in a fresh process before an arm is
+        held responsible, because the cause may be gone. A result that the journal cannot accept is a failure.
         """
         self.require_worker()
         reply = self.client.ask(function, result, **arguments)
@@ -231,10 +238,10 @@ class Session:
         self.journal.append(events.CellFailed(**cell.names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher. The progress within a stage never runs backwards.
+        """Call the watcher. The progress within a stage never decreases.
 
-        The remaining time is the rest of the budget; without a budget it is estimated from the stage's pace, once a
-        tenth of its work is done.
+        The remaining time is the rest of the budget or, without a budget, an estimate for the stage, from its pace once
+        a tenth of its work is done.
         """
         if self._pace[0] != stage:
             self._pace = stage, self.clock(), done
@@ -252,10 +259,10 @@ class Session:
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
-    In a run that times, checks may take half of the budget. Once an implementation has passed a workload of a kind,
-    other sizes of that kind get only normal inputs, and no other probes or rules. With `stops_when_wrong`, a wrong
-    implementation is not checked further, workloads with few keys or queries come last, and checks end with the budget.
-    In the sweep `check`, workloads with many rows or blocks get only normal inputs; the others get all probes.
+    In a run that times, checks may take half of the budget, and once an implementation has passed a workload of a kind,
+    other sizes of that kind get only normal inputs, and no other probes or rules. With `stops_when_wrong` instead, a
+    wrong implementation is not checked further, workloads with few keys or queries come last, and checks end with the
+    budget. In the sweep `check`, workloads with many rows or blocks get only normal inputs; the others get all probes.
 
     With a second worker, two lanes check at the same time. The records are the same as with one lane, unless the code
     keeps state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
@@ -385,7 +392,11 @@ def parts(workloads: Sequence[Workload]) -> tuple[list[Workload], list[Workload]
 
 
 def has_lanes(plan: Plan) -> bool:
-    """Whether two lanes check a plan: it must be for the host, small in memory, and enough work for two processors."""
+    """Whether two lanes check a plan.
+
+    All its workloads must be for the host and small, each lane must get enough of them, and there must be two
+    processors.
+    """
     is_small = all(device(each.device).is_host and score_matrix_bytes(each) <= LANE_BYTES for each in plan.asked)
     is_worth = min(map(len, parts(plan.asked))) >= WORKLOADS_OF_A_LANE
     return is_small and is_worth and containers.processors() > 1
@@ -397,7 +408,10 @@ def _kind(workload: Workload) -> frozenset[tuple[str, object]]:
 
 
 def _has_many_rows(workload: Workload) -> bool:
-    """Whether a workload has many rows, or many blocks (batch rows times heads), for which the sweep `check` has it."""
+    """Whether a workload has many queries and keys, or many blocks (batch rows times heads).
+
+    The sweep `check` has such workloads to test just that, on normal inputs.
+    """
     return min(workload.seq_len, workload.kv_len) > MANY_ROWS or workload.batch_size * workload.num_heads > MANY_BLOCKS
 
 
@@ -424,11 +438,11 @@ def record_check(session: Session, reply: events.CellChecked) -> None:
         session.watch(replace(session.shown, cell=f"{arm} on {workload}", wrong=reply.message))
 
 
-Readings = Iterable[tuple[Target, str]]  # cells, with the metric to read; "" for the operators
+Readings = Iterable[tuple[Target, str]]  # pairs of a cell and the metric to read; "" for the operators
 
 
 def read_cells(session: Session, readings: Readings, *, is_optional: bool = False) -> None:
-    """Read metrics or operators of live cells, within their share of the budget.
+    """Read metrics or operators of live cells, until READINGS_SHARE of the budget is spent.
 
     With `is_optional`, failures are not recorded.
     """
@@ -468,7 +482,10 @@ def observations(session: Session, metrics: Sequence[str], *, with_operators: bo
 
 
 def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) -> None:
-    """Time the first calls that the journal lacks, in fresh processes, within their share of the budget."""
+    """Time the first calls that the journal lacks, in fresh processes, for a third of the budget (`BUDGET_SHARE`).
+
+    The first FEWEST_FIRST cells are timed in any case.
+    """
     done, start_s = session.state.done, session.clock()
     fits = plugins.plugs("attnbench.metrics", "METRIC")[FIRST_CALL].fits
     due = [cell for cell in cells if ((cell[0].id, cell[1]), MEASUREMENT + FIRST_CALL) not in done and fits(cell[0])]
@@ -492,7 +509,7 @@ def read_first_calls(session: Session, cells: Iterable[tuple[Workload, Arm]]) ->
 def trace(session: Session) -> None:
     """Trace each live cell into a file of its own below the journal's folder (tracing/folders.py).
 
-    Tracing slows calls down, so traces have a pass of their own, and a folder apart from those of runs.
+    Tracing slows calls down, so it is never combined with timing.
     """
     cells, folder = session.live_cells, session.journal.path.parent
     for number, (workload, arm) in enumerate(cells):
@@ -504,9 +521,10 @@ def trace(session: Session) -> None:
 
 
 def kept_memory(session: Session) -> Readings:
-    """The readings of kept memory: the cheapest cell of each foreign implementation with gradients, and one without.
+    """The readings of kept memory, for two live cells of each foreign implementation.
 
-    One cell of each kind is enough, because code that keeps memory keeps it on every workload.
+    These are the cell with the smallest score matrix among those with gradients, and among those without. One of each
+    is enough, because code that keeps memory keeps it on every workload. Several ranks are left out.
     """
     cheapest: dict[tuple[Arm, bool], Workload] = {}
     for workload, arm in sorted(session.live_cells, key=lambda cell: score_matrix_bytes(cell[0])):
@@ -521,7 +539,7 @@ def kept_memory(session: Session) -> Readings:
 def measure_ceilings(session: Session) -> None:
     """Measure the ceilings of each device, dtype and number of threads that will be timed.
 
-    A failure is recorded with its reason, and times are then not compared with ceilings.
+    A failure is recorded with the reason; times are then not compared with ceilings.
     """
     live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
     places = {workload.place: workload for workload in reversed(live)}
@@ -543,7 +561,7 @@ def measure_ceilings(session: Session) -> None:
 
 
 class Timing:
-    """Times the visits that a strategy selects; `name` is shown as the stage."""
+    """Times the visits that a strategy selects; `name` is the stage for the watcher."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.state, self.plan, self.name = session, session.state, session.plan, name
@@ -579,7 +597,7 @@ class Timing:
         self.session.show_progress(self.name, cell, share, 1.0)
 
     def _share(self, workload: Workload, arms: Iterable[Arm]) -> visits.Share:
-        """The blocks of the next visit (timing/visits.py); a search divides its time itself."""
+        """The blocks of the next visit (timing/visits.py); in a search they have no time limit."""
         taken, least = self.state.samples.get(workload.id, {}), self.plan.num_blocks
         if self.plan.has_runners:  # their samples are LONGER_TURNS times as long
             least = max(visits.FEWEST_BLOCKS, math.ceil(least / LONGER_TURNS))
@@ -597,7 +615,7 @@ class Timing:
         return visits.share(costs, spread, num_taken=number, left_s=self._left_s(), limits=limits)
 
     def _left_s(self) -> float:
-        """The rest of the budget for each workload that is still visited."""
+        """Seconds of the rest of the budget, divided by the number of workloads that are still visited."""
         latest = max(map(self.state.num_visits.__getitem__, self.places), default=0)
         num_open = sum(self.state.num_visits[workload] >= latest - 1 for workload in self.places)
         return max(0.0, self.plan.budget_s - self.session.elapsed_s) / max(1, num_open)
@@ -688,7 +706,10 @@ class Search:
         return self.session.elapsed_s >= self.plan.budget_s
 
     def _place(self, state: State, ladder: Ladder, pair: Sequence[Arm]) -> str:
-        """The id of the workload that a search visits next; "" at the end of the search."""
+        """The id of the workload that the search of a pair visits next; "" at the end of the search.
+
+        Checks the pair on that workload first.
+        """
         allowed = list(ladder.values)
         while len(allowed) > 1 and not self._is_spent:
             discarded, seen = self.gauge.follow(state.probes), dict[int, Point]()
@@ -712,7 +733,7 @@ class Search:
         return ""
 
     def _check(self, state: State, workload: str, arms: Sequence[Arm]) -> None:
-        """Check the arms that have no status on this workload."""
+        """Check those of `arms` that have no status on this workload."""
         for arm in arms:
             if (workload, arm) not in state.status:
                 left_s = max(0.0, self.plan.budget_s - self.session.elapsed_s)
@@ -738,9 +759,9 @@ def execute(  # noqa: PLR0913 - all but the first three have useful defaults
     """Start a run in `folder`, or continue the one there, to its end.
 
     With `stops_when_wrong`, an implementation is not checked further once it is wrong. The stages of the plan, if any,
-    replace `stages`; `then` is called at the end. Workers are forked from the first of `templates`, those of a second
-    lane of checks from the second. `client`, `clock` and `read_counters` default to a worker process and the machine;
-    studies/simulated replaces them.
+    replace `stages`; `then` is called with the session at the end. Workers are forked from the first of `templates`,
+    those of a second lane of checks from the second. `client`, `clock` and `read_counters` default to a worker process
+    and the machine; studies/simulated replaces them.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
@@ -798,7 +819,10 @@ def _run_stages(session: Session, names: Collection[str], *, stops_when_wrong: b
 
 
 def _usual(timeout_s: float, spin: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment variables of a worker that the user has not set; ranks time out before the coordinator does."""
+    """Default environment variables of a worker, without those that the user has set.
+
+    Ranks time out earlier than a step, whose limit is `timeout_s` seconds.
+    """
     usual = {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}", **(spin or {})}
     return {name: value for name, value in usual.items() if name not in os.environ}
 
@@ -816,9 +840,9 @@ def threads_settings(number: int) -> dict[str, str]:
 
 @contextmanager
 def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[list[Template]]:
-    """The templates for two lanes of checks, or for one on a single processor; they start to import torch at once.
+    """The templates for two lanes of checks, or for one lane on a single processor; they begin to import torch at once.
 
-    Checks time nothing, so the same environment serves all plans.
+    Checks time nothing, so workers with the same environment can check all plans.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
     names = ("worker", "second")[: containers.processors()]
@@ -830,7 +854,10 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 
 
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
-    """The worker of a run, which prints into its folder; several workers if the arms need separate processes."""
+    """The worker of a run, which prints into logs in `folder`; several workers if one process cannot hold all arms.
+
+    It is forked from `template`, if given and if the sides do not need templates of their own.
+    """
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
         clients_of = dict[int, WorkerClient]()
         for number in sorted(numbers):

@@ -10,19 +10,19 @@ from attnbench.processes.worker_client import COMPILERS
 from attnbench.storage.records import FIRST_CACHED, FIRST_CALL, FIRST_LONGER, Measurement, Sample
 
 NUM_READINGS, SLOW_S = 3, 5.0
-"""Readings of a first call; there is no further one after a reading of more than SLOW_S seconds."""
+"""A first call is read NUM_READINGS times, or until a reading takes more than SLOW_S seconds."""
 BUDGET_SHARE = 1 / 3
-"""Share of a run's budget for first calls; the cells that it does not reach have no such metrics."""
+"""Share of a run's budget for first calls; cells for which no time is left have no such metrics."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-"""Environment variables that name the folder of a compile cache."""
+"""Environment variables that each name the folder of a compile cache."""
 Read = Callable[[dict[str, str]], FirstCalls | Failed]
 """A function that times first calls in a fresh process with these environment variables; "" unsets one."""
 
 
 def measurements(read: Read) -> Iterator[Measurement]:
-    """The measurements of a cell's first calls in seconds, FIRST_CALL last; none if a call failed.
+    """The measurements of a cell's first calls in seconds, FIRST_CALL last; none if a reading failed.
 
-    Here torch.compile uses as many processes as for a user; in workers that take samples it uses one.
+    Here torch.compile uses as many processes as by default; in workers that take samples it uses one.
     """
     cold, warm = list[FirstCalls](), list[FirstCalls]()
     usual = {} if COMPILERS in os.environ else {COMPILERS: ""}

@@ -21,15 +21,16 @@ from attnbench.workloads.batch import Cache
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
-NUMBER = struct.Struct("<i")
+NUMBER = struct.Struct("<i")  # a message to or from a template
 WORKERS, SPAWN = "ATTNBENCH_WORKERS", "spawn"
 """With ATTNBENCH_WORKERS=spawn in the environment, each worker starts as a new process, not as a fork."""
 FOLDERS = "ATTNBENCH_FOLDERS"
 """Environment variable of workers: folders to search for modules before installed packages, as in PYTHONPATH."""
 FILES = "ATTNBENCH_FILES"
-"""Environment variable of spawned workers: the folder for files of tensors. Forked workers use files without names."""
+"""Environment variable of spawned workers: folder for files of tensors. Forked workers use files without names."""
 PRELOADED = "ATTNBENCH_PRELOADED"
-"""Environment variable of a template: modules to import before the first fork, joined by commas; may be missing."""
+"""Environment variable of a template: modules to import before the first fork, joined by commas. A module that is not
+installed is left out."""
 FORK = 0
 """The message to the template (processes/worker/__main__.py) that requests a worker; a process id ends that worker."""
 
@@ -50,7 +51,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of axes that an implementation has built in; `problem` says why it cannot be loaded, or is ""."""
+    """The built-in values of an implementation's axes, by axis; `problem` says why it cannot be loaded, or is ""."""
 
     built_in: dict[str, int | float | str] = {}
     problem: str = ""
@@ -157,10 +158,10 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of timed calls for the judge: tensors by call number and name; none if dropout makes them random."""
+    """Results of timed calls for the judge; none if dropout makes them random."""
 
-    exchange: str
-    tensors: dict[int, dict[str, TensorHeader]]
+    exchange: str  # path of the file that holds the tensors
+    tensors: dict[int, dict[str, TensorHeader]]  # by number of the call, and by name
 
 
 class SampleBlocks(Visit, frozen=True, kw_only=True):
@@ -168,8 +169,8 @@ class SampleBlocks(Visit, frozen=True, kw_only=True):
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
-    cache: str = "warm"
-    launch: str = "eager"
+    cache: str = "warm"  # as in Plan
+    launch: str = "eager"  # as in Plan
     verifies: bool = True  # check the answers of all arms afterwards
     settles: bool = False  # reply only after all threads have stopped spinning, since another process runs next
     is_refereed: bool = False  # timed by the coordinator's clock (processes/worker_pool.py, `Referee`)
@@ -225,9 +226,9 @@ class FailedError(Exception):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call of a method of the worker, with its keyword arguments.
+    """A call of a method of the worker, with keyword arguments as JSON.
 
-    A judge may send requests of its own, for the process with the candidate, before it replies.
+    Before a judge replies, it may send requests for the process with the candidate.
     """
 
     function: str
@@ -239,7 +240,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     failed: Failed | None = None
-    ends: bool = False  # the worker must be replaced: its device has failed, or shared state was changed
+    ends: bool = False  # the worker must be replaced: the device has failed there, or shared state was changed
 
     def value(self, result: type[T]) -> T | Failed:
         """Decode the result as type `result`, or return the failure.
@@ -253,7 +254,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 CONSULTED: dict[str, Any] = {"prepare": Prepared, "compute": Tensors}
 """Functions that a judge may call in the process with the candidate, and the types of their results."""
 LEAN = {"make_calls", "compute"}
-"""Functions before which the worker does not renew its memory limit, since they are timed or frequent."""
+"""Functions before which a worker does not renew its memory limit, because they are timed or frequent."""
 
 
 class Ask(Protocol):

@@ -19,14 +19,14 @@ from attnbench.workloads.workload import Workload
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload on which a certificate depends; the laws vary all others."""
 LONGEST = 1024
-"""Largest number of keys in a certificate's shape; longer workloads get the certificate of this number."""
+"""Largest number of keys in the shape of a certificate, which also stands for workloads with more keys."""
 
 
 @contextmanager
 def worker(timeout_s: float, template: Template | None = None) -> Iterator[ProcessClient]:
-    """A client whose worker is not started yet; inside the context it can be restarted after a loss.
+    """A client, inside the context, whose worker starts at the first request, and again at the next one after a loss.
 
-    The worker is forked from `template`, or from a temporary one. `timeout_s` limits each of its steps.
+    The worker is forked from `template`, or from a temporary one. `timeout_s` limits the seconds of each step.
     """
     with ExitStack() as exits:
         if template is None:
@@ -36,10 +36,10 @@ def worker(timeout_s: float, template: Template | None = None) -> Iterator[Proce
 
 
 def declared(specs: Iterable[str], template: Template | None = None) -> dict[str, Declared]:
-    """The declarations of each spec whose file imports attnbench; other files have none, and are not executed.
+    """The declarations of implementations, by spec; files that do not import attnbench have none, and are not executed.
 
-    Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, has no
-    declarations, because the check will report the failure.
+    Processes are forked from `template`, or from a temporary one. A file that ends its process, or hangs, is left out,
+    because the check will report the failure.
     """
     by_file: defaultdict[Path | None, list[str]] = defaultdict(list)
     for spec in specs:
@@ -84,17 +84,18 @@ class ModelOutcome(msgspec.Struct, kw_only=True):
     """All findings of a check inside a model."""
 
     built: ModelBuilt
-    judged: dict[str, Judged] = {}
-    timed: tuple[StepTime, ...] = ()
-    trouble: str = ""  # why nothing was timed although something agreed
+    judged: dict[str, Judged] = {}  # by attention
+    timed: tuple[StepTime, ...] = ()  # of the attentions that agree; empty: not timed
+    trouble: str = ""  # why timing failed; "" if it did not
 
 
 def check_in_model(
     spec: ModelSpec, attentions: tuple[str, ...], *, budget_s: float, timeout_s: float, note: Callable[[str], object]
 ) -> ModelOutcome:
-    """Judge every attention in the model, then spend `budget_s` on timing those that agree; `note` gets each step.
+    """Judge every attention in the model; if at least two agree, time these for `budget_s` seconds.
 
-    An attention that crashes or hangs the process affects only itself, because the model is rebuilt for the others.
+    `note` is called with the name of each step, which may take `timeout_s` seconds. If an attention crashes or hangs
+    the process, the model is rebuilt for the others.
 
     Raises:
         ValueError: there is no model for the configuration, or it cannot be built.

@@ -22,8 +22,8 @@ from attnbench.workloads.workload import MASKS_BETWEEN, Workload
 
 Axes: TypeAlias = Mapping[str, int | float | str]
 EXACT_CALL_LIMIT_S = 2.0
-"""A sweep leaves out calls longer than its own limit; for exactly named workloads that limit is at least this."""
-TIMEOUT_S = 60.0
+"""Least default of `Plan.call_limit_s`, in seconds, if the settings define the workloads; else it is the sweep's."""
+TIMEOUT_S = 60.0  # default of `Plan.timeout_s`
 LENGTH = "length"  # the axis of a ladder that changes the lengths of query and key together
 SEARCH_RANGES = {
     LENGTH: (16, 16384),
@@ -33,7 +33,7 @@ SEARCH_RANGES = {
     "batch_size": (1, 128),
     "head_dim": (8, 256),
 }
-"""Axes with a search for crossovers, and their default ranges."""
+"""Axes along which crossovers can be searched, and the smallest and largest value by default."""
 
 
 def rejected(*, empty_rows: str, hidden_nan: str) -> tuple[str, ...]:
@@ -68,8 +68,8 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
 
     With `is_exact` the settings define the workloads, and the sweep only the limits; settings that name only the device
     select workloads of the sweep. A `model` (a preset or a config.json) defines the workloads as well. `declarations`,
-    by spec, are read from files unless they are passed. The baseline takes part even if it is not named, since ratios
-    need it, unless `with_baseline` is false.
+    by spec, are read from files unless passed. `with_baseline` adds the baseline, which ratios need, if it is not
+    named. The `isolation` "process" gives each foreign implementation a process of its own.
 
     Raises:
         ValueError: a value is not possible; the message lists the allowed ones.
@@ -122,7 +122,7 @@ def _participants(specs: Sequence[str], isolation: str) -> dict[str, Any]:
 
 
 def _present_devices() -> tuple[str, ...]:
-    """The devices that `device=all` includes: every one that seems present, the host first."""
+    """The names of the devices that `device=all` includes: all that seem present, the host first."""
     here = (name for name in names() if device(name).seems_present())
     return tuple(sorted(here, key=lambda name: not device(name).is_host))
 
@@ -135,7 +135,10 @@ def _require_devices(workloads: Iterable[Workload], *, needs_graphs: bool) -> No
 
 
 def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> list[str]:
-    """The bundled implementations, without those that are only for other workloads: several ranks, or pages."""
+    """The bundled implementations that the sweep does not leave out.
+
+    Those for several ranks, and those that read pages, are included only if a workload needs them.
+    """
     without = {*chosen.leave_out}
     if not any(workload.world_size > 1 for workload in workloads):
         without |= {*plugins.DISTRIBUTING}
@@ -178,10 +181,10 @@ def built_in_axes(declarations: Mapping[str, Declared], parsed: Iterable[str]) -
 
 
 def merge_built_in_axes(built_in: Mapping[str, Axes]) -> Axes:
-    """Merge the built-in axes of all implementations, by spec, to compare them on the same work.
+    """Merge the built-in axes of all implementations, by spec, to compare these on the same workloads.
 
     Raises:
-        ValueError: two declare different values of an axis.
+        ValueError: two implementations declare different values of an axis.
     """
     axes: dict[str, int | float | str] = {}
     for spec, own in built_in.items():
@@ -205,7 +208,8 @@ def _with_shared_axes(workloads: tuple[Workload, ...], built_in: Mapping[str, Ax
 def apply_axes(workloads: Iterable[Workload], axes: Axes) -> tuple[Workload, ...]:
     """Set these axes on all workloads, without duplicates; drop workloads that do not allow the values.
 
-    If there are several masks (`MASKS_BETWEEN`), a workload keeps its own among them, or gets the next one.
+    If there are several masks (`MASKS_BETWEEN`), a workload keeps its mask if that is among them, and else gets one of
+    them in turn.
 
     Raises:
         ValueError: no workload allows them.
@@ -268,7 +272,7 @@ def plan_to_choose(planned: Plan) -> Plan:
 def plan_to_search(planned: Plan, specs: Iterable[str], axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
     """The plan of a run that searches for crossovers of all pairs of these implementations along an axis.
 
-    `low` and `high` bound the search; 0: the default of `SEARCH_RANGES`.
+    `low` and `high` are the smallest and largest value of the axis; 0: the default in `SEARCH_RANGES`.
 
     Raises:
         ValueError: fewer than two implementations are named, the axis is unknown, or `low` is not below `high`.

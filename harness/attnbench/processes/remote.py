@@ -1,9 +1,9 @@
 """A candidate in another process: the judge's stand-in for its module, and the end that holds the module.
 
-The judge draws inputs, knows the answers and compares; it never imports the code under test. The two exchange messages,
-and tensors as bytes in a shared file, so nothing that the candidate sends is executed. To the checks, a stand-in
-behaves like a module in their own process: they see in-place changes of an input, a gradient or an earlier output, and
-the candidate draws from the judge's random generators.
+The judge draws inputs, knows the answers and compares; it never imports the code under test. Both processes exchange
+messages, and tensors as bytes in a shared file, so nothing that the candidate sends is executed. To the checks, a
+stand-in behaves like a module in their own process: they see in-place changes of an input, a gradient or an earlier
+output, and the candidate uses the states of the judge's random generators.
 """
 
 import os
@@ -46,19 +46,19 @@ from attnbench.workloads.workload import Workload
 
 NUM_CALLS = 4
 """Latest calls whose outputs and graphs are kept, since several forward calls may precede their backward calls."""
-NUM_INPUTS = 32
+NUM_INPUTS = 32  # latest received inputs that are kept, so that equal ones have the same memory in each call
 GRADIENT, ALONG, PARAMETER = "incoming gradient", "along ", "parameter "
 
 
 class CandidateError(FailedError):
-    """An error that a candidate raised in its process; a subclass has the name of the original error."""
+    """An error that a candidate raised in its process; it is raised as a subclass named like the original error."""
 
     def __str__(self) -> str:
         return self.failed.said
 
 
 class CandidateLostError(BaseException):
-    """The candidate's process is gone. It is no Exception, so that handlers of the candidate's errors let it pass."""
+    """The candidate's process is gone. Not an Exception, so that handlers of the candidate's errors let it pass."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -66,7 +66,7 @@ class CandidateLostError(BaseException):
 
 
 class TensorFile:
-    """A file for tensors between two processes. A sender overwrites it from its start; the receiver copies at once."""
+    """A file for tensors between two processes. Each `send` overwrites the file, so receivers copy it at once."""
 
     def __init__(self, path: str = "") -> None:
         """Open another process's file by its path; without a path, create a file."""
@@ -116,7 +116,7 @@ class TensorFile:
         return held
 
     def receive(self, place: TensorHeader, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of the tensor on `device`, with the layout of the sent one."""
+        """A copy of the tensor on `device`, with the layout of the tensor that was sent."""
         tensor = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return tensor.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
 
@@ -214,7 +214,7 @@ class Remote:
         return {name: self._exchange.receive(place, grad_output.device) for name, place in reply.tensors.items()}
 
     def _see_changes(self, reply: Tensors, tensors: Mapping[str, Tensor]) -> None:
-        """Apply the candidate's in-place changes here."""
+        """Raise for faults of the call, and apply the candidate's in-place changes to the judge's tensors."""
         side_effects.require_faultless(reply.faults)
         for name, place in reply.changed.items():
             bytes_of(tensors[name]).copy_(self._exchange.read(place))
@@ -271,7 +271,7 @@ class StandIn(nn.Module):
 
 
 class _Packs(StandIn):
-    """A stand-in for a candidate with `pack`, which maps canonical weights to parameters: here both are the same."""
+    """A stand-in for a candidate with `pack`, which maps canonical weights to parameters; here both are equal."""
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The parameters, by name."""
@@ -279,7 +279,7 @@ class _Packs(StandIn):
 
 
 class _RemoteCall(torch.autograd.Function):
-    """A call with its backward pass; a missing gradient is None."""
+    """A call in the candidate's process, with its backward pass; a missing gradient is None."""
 
     @staticmethod
     def forward(ctx: Any, stand_in: StandIn, mask: BoundMask, inputs: tuple[str, ...], *tensors: Tensor) -> Tensor:  # noqa: ANN401
@@ -310,7 +310,7 @@ class _Called:
 
 
 class Candidates:
-    """The candidate's end: its modules, and the arguments of their calls."""
+    """The candidate's end: its modules, and the inputs and results of their latest calls."""
 
     _exchange: TensorFile  # the file of the current request
     _generators: list[Generator]  # the random generators of the request's device
@@ -408,7 +408,7 @@ class Candidates:
         return self._reply(request, {GRADIENT: grad_output}, found, seen)
 
     def _received(self, request: Call, here: str) -> dict[str, Tensor]:
-        """The tensors of a call, in the same memory as before if the judge has sent them before.
+        """The tensors of a call by name, in the same memory as before if the judge sent them earlier.
 
         Tensors that share memory in the judge's process share it here. A tensor with several names is one tensor here;
         two views of the same memory are two tensors, each with its own gradient.

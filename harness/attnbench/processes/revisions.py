@@ -1,8 +1,8 @@
 """Compare two states of the code in one run: revisions, folders, files or environments (docs/adr/0020).
 
 Each implementation takes part twice, from the base's files and from the candidate's; this harness checks and times
-both. The files of a revision are exported to a folder of their own. The repository is only read, because no worktree is
-registered and files are exported through a separate index, so a kill leaves nothing in `.git`. Source:
+both. The files of a revision are exported to a folder of their own. No worktree is registered and files are exported
+through a separate index, so the repository is only read, and a kill leaves nothing in `.git`. Source:
 https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
@@ -33,8 +33,9 @@ SIDES_FOLDER = "sides"  # subfolder of a run in progress with the checked-out fi
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
 """Words of code that registers objects for the whole process, or imports modules that cannot be predicted."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
-"""Modules that torch imports late. A folder with a file of such a name is not searched, because it would hide them."""
-ENGLISH = {"LC_ALL": "C"}  # keeps git's messages untranslated
+"""Modules that torch imports late. A folder with a file of such a name is not searched, because the file would hide the
+module."""
+ENGLISH = {"LC_ALL": "C"}  # environment in which git's messages are not translated
 
 
 def plan(
@@ -45,7 +46,7 @@ def plan(
     `fields` are parameters of build_plan. With `is_apart`, each side has its own processes.
 
     Raises:
-        ValueError: a value is not allowed; the message lists the allowed ones. Checked-out files are removed.
+        ValueError: a value is not allowed; the message says what is. After any error, checked-out files are removed.
     """
     try:
         return _plan((base_text, candidate_text), fields, folder, is_apart=is_apart)
@@ -114,7 +115,9 @@ def _side(text: str, target: Path) -> Side:
 
 
 def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
-    """Whether the texts describe these sides of the run in `folder`: the same folders, commits and interpreters.
+    """Whether the texts of base and candidate describe these sides of the run in `folder`.
+
+    That is so if both have the same folders, commits and interpreters.
 
     Raises:
         ValueError: a text describes no side.
@@ -256,7 +259,7 @@ def repository_root() -> Path:
 
 
 def resolve(revision: str) -> str:
-    """The commit of a branch, tag, digest or any other name of a revision.
+    """The full digest of the commit that `revision` names: a branch, a tag, a digest or any other name in git.
 
     Raises:
         ValueError: there is no such revision, or no repository.

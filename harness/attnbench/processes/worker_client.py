@@ -1,7 +1,7 @@
 """The coordinator's side of workers: send requests, wait, and attribute failures to an arm.
 
-It does not import torch. A worker that crashes or hangs loses only its current request; the next one starts a fresh
-worker.
+This module does not import torch. If a worker crashes or hangs, only its current request fails; the next request starts
+a fresh worker.
 """
 
 import math
@@ -27,23 +27,25 @@ from attnbench.processes.messages import Failed, Reply, Request, Started, T
 from attnbench.storage.records import PROBE, Status
 from attnbench.units import sanitize_line
 
-START_TIMEOUT_S = 120.0
-POLL_S = 1.0
-CHUNK = 2**20
-ENDING_S, WATCH_S = 1.0, 0.01  # seconds in which a process ends after it has closed its socket, and between two looks
-CLOSING_S = 10.0
-LONGEST_ANSWER = 2**27
+START_TIMEOUT_S = 120.0  # time limit of a start, in seconds
+POLL_S = 1.0  # seconds between two looks at the heartbeat
+CHUNK = 2**20  # most bytes to read at once
+ENDING_S, WATCH_S = 1.0, 0.01
+"""Seconds in which a process ends after it has closed its socket, and between two looks whether it has ended."""
+CLOSING_S = 10.0  # seconds in which a template ends by itself after its socket was closed
+LONGEST_ANSWER = 2**27  # bytes
 MOST_STEPS = 20  # a request may last this many timeouts for each of its arms
-JUDGED = ("check", "judge_output")
+JUDGED = ("check", "judge_output")  # functions of the judge
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""Environment variable: the number of Inductor's compiling processes. More than one would run during timed calls."""
+"""Environment variable for the number of Inductor's compiling processes. With more than one, they run during timed
+calls."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log with more bytes than LONGEST_LOG is cut to the first KEPT_LOG."""
-NUM_STARTS = 2
-LONGEST_LINE = 300  # longest quote from a process's last output in a message
+NUM_STARTS = 2  # attempts to start a process
+LONGEST_LINE = 300  # most characters that a message quotes from the last output of a process
 ROOT = Path(__file__).parents[2]
 PACKAGE = "attnbench"
-"""This package, which workers import from this harness even if a side of a comparison contains it."""
+"""Name of this package. Workers import it from this harness even if a side of a comparison contains it, too."""
 
 
 def module_path(*folders: Path) -> str:
@@ -52,7 +54,10 @@ def module_path(*folders: Path) -> str:
 
 
 def harness_folder(folder: Path) -> Path:
-    """Link only this package into `folder`, since its installation folder holds others, too; return the full path."""
+    """Link only this package into `folder`, for use in a search path; return the folder's full path.
+
+    The folder in which this package is installed may hold others, too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
     link.unlink(missing_ok=True)  # a killed run may have linked another one
@@ -68,17 +73,17 @@ class WorkerClient(Protocol):
         """Whether a worker is running."""
 
     def start(self, layout: int = 0) -> Started:
-        """Replace the worker by a fresh one; each value of `layout` gives another memory layout.
+        """Replace the worker by a fresh one, and return its environment; each `layout` gives another memory layout.
 
         Raises:
             ValueError: it cannot start.
         """
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - their types depend on the function
-        """Call a function of the worker; return its result.
+        """Call a function of the worker; return the result as type `result`.
 
-        If the worker crashed, or one of its steps exceeded the timeout, it is gone, and the reply is Failed at the arm
-        that it was trying.
+        If the worker crashes, or one of its steps exceeds the timeout, the worker is ended, and the reply is Failed
+        with the arm that was running.
         """
 
     def stop(self) -> object:
@@ -122,7 +127,7 @@ class Template:
         self.judge: ProcessClient | None = None  # started at the first check
 
     def fork(self, line: socket.socket, heartbeat: int) -> int:
-        """Start a worker that listens to `line`; return its process id.
+        """Start a worker that listens to the socket `line`; return its process id. `heartbeat` is a file descriptor.
 
         Raises:
             OSError: the template cannot start, has ended, or was interrupted.
@@ -215,9 +220,9 @@ class Template:
         return ""
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        """Send a request to the template, and return its reply.
+        """Send a request to the template, and return the reply.
 
-        After a failure the template is ended, because a late reply would be taken for that to the next request.
+        After a failure the template is ended, because a late reply would be taken for the reply to the next request.
         """
         if self._line is None:
             raise ConnectionResetError("it was closed")
@@ -233,10 +238,10 @@ class Template:
 
 
 class ProcessClient(WorkerClient):
-    """The client of a process that holds implementations and handles one request at a time; a start replaces it.
+    """The client of a process that holds implementations and handles one request at a time.
 
-    Checks go through the template's judge, a process that loads no implementation, knows the right answers and
-    compares. `timeout_s` limits the time between two heartbeats.
+    A start replaces the process. Checks go through the template's judge, a process that loads no implementation, knows
+    the right answers and compares. `timeout_s` limits the seconds between two heartbeats.
     """
 
     def __init__(self, template: Template, timeout_s: float, *, is_sibling: bool = False) -> None:
@@ -248,7 +253,7 @@ class ProcessClient(WorkerClient):
         self._worker = 0  # its process id
 
     def sibling(self) -> "ProcessClient":
-        """The client of another process with the same judge. Exit it before this one, which closes the template."""
+        """The client of another process of the same template and judge. Exit it before this one, which closes both."""
         return ProcessClient(self.template, self.timeout_s, is_sibling=True)
 
     @property
@@ -263,7 +268,7 @@ class ProcessClient(WorkerClient):
 
     @property
     def processor_s(self) -> float:
-        """Processor seconds of the process and its children."""
+        """Processor seconds of the process and its descendants; 0 if it has ended."""
         total_s = 0.0
         with suppress(psutil.Error):
             for each in (process := psutil.Process(self.process_id), *process.children(recursive=True)):
@@ -336,10 +341,10 @@ class ProcessClient(WorkerClient):
         may_ask: bool = False,
         num_steps: float = math.inf,
     ) -> T | Failed | Request:
-        """Send a message to this process; return its reply, or Failed if none comes within `num_steps` timeouts.
+        """Send a message to this process; return the reply, or Failed if none comes within `num_steps` timeouts.
 
-        `timeout_s` limits the time between two heartbeats; 0: as for other requests. With `may_ask`, the reply may be a
-        request.
+        `timeout_s` limits the seconds between two heartbeats; 0: as set at the construction. With `may_ask`, the reply
+        may be a request.
         """
         timeout_s = timeout_s or self.timeout_s
         if self._line is None:
@@ -368,9 +373,9 @@ class ProcessClient(WorkerClient):
         line.sendall(messages.line(message))
 
     def _read_line(self, timeout_s: float, num_steps: float) -> bytearray:
-        """Read one line, which is a complete reply: the worker handles one request at a time.
+        """Read one line, which is a complete reply, because the worker handles one request at a time.
 
-        A process could announce steps without end, so `num_steps` timeouts limit the whole time.
+        A process could announce steps without end, so the whole time is limited to `num_steps` timeouts.
         """
         assert self._line is not None
         until_s = time.monotonic() + num_steps * timeout_s
@@ -394,7 +399,7 @@ class ProcessClient(WorkerClient):
         return text
 
     def _lost(self, sent: Request | Reply, status: Status, message: str) -> Failed:
-        """End the worker after a failure of its current arm. Without a message, describe how the process ended."""
+        """End the worker, and return its current arm's failure; if `message` is "", describe how the process ended."""
         _, index = self._heartbeat.read()
         ended_itself = self._has_ended(ENDING_S)
         code = self.stop()
@@ -418,7 +423,7 @@ class ProcessClient(WorkerClient):
         )
 
     def _has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the process ends within `within_s` seconds, regardless of its children."""
+        """Whether the process has ended, or does so within `within_s` seconds, regardless of its children."""
         until_s = time.monotonic() + within_s
         while True:
             try:

@@ -1,7 +1,7 @@
 """Several workers behind the interface of one: each holds some of the arms, and samples its part of each block.
 
-All blocks of a process share a bias, so a comparison across processes gets one number from each epoch of fresh
-processes (docs/adr/0020).
+All blocks of a process share its bias. So a comparison of arms in two processes gets one number from each epoch, that
+is, from each start of fresh processes (docs/adr/0020).
 """
 
 import math
@@ -27,17 +27,20 @@ from attnbench.workloads.workload import Workload
 
 SHARED = ""  # name of the worker of all trusted arms
 TURN_S = 80e-3
-"""Shortest turn of a worker, shared by its arms; each turn begins with 20 ms of untimed calls (`WARM_S`)."""
+"""Least seconds of samples in a turn of a worker, divided among its arms, and long against the 20 ms of untimed calls
+with which a turn begins (`WARM_S`)."""
 LEAST_S, MOST_S = 1e-9, 1e9
 """The shortest and the longest call, in seconds, that an untrusted process may report."""
 REFEREED_S = 20e-3
-"""Shortest refereed sample, long against the tenth of a millisecond in which coordinator and worker wake each other."""
+"""Least seconds of a refereed sample, long against the tenth of a millisecond in which coordinator and worker wake each
+other."""
 REFEREED_BYTES = 2**28
-"""Largest size of inputs and outputs of a refereed sample, unless two calls need more."""
-NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a process, and of each later one
+"""A refereed sample has fewer calls if the inputs and outputs of the calls would exceed this size, but at least two; to
+be unpredictable it may have up to twice as many."""
+NUM_JUDGED_FIRST, NUM_JUDGED = 3, 1  # judged outputs of a cell's first sample in a visit, and of each later sample
 NUM_LOOKS, IDLE_S, BUSY_SHARE = 4, 0.05, 0.5
-"""Looks at an untrusted process between its requests, the seconds of each, and the share of a processor that it must
-not reach in all of them."""
+"""Looks at an untrusted process between requests, the seconds of each look, and the share of a processor that the
+process must stay below in at least one of them."""
 DRAWS = random.SystemRandom()
 """Random numbers for refereed samples, unpredictable for code under test."""
 
@@ -48,7 +51,7 @@ class Part:
 
     client: WorkerClient
     arms: tuple[tuple[Arm, str], ...]  # each with the spec of its implementation
-    owner: Arm | None = None  # the arm of an untrusted worker, responsible for all its failures
+    owner: Arm | None = None  # the arm of an untrusted worker, responsible for all failures there; None: trusted
 
     @property
     def num_arms(self) -> int:
@@ -56,7 +59,7 @@ class Part:
         return sum(arm != PROBE for arm, _ in self.arms)
 
     def ask(self, function: str, result: type[T], /, **arguments: object) -> T:
-        """Call a function of the worker; return its result.
+        """Call a function of the worker; return the result.
 
         Raises:
             FailedError: the request has failed.
@@ -85,8 +88,8 @@ class Part:
 def take_turns(request: SampleBlocks, parts: list[Part]) -> VisitFinished:
     """Take the blocks of a visit: in each block the workers take their parts one after the other, in a random order.
 
-    Every turn begins with untimed calls, since its process was asleep. If an arm has no samples yet, a first block is
-    taken and dropped, so that all workers choose their settings from the same times of all arms.
+    Every turn begins with untimed calls, since the worker was asleep. If the times of an arm are unknown, a first block
+    is taken and dropped, so that all workers choose their settings from the same times of all arms.
 
     The slowest interference probe of the trusted workers counts, and slots are numbered across workers. An untrusted
     worker affects only the times of its own arms. All other work happens outside of the blocks, so that the parts of a
@@ -148,9 +151,9 @@ def _placed(sample: Sample, request: SampleBlocks, block: int, slot: int) -> Sam
 class Referee:
     """Times the blocks of a visit by the coordinator's clock, for code that may cheat.
 
-    Each sample is one request for prepared calls, each on new random inputs. Afterwards the judge gets some of the
-    outputs, chosen at random. No time that the process reports is used, so a sample includes the tenth of a millisecond
-    in which both processes wake each other.
+    Each sample is one request for prepared calls, each on new random inputs. Afterwards the judge gets some outputs of
+    untrusted code, chosen at random. No time that the process reports is used, so a sample includes the tenth of a
+    millisecond in which both processes wake each other.
     """
 
     def __init__(self, judge: WorkerClient, now: Callable[[], float]) -> None:
@@ -191,7 +194,10 @@ class Referee:
         return request.finished(samples, called_s)
 
     def _typical_s(self, part: Part, cell: Target) -> float:
-        """Seconds of a call, from samples that double until one is long enough; the first calls also compile."""
+        """Seconds of a call, from samples that get up to four times longer until one is long enough.
+
+        The first sample does not count, because its calls may compile.
+        """
         number = 2
         self._sample(part, cell, number, NUM_JUDGED_FIRST)
         while True:
@@ -253,7 +259,7 @@ class WorkerPool(WorkerClient):
         return all(self.clients[name].is_running for name in self.first)
 
     def start(self, layout: int = 0) -> Started:
-        """Start fresh workers at the same time, each with a random memory layout.
+        """Start fresh workers at the same time, each with a memory layout of its own that depends on `layout`.
 
         Raises:
             ValueError: a worker cannot start.
@@ -278,7 +284,7 @@ class WorkerPool(WorkerClient):
         return self._client(self.runner(arguments["cell"].arm)).ask(function, result, **arguments)
 
     def _client(self, name: str) -> WorkerClient:
-        """The worker with that name, started if necessary."""
+        """The client of the worker with that name, which is started if necessary."""
         if name not in self.clients:
             self.clients[name] = self._exits.enter_context(cast("ProcessClient", self.clients[SHARED]).sibling())
         if not self.clients[name].is_running:
@@ -334,7 +340,7 @@ class WorkerPool(WorkerClient):
 
 
 class ByThreads(WorkerClient):
-    """One worker for each number of threads, since a process keeps the number with which it started."""
+    """One worker for each number of threads, since a process keeps the number of threads with which it started."""
 
     def __init__(self, clients: Mapping[int, WorkerClient]) -> None:
         self.clients, self.latest, self.layout = dict(clients), next(iter(clients)), 0
@@ -345,7 +351,7 @@ class ByThreads(WorkerClient):
         return self.clients[self.latest].is_running
 
     def start(self, layout: int = 0) -> Started:
-        """Replace all workers; those after the first start at their first request.
+        """End all workers and start the first one; the others start at their first request.
 
         Raises:
             ValueError: the first worker cannot start.
@@ -388,7 +394,7 @@ def _require_idle(client: ProcessClient, arm: Arm) -> None:
     """Check that neither threads nor children of an untrusted process use the processors between its requests.
 
     Raises:
-        FailedError: one does, even on a second look.
+        FailedError: they use at least the share BUSY_SHARE of a processor in each of NUM_LOOKS looks.
     """
     for _ in range(NUM_LOOKS):
         before_s = client.processor_s

@@ -44,7 +44,7 @@ def not_over_ranks(workload: Workload) -> str | None:
 
 
 class _OverRanks(torch.autograd.Function):
-    """A call whose graph lives in the ranks."""
+    """A call whose autograd graph is kept in the processes of the ranks."""
 
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
@@ -83,7 +83,8 @@ def over_ranks(  # noqa: PLR0913 - the operands of a call, and how they are spli
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `world_size` ranks.
 
-    `share` is a module-level function, which each rank imports and calls with its tokens; for `order` see `tokens_of`.
+    `share` is a module-level function, which each rank imports and calls with its tokens; `order` names the split of
+    the tokens (`tokens_of`). `scale` multiplies the scores; `share` gets it, and `is_causal`, in its argument `rank`.
 
     Raises:
         RankLostError: a rank has died; the message says which.

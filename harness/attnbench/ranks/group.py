@@ -1,4 +1,4 @@
-"""A group of processes, one per rank, that compute one call together. It starts once and serves many calls.
+"""A group of processes, one per rank, that compute one call together. The group starts once and serves many calls.
 
 Tensors pass through a shared memory file that all processes map; messages are JSON on one socket per rank. Nothing that
 a rank sends is executed. The ranks are forked from a process that has imported torch and computed nothing (process.py),
@@ -28,15 +28,15 @@ from torch import Tensor
 from attnbench.ranks.rank import Rank
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
-TIMEOUT_S = 30.0  # the time limit of a call if the environment sets none
-START_TIMEOUT_S = 50.0  # a rank imports torch, which is slow on a busy machine
+TIMEOUT_S = 30.0  # time limit of a pass in seconds, if the environment sets none
+START_TIMEOUT_S = 50.0  # time limit of a start in seconds: the import of torch is slow on a busy machine
 PATIENCE = 0.5
-"""A rank waits this share of the time limit for another rank, so that it can report before the limit ends."""
-GRACE_S = 1.0  # time for the other ranks to report after one has failed
-LARGEST_MESSAGE = 2**16
-MOST_REPORTS = 64
-ALIGNMENT = 64
-Size = tuple[torch.dtype, tuple[int, ...]]
+"""A rank waits for another rank for at most this share of a pass's time limit, so that it can report in time."""
+GRACE_S = 1.0  # seconds for the other ranks to report after one has failed
+LARGEST_MESSAGE = 2**16  # bytes
+MOST_REPORTS = 64  # latest passes whose reports are kept
+ALIGNMENT = 64  # bytes; each tensor in shared memory starts at a multiple
+Size = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
 
 
 class RankLostError(RuntimeError):
@@ -52,17 +52,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str
     function: str
-    file: str
+    file: str  # loaded if the module cannot be imported
     rank: Rank
-    keeps_graph: bool
+    keeps_graph: bool  # a backward pass may follow
 
 
 class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a whole tensor in shared memory; its axis 2 is the tokens."""
 
-    dtype: str
+    dtype: str  # name in torch
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # in bytes
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +70,7 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def within(self, memory: Tensor) -> Tensor:
-        """The tensor as a view of that memory."""
+        """The tensor as a view of `memory`, the shared bytes: uint8 (N,)."""
         raw = memory[self.offset : self.offset + self.num_bytes]
         return raw.view(getattr(torch, self.dtype)).view(self.shape)
 
@@ -91,23 +91,27 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report of one pass. Its time runs from when all ranks are ready until it has its own result."""
+    """One rank's report of one pass."""
 
-    error: str = ""
+    error: str = ""  # "" if there is none
     is_communication: bool = False  # the error is that another rank is late or has died
-    call_s: float = 0.0
-    waited_s: float = 0.0  # part of it spent on other ranks and their data
-    bytes_sent: int = 0
+    call_s: float = 0.0  # seconds from the moment when all ranks are ready until the rank has its own result
+    waited_s: float = 0.0  # part of `call_s` spent on other ranks and their data
+    bytes_sent: int = 0  # to other ranks
 
 
 class RankGroup:
     """`world_size` processes that compute together; they start with the first call, and again after a failure.
 
-    `reports` holds every rank's report for each recent pass since it was cleared.
+    `reports` holds one list for each of the latest MOST_REPORTS passes, with every rank's report in order of the ranks;
+    users may clear it.
     """
 
     def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
-        """Start nothing yet. `device` is torch's device type: gloo on the CPU, NCCL on CUDA. `timeout_s`: of a call."""
+        """Start nothing yet. `device` is torch's device type: ranks communicate by gloo on the CPU, by NCCL on CUDA.
+
+        `timeout_s` limits a pass; None: the limit from the environment (RANKS_TIMEOUT), or TIMEOUT_S.
+        """
         self.world_size, self.device = world_size, device
         self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
         self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
@@ -128,11 +132,14 @@ class RankGroup:
         return self._num_calls, output
 
     def backward(self, call: int, grad_output: Tensor, sizes: Sequence[Size]) -> list[Tensor]:
-        """The gradients of a call's query, key and value, whose dtypes and shapes are `sizes`."""
+        """The gradients of a call's query, key and value, with the dtypes and shapes `sizes`.
+
+        `grad_output` (B, H, T, V) is the output's gradient.
+        """
         return self._pass(call, None, [grad_output], sizes)
 
     def forget(self, call: int) -> None:
-        """Let the ranks free the graph of a call, with the next request."""
+        """Let the ranks free the graph of a call when the next request is sent."""
         self._forget.append(call)
 
     def stop(self) -> None:
@@ -213,7 +220,7 @@ class RankGroup:
         return [place.within(self._memory).to(given[0].device, copy=True) for place in out_of]
 
     def _answers(self, what: str, timeout_s: float) -> list[bytes]:
-        """Read one line from each rank.
+        """Read one answer from each rank, in order of the ranks; `what` names the awaited pass in messages.
 
         Raises:
             RankLostError: a rank has died; all are ended.
@@ -268,7 +275,7 @@ def _failure(answer: bytes) -> str:
 
 
 def _end(launcher: "subprocess.Popen[bytes]", lines: Sequence[socket.socket], folder: str) -> None:
-    """End the process that the ranks were forked from, which ends them too (PR_SET_PDEATHSIG)."""
+    """End the process from which the ranks were forked, and thereby the ranks (PR_SET_PDEATHSIG)."""
     for line in lines:
         line.close()
     launcher.kill()

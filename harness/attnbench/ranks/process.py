@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
-    """Fork the ranks and wait for them; `starter` is the process that requested them."""
+    """Fork a rank for each socket in `lines`, and wait for the ranks; `starter` is the id of the requesting process."""
     end_with(starter)
     launcher, children = os.getpid(), []
     for rank, line in enumerate(lines):
@@ -63,7 +63,7 @@ def end_with(starter: int) -> None:
 
 
 def answer_all(line: socket.socket, folder: str, device: str, patience_s: float, place: tuple[int, int]) -> None:
-    """Join the group, and answer requests until the socket closes; `place` is the rank and the number of ranks."""
+    """Join the group, and answer requests until the socket `line` closes; `place` is the rank and the world size."""
     rank, world_size = place
     torch.set_num_threads(1)
     here = devices.device(device)
@@ -140,7 +140,7 @@ class Member:
         return report
 
     def timed(self, compute: Callable[[], list[Tensor]], rank: Rank) -> tuple[list[Tensor], Report]:
-        """Run `compute` once all ranks are ready; return its results and a report with its time."""
+        """Run `compute` once all ranks are ready; return the results, and a report with times and bytes sent."""
         with rank.waiting():
             dist.barrier()
         rank.bytes_sent, rank.waited_s = 0, 0.0
@@ -151,12 +151,12 @@ class Member:
         return made, Report(call_s=call_s, waited_s=rank.waited_s, bytes_sent=rank.bytes_sent)
 
     def take(self, whole: Tensor, rank: Rank) -> Tensor:
-        """A copy of this rank's tokens of a whole tensor, on its device."""
+        """A copy of this rank's tokens (B, H, t, K) of a whole tensor (B, H, T, K), on the rank's device."""
         parts = [whole[:, :, each.start : each.stop] for each in rank.tokens()]
         return torch.cat(parts, dim=2).to(self.device)
 
     def put(self, made: list[Tensor], request: Request, rank: Rank) -> None:
-        """Write this rank's tokens into the whole tensors.
+        """Write this rank's results into the whole tensors in shared memory.
 
         Raises:
             ValueError: a result has the wrong shape or dtype.

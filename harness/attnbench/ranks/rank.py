@@ -17,11 +17,11 @@ Share = Callable[[Tensor, Tensor, Tensor, "Rank"], Tensor]
 
 
 def tokens_of(order: str, rank: int, world_size: int, length: int) -> list[range]:
-    """The tokens of a rank, in its order: one part (`contiguous`), two (`zigzag`), or all tokens (`whole`).
+    """The tokens of a rank as ranges, in the rank's order: one part (`contiguous`), two (`zigzag`), or all (`whole`).
 
     In `zigzag` the tokens are split into 2W parts for W ranks, and a rank has one early and one late part, so that
-    under a causal mask all ranks have the same number of visible pairs. Parts differ by a token if the length does not
-    divide, and are empty if it is short.
+    under a causal mask all ranks have about the same number of visible pairs. The lengths of parts differ by at most
+    one token; some parts are empty if there are fewer tokens than parts.
 
     Source: zigzag, https://github.com/zhuzilin/ring-flash-attention.
     """
@@ -37,9 +37,10 @@ class CommunicationError(RuntimeError):
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank of a call: its place, and its messages to the others, with counters.
+    """One rank of a call: its tokens, and methods to exchange tensors with the other ranks, with counters.
 
-    `bytes_sent` counts the tensors sent to other ranks; `waited_s` is the seconds spent in sending and receiving.
+    `bytes_sent` counts the bytes of tensors sent to other ranks; `waited_s` is the seconds spent in sending and
+    receiving.
     """
 
     rank: int = 0
@@ -52,7 +53,7 @@ class Rank:
     waited_s: float = 0.0
 
     def tokens(self, rank: int | None = None) -> list[range]:
-        """The tokens of this rank, or of another one."""
+        """The tokens of a rank, by default of this one (see `tokens_of`)."""
         return tokens_of(self.order, self.rank if rank is None else rank, self.world_size, self.length)
 
     def num_tokens(self, rank: int) -> int:
@@ -60,9 +61,10 @@ class Rank:
         return sum(map(len, self.tokens(rank)))
 
     def pass_on(self, tensors: Sequence[Tensor], num_tokens: int) -> Callable[[], list[Tensor]]:
-        """Start sending to the next rank and receiving from the previous one; call the result to wait.
+        """Start sending to the next rank and receiving from the previous one.
 
-        The received tensors have the same shapes except for axis 2, which has `num_tokens`.
+        Returns a function that waits for both and returns the received tensors. These have the shapes of the sent ones
+        except for axis 2, which has `num_tokens`.
         """
         sent = [tensor.contiguous() for tensor in tensors]
         received = [each.new_empty((*each.shape[:2], num_tokens, *each.shape[3:])) for each in sent]
@@ -83,7 +85,7 @@ class Rank:
         return wait
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor (B, G, t, K), in order of the ranks; shorter ones are padded for sending."""
+        """Every rank's tensor (B, G, t, K), in order of the ranks; t may differ, and shorter ones are sent padded."""
         if self.world_size == 1:
             return [tensor]
         numbers = [self.num_tokens(rank) for rank in range(self.world_size)]
@@ -96,7 +98,10 @@ class Rank:
         return [each[:, :, :number] for each, number in zip(found, numbers, strict=True)]
 
     def exchange(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one tensor to each rank, including itself, and receive one of these shapes from each (all to all)."""
+        """Send `tensors[n]` to rank n, and receive from rank n a tensor of the shape `shapes[n]` (all to all).
+
+        Returns the received tensors in order of the ranks, this rank's own included.
+        """
         if self.world_size == 1:
             return [tensors[0]]
         flat = [as_bytes(tensor.contiguous()) for tensor in tensors]
@@ -113,7 +118,7 @@ class Rank:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time spent, and turn errors into CommunicationError."""
+        """Add the seconds spent inside the context to `waited_s`, and turn exceptions into CommunicationError."""
         start = time.perf_counter()
         try:
             yield
@@ -124,10 +129,10 @@ class Rank:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's bytes, in the same memory: every backend can send them, whatever the dtype."""
+    """A contiguous tensor's bytes, uint8 (N,), in the same memory: every backend can send them, whatever the dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """The size of a tensor's data."""
+    """The size of a tensor's elements in bytes."""
     return tensor.numel() * tensor.element_size()

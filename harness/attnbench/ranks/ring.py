@@ -1,7 +1,7 @@
 """Attention in blocks: keys and values circulate around a ring of ranks, and results are merged by logsumexp.
 
 Each rank keeps its queries. Keys and values go round once in the forward pass. In the backward pass they go round again
-with their gradients, which move one place further and so return to their owner. Half precision is computed in float32.
+with their gradients, which move one rank further and so return to their owner. Half precision is computed in float32.
 
 Source: https://arxiv.org/abs/2310.01889, and https://github.com/zhuzilin/ring-flash-attention.
 """
@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from attnbench.ranks.rank import Rank
 
 Slices = tuple[slice, slice, bool]
-"""Some of a rank's queries, some of its current keys, and whether a causal mask hides some of these pairs."""
+"""A part of a rank's queries, a part of the keys that it holds, and whether a causal mask hides some of the pairs."""
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 if it is."""
+    """The tensor in float32; a float64 tensor is returned unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -31,7 +31,7 @@ def grouped(query: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -> Tensor:
-    """Query (B, H, t, K), key (B, G, s, K) -> masked scores (B, H, t, s)."""
+    """Query (B, H, t, K), key (B, G, s, K) -> scores (B, H, t, s); with `is_diagonal`, those of later keys are -inf."""
     scores = grouped(query, key.shape[1]) @ key.transpose(-2, -1) * rank.scale  # (B,G,H/G*t,K) @ (B,G,K,s)
     scores = scores.reshape(*query.shape[:3], key.shape[2])  # -> (B,H,t,s)
     if is_diagonal:
@@ -41,7 +41,7 @@ def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -
 
 
 def blocks(rank: Rank, source: int) -> Iterator[Slices]:
-    """The pairs of a rank's parts and the source's parts that are not completely hidden."""
+    """Pairs of a part of this rank's queries and a part of rank `source`'s keys, without completely hidden pairs."""
     at = 0
     for queries in rank.tokens():
         start = 0

@@ -13,18 +13,19 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 6  # version of the journal; docs/adr/0003-journal.md has the history
-SUSTAINED_S = 3.0  # seconds of calls before a sustained visit's samples; longer while the device's clock is unsteady
+SUSTAINED_S = 3.0  # least seconds of calls before a sustained visit's samples; more if the device's clock is unsteady
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
-"""Environment variables of a worker for each allocator. By default the C library returns large blocks when they are
-freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady` starts where this
-adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more than 64 MiB at the
-end of the heap. `retain` keeps everything. Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
+"""Environment variables of a worker, by the name of the allocator. With `system`, the C library returns large blocks
+when they are freed, and each call pays for their pages again; it adapts the threshold to earlier blocks. `steady`
+starts where this adaptation ends, so that earlier calls do not matter: blocks from 32 MiB on are returned, and more
+than 64 MiB at the end of the heap. `retain` keeps everything. Source: mallopt(3),
+https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 SHARE_OF_FREE = 0.75  # share of the free memory that a call may use
-LIMITS = {  # the smallest and the largest value of fields of a Plan
+LIMITS = {  # smallest and largest value of these fields of a Plan; inf: any finite value
     **dict.fromkeys(("budget_s", "call_limit_s", "timeout_s"), (0.0, math.inf)),
     **dict.fromkeys(("num_blocks", "num_rounds"), (1, math.inf)),
     "smallest_effect": (1e-6, 0.1),  # larger differences of times are never called equal
@@ -38,17 +39,17 @@ def now() -> str:
 
 
 class DamagedError(ValueError):
-    """A journal that cannot be read: it is incomplete, malformed, or newer than this version."""
+    """A journal is incomplete, malformed, newer than this version, or was removed during its run."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of two states of the code that are compared: a revision, a folder, or an environment."""
+    """One of two states of the code that are compared: a revision, a folder, a file, or an environment."""
 
     given: str  # as typed
     implementations: dict[str, str] = msgspec.field(default_factory=dict)  # source of each, by name
-    commit: str = ""  # of a revision
-    root: str = ""  # folder of its files, relative to the working folder
-    python: str = ""  # interpreter of its environment, if it has its own
+    commit: str = ""  # of a revision; "" for any other side
+    root: str = ""  # folder with the side's files; "" for a file or an environment
+    python: str = ""  # path of the environment's interpreter; "": the one of this process
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,22 +57,22 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
     base: Side
     candidate: Side
-    is_apart: bool = False  # each side has its own processes; otherwise they share one
-    lost: dict[str, str] = msgspec.field(default_factory=dict)  # only in the base: reason by name
-    new: dict[str, str] = msgspec.field(default_factory=dict)  # only in the candidate: reason by name
+    is_apart: bool = False  # each side has its own processes; otherwise both sides share one
+    lost: dict[str, str] = msgspec.field(default_factory=dict)  # why the candidate lacks implementations, by name
+    new: dict[str, str] = msgspec.field(default_factory=dict)  # why the base lacks implementations, by name
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """Workloads that differ in one axis only, in order; the faster one of a pair may change along them."""
+    """One workload at increasing values of an axis, along which the faster of two implementations may change."""
 
-    axis: str
+    axis: str  # a key of SEARCH_RANGES (processes/planning.py)
     values: tuple[int, ...]
     workloads: tuple[str, ...]  # workload id at each value
-    pairs: tuple[tuple[str, str], ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()  # names of implementations; each pair has a search of its own
 
     @property
     def by_value(self) -> dict[int, str]:
-        """Workload id by value."""
+        """Workload ids by the value of the axis."""
         return dict(zip(self.values, self.workloads, strict=True))
 
 
@@ -81,17 +82,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sweep: str
     workloads: tuple[Workload, ...]
     implementations: tuple[str, ...]  # as typed: a name, or path/to/file.py:Name; for two sides see `sides`
-    baseline: str  # empty for two sides: each implementation has its own on the base
-    metrics: tuple[str, ...]
-    budget_s: float  # wall time of the whole run
+    baseline: str  # name of an implementation; "" for two sides, where each has its own baseline on the base
+    metrics: tuple[str, ...]  # names
+    budget_s: float  # seconds of wall time for the whole run; 0: only the first visits are timed
     call_limit_s: float  # cells with a longer predicted call are not tried
     timeout_s: float  # longer steps (a probe, a sample, a metric) are killed
     num_blocks: int = 8  # fewest in each visit, if they fit into the budget
     num_rounds: int = 4  # first visits of each workload, decided or not, each in a fresh process
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
-    false_share: float = records.FALSE_SHARE  # largest expected share of false verdicts among faster and slower
+    # largest expected share of false verdicts among faster and slower; for two sides, largest probability of any
+    false_share: float = records.FALSE_SHARE
     seed: int = 0
-    cache: str = "warm"  # warm: untimed call first; cold: emptied before each call; rotating: in old runs
+    cache: str = "warm"  # warm: an untimed call before short ones; cold: emptied before each call; rotating: old runs
     launch: str = "eager"  # eager: calls launch each kernel; graph: they replay one CUDA graph
     pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls
     allocator: str = "system"  # the treatment of freed memory: a key of ALLOCATORS
@@ -99,10 +101,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of implementation sources, by spec
     sides: Sides | None = None  # set if two states of the code are compared
     alone: tuple[str, ...] = ()  # names of implementations in processes of their own
-    left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # by name: workloads without it
-    model: str = ""  # the model of the workloads, if planned for one
-    stages: tuple[str, ...] = ()  # in order; none: those of a run
-    unasked: tuple[str, ...] = ()  # workloads measured only at the request of a search
+    # ids of the workloads in which an implementation takes no part, by its name
+    left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    model: str = ""  # name of the model that defines the workloads; "": none
+    stages: tuple[str, ...] = ()  # names, in any order; empty: those passed to `execute` (processes/execution.py)
+    unasked: tuple[str, ...] = ()  # ids of workloads measured only at the request of a search
     ladders: tuple[Ladder, ...] = ()
     is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are only checked
     rejects: tuple[str, ...] = ()  # behaviours that a check rejects: EMPTY_ROWS, HIDDEN_NAN
@@ -111,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Reject values that are out of range or cannot be JSON, before anything is written.
 
         Raises:
-            ValueError: a value is outside of LIMITS.
+            ValueError: a value is outside of LIMITS, or infinite.
         """
         for name, (least, most) in LIMITS.items():
             if not least <= (value := getattr(self, name)) <= most or value == math.inf:
@@ -152,7 +155,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_searches(self) -> int:
-        """The number of searches at most; they share the probability of a false interval."""
+        """The number of searches, one for each pair of each ladder; they share the error level of the run."""
         return sum(len(each.pairs) for each in self.ladders)
 
     def reference(self, arm: Arm) -> Arm:
@@ -169,14 +172,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """The command that continues a run of this plan."""
+        """The command of attnbench that continues a run of this plan: run, fastest or compare."""
         usual = "fastest" if {"choose", "search"} & set(self.stages) else "run"
         return usual if self.sides is None else "compare"
 
     def resume_command(self, run: str) -> str:
-        """The command line that continues a run of this plan, by its name or folder.
+        """The command line that continues the run with the name or folder `run`.
 
-        A journal never decides which code is executed: the user types files and sides again.
+        It repeats the files and sides, because a journal never decides which code is executed.
         """
         sides = [] if self.sides is None else [self.sides.base, self.sides.candidate]
         typed = [side.given for side in sides]
@@ -206,7 +209,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
     schema: int
     run: str
     time: str
-    commit: str  # of the working folder
+    commit: str  # of the working folder, with "+" if tracked files had changed; "" outside of a repository
     plan: Plan
 
 
@@ -216,9 +219,9 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
     time: str
     environment: Environment
     base: Environment | None = None  # of the base's process, if each side has its own
-    before: records.Counters | None = None  # counters before the end of the previous process
-    counters: records.Counters | None = None  # counters at its start
-    host: str = ""  # host name in a run on several machines
+    before: records.Counters | None = None  # counters before the previous process was ended
+    counters: records.Counters | None = None  # counters when the process was ready
+    host: str = ""  # name of the host in a run on several machines; "" in any other run
 
 
 class CellEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,9 +242,9 @@ class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
 
     status: Status
     message: str = ""
-    is_predicted: bool = False
-    agreement: records.Agreement | None = None
-    check_s: float = 0.0
+    is_predicted: bool = False  # the status is a prediction; the cell was not tried
+    agreement: records.Agreement | None = None  # None: nothing was compared
+    check_s: float = 0.0  # seconds of the check
     executed_flops: int | None = None  # of one call, reported by the implementation; None: not reported
 
 
@@ -252,7 +255,7 @@ class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
 
 
 class CellMeasured(CellEvent, frozen=True, kw_only=True, tag="cell_measured"):
-    """A metric with a pass of its own was read."""
+    """A metric of a cell was read in a pass of its own."""
 
     measurement: records.Measurement
 
@@ -268,7 +271,7 @@ class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_
     """The rates of matrix products and copies, for the workloads of one device, dtype and number of threads."""
 
     ceilings: records.Ceilings
-    spent_s: float = 0.0
+    spent_s: float = 0.0  # seconds of the measurement
 
 
 class ArmSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,10 +288,11 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     epoch: int
     visit: int
     arms: tuple[ArmSamples, ...]
-    called_s: float = 0.0  # inside calls of the arms, untimed ones and checks of their answers included
-    elapsed_s: float = 0.0  # of the run, at the end of the visit
-    states: tuple[DeviceState, ...] = ()  # of the device, before and after the blocks of each request; none: unknown
-    probe: str = ""  # the kind of interference probe: one device and number of threads
+    called_s: float = 0.0  # seconds inside calls of the arms, untimed ones and checks of their answers included
+    elapsed_s: float = 0.0  # seconds of the run at the end of the visit
+    # of the device, before the first block of each request to a worker and after every block; empty: unknown
+    states: tuple[DeviceState, ...] = ()
+    probe: str = ""  # the kind of interference probe: its device and number of threads
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:
         """Samples of one arm; empty if it took no part."""
@@ -299,9 +303,9 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     """Last line of the journal of a run that was not killed."""
 
     time: str
-    elapsed_s: float
-    reason: str = ""  # why timing ended: all is decided, or the budget is spent
-    counters: records.Counters | None = None
+    elapsed_s: float  # seconds of the run
+    reason: str = ""  # why checks were cut short and why timing ended; "" if neither happened
+    counters: records.Counters | None = None  # at the end
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
@@ -318,7 +322,7 @@ class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
 
     run: str  # the damaged run
     lines: tuple[int, ...]  # line numbers in the damaged journal
-    gaps: tuple[int, ...]  # numbers of intact lines that follow a changed or lost one
+    gaps: tuple[int, ...]  # numbers of intact lines before which lines were removed, added or moved
 
 
 class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_restored"):

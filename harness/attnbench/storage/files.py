@@ -31,7 +31,7 @@ def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
     """Create a folder for files that are written inside the block.
 
     Raises:
-        ValueError: a file cannot be written; the message names the option that chooses another folder.
+        ValueError: the folder or a file cannot be written; the message names `option`, which chooses another folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """The state of a run, folded from its events: the same while it runs, when it continues after a kill, and on read.
 
-`State.problem` says why an event cannot come next: cells must exist, nothing happens twice, and times are above 0.
+`State.problem` says why an event cannot come next: its cell must be in the plan, the work must not be done already, and
+times must be above 0.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +14,7 @@ from attnbench.storage.records import BASE, PROBE, Arm, Ceilings, DeviceState, H
 from attnbench.storage.samples import Samples
 
 CHECK, PROFILE, MEASUREMENT = "check", "profile", "measurement of "
-"""Kinds of work that a cell has at most once; the metric's name follows that of a measurement."""
+"""Kinds of work that a cell gets at most once; MEASUREMENT is followed by the name of the metric."""
 
 
 class ProbeVisit(NamedTuple):
@@ -33,16 +34,16 @@ class State:
     history: list[events.WorkerStarted | events.RunFinished] = field(default_factory=list)
     worker: events.WorkerStarted | None = None  # the latest
     host: str = ""  # the host that measures; "" for this machine
-    num_workers: int = 0
+    num_workers: int = 0  # processes that were started
     timing_workers: set[int] = field(default_factory=set)  # indices in `history` of workers that timed something
     workloads: frozenset[str] = frozenset()
     known: frozenset[Arm] = frozenset()  # the arms, and the probe
     # (cell, kind of work) already in the journal: a second one, such as another check, is an error
     done: set[tuple[Key, str]] = field(default_factory=set)
     status: dict[Key, Status] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)  # cells by status
-    cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each record, by name
-    num_visits: Counter[str] = field(default_factory=Counter)  # one more than the number of the last visit
+    counts: Counter[str] = field(default_factory=Counter)  # number of cells by status
+    cells: dict[Key, dict[str, Any]] = field(default_factory=dict)  # fields of each cell's Record, by name
+    num_visits: Counter[str] = field(default_factory=Counter)  # by workload: one more than the last visit's number
     samples: dict[str, dict[Arm, Samples]] = field(default_factory=dict)  # by workload and arm, with the probe
     probes: list[ProbeVisit] = field(default_factory=list)
     # states of the device by workload, a tuple for each visit
@@ -132,7 +133,7 @@ class State:
             self.counts[status] += 1
 
     def _conclude(self, event: events.CellChecked | events.CellFailed) -> None:
-        """Set the fields of a record that a check or a failure sets, with the environment."""
+        """Store the result of a check, or a failure, with the environment, time and host of the process."""
         fields: dict[str, Any] = {"message": event.message}
         if isinstance(event, events.CellChecked):
             self.spent_s += event.check_s
@@ -157,7 +158,7 @@ class State:
         self.probes.append(ProbeVisit(visit.workload, visit.samples(PROBE), f"{self.host} {visit.probe}"))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """Arms that have passed their check on that workload."""
+        """Those of `arms` whose status on that workload is ok."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]
 
 

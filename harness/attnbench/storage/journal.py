@@ -37,13 +37,13 @@ JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"  # can be read, but not continued
 HOSTS = "hosts"  # subfolder of a run on several hosts: HOST/SHARE/journal.jsonl
 SALVAGED = "-salvaged"  # end of the name of a salvaged run
-SYNC_EVERY_S = 0.1  # seconds of work that a power cut may lose; a kill loses nothing
+SYNC_EVERY_S = 0.1  # least seconds between two syncs to the disk; a kill loses nothing even without a sync
 SIGNATURE = re.compile(rb'(?:,"seq":(\d+))?,"digest":"(\w+)"\}$')
 """The end of a line: its number and its digest. Schema 5 has no number, and its digest has two halves: the first is
 that of the line, and the second, which includes the line before, is ignored."""
 FIRST_WITH_DIGESTS, FIRST_WITH_ARMS = 5, 4  # first schema with digests, and with arms that are more than names
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
-_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
+_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"  # ends and name of old arms: see `_older_decoder`
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -80,7 +80,7 @@ class Journal:
         self.state = fold(self.path)
 
     def append(self, event: Event) -> None:
-        """Write one event to the system, safe from kills, and sync to the disk ten times a second.
+        """Write one event to the system, safe from kills, and sync to the disk at most ten times a second.
 
         A hundred thousand predicted cells take seconds this way; a sync for each would take minutes.
 
@@ -126,15 +126,15 @@ def _digest(text: bytes, num_bytes: int = 8) -> bytes:
 
 
 Line = tuple[int, Event | None, str]
-"""Number, event and fault of a line. Without an event the line was changed, or makes no sense; with one the line before
-it was changed, moved or removed."""
+"""Number, event and fault of a line; the fault of an intact line is "". A faulty line without an event was changed, or
+makes no sense; before a faulty line with an event, lines were removed, added or moved."""
 
 
 def read_lines(path: Path, state: State) -> Iterator[Line]:
     """Yield each line of a journal file with its fault, but not one that a kill cut short; add its event to `state`.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: the file cannot be read.
         DamagedError: a compressed file is incomplete, or the schema is newer than this version's.
     """
     decode: Callable[[bytes], Event] = _DECODER.decode
@@ -180,7 +180,7 @@ def _older_decoder(first_line: bytes) -> Callable[[bytes], Event] | None:
 
     Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe,
     and `sdpa (base)` for an implementation on the base of two sides. Lines of the current schema may follow the old
-    ones. The decoder raises the same errors for a line that is no event.
+    ones. The decoder, too, raises these errors, for a line that is no event.
 
     Raises:
         msgspec.DecodeError, KeyError, TypeError, AttributeError: the line holds no plan.
@@ -230,7 +230,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     """The lines of a journal file without their ends; an incomplete last line is dropped.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: the file cannot be read.
         DamagedError: a compressed file is incomplete.
     """
     try:
@@ -247,7 +247,7 @@ def events(path: Path, state: State | None = None) -> Iterator[Event]:
     """The events of a journal file, in order, which are folded into `state`; those of older schemas are upgraded.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: the file cannot be read.
         DamagedError: a line is damaged or contradicts earlier ones, the file is not a journal, or the schema is newer
             than this version's.
     """
@@ -277,15 +277,15 @@ def write(path: Path, history: Iterable[Event]) -> None:
 class Salvaged(NamedTuple):
     """A run that was rewritten from its intact lines; nothing was written if it is not damaged."""
 
-    folder: Path
+    folder: Path  # of the rewritten run
     plan: Plan
-    num_kept: int
+    num_kept: int  # intact lines
     dropped: dict[int, str]  # reason by line number
-    gaps: list[int]  # numbers of intact lines that follow a changed or lost one
+    gaps: list[int]  # numbers of intact lines before which lines were removed, added or moved
 
     @property
     def is_damaged(self) -> bool:
-        """Whether lines were dropped, changed or lost."""
+        """Whether a line was dropped or there is a gap."""
         return bool(self.dropped or self.gaps)
 
 
@@ -293,10 +293,10 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
     """Write the intact, consistent lines of a damaged run, given by folder or journal, as a run that can be continued.
 
     A line is intact if its own digest is right, regardless of the line before it; in journals without digests, if it
-    can be read. `to` is a folder without a run; by default it lies next to the run.
+    can be read. `to` is a folder without a run; by default it is named NAME-salvaged and lies next to the run NAME.
 
     Raises:
-        ValueError: there is no such file, the folder holds a run, or cannot be written.
+        ValueError: the journal cannot be read, or `to` holds a run or cannot be written.
         DamagedError: the line with the plan is damaged, so that the rest cannot be interpreted.
     """
     journal = journal_of(run)
@@ -324,7 +324,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
 
 
 def journal_of(path: Path) -> Path:
-    """The journal of a run, given by its folder or its journal."""
+    """The path of a run's journal, given the run's folder or that path; compressed if there is no other journal."""
     if not path.is_dir() and path.suffix:
         return path
     packed = path / PACKED
@@ -337,7 +337,7 @@ def has_journal(folder: Path) -> bool:
 
 
 def find_runs(results: Path) -> list[Path]:
-    """Run folders below `results`, oldest first: their names begin with the time."""
+    """Run folders below `results`, oldest first: their names begin with the time of the start."""
     return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
 
 

@@ -1,7 +1,7 @@
-"""Observations: results of checks, samples, the machine and its ceilings, and the cell they belong to. Without torch.
+"""Observations: results of checks, samples, the machine and its ceilings, and the cell they belong to. Needs no torch.
 
-Every type is frozen. A run is kept as events (storage/events.py), which are folded into records on read. Raw samples
-are stored; everything else is computed on read.
+Every type is frozen. A run is stored as events (storage/events.py), which are folded into records on read. Samples are
+stored unprocessed; statistics are computed on read.
 """
 
 import enum
@@ -21,7 +21,7 @@ class Role(enum.StrEnum):
     """The role of an arm in a block."""
 
     measured = "measured"
-    control = "control"  # only in old runs: the reference once more
+    control = "control"  # only in old runs: the reference, sampled a second time
     probe = "probe"  # fixed work of the harness, which reveals interference
 
 
@@ -39,18 +39,18 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 BASE, CANDIDATE = "base", "candidate"  # the sides of a comparison of two states of the code
-PROBE = Arm(role=Role.probe)  # takes part in every block
+PROBE = Arm(role=Role.probe)  # the interference probe, which takes part in every block
 Key = tuple[str, Arm]  # a cell of a run: the workload's id and the measured arm
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent by all processors together since the start of the machine, and the free memory."""
+    """Seconds of all processors together since the machine started, those of one process, and the free memory."""
 
-    began_s: float  # start time of the process with `own_s`
+    began_s: float  # when the process of `own_s` started, in seconds since 1970
     total_s: float
     idle_s: float
     stolen_s: float  # by the hypervisor of a virtual machine
-    own_s: float  # of the process and its descendants
+    own_s: float  # processor seconds of a process and its descendants
     free_bytes: int
 
 
@@ -67,14 +67,14 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     tensor: str  # name, such as "output" or "gradient of key"
     error: float | None  # absolute difference at `worst`; None if it is not finite
-    allowed: float
-    worst: tuple[int, ...]  # the index at which the error is largest relative to its limit `allowed`
-    expected: float
-    actual: float | None
-    rms: float | None = 0.0  # root mean square error of `rows`; 0 in journals written before 2026-11
-    allowed_rms: float = 0.0
-    rows: tuple[int, int] = (0, 0)  # first, and one past the last, of the segment furthest beyond `allowed_rms`
-    largest: float = 0.0  # magnitude of the right answer; 0 in journals written before 2026-12
+    allowed: float  # limit of `error`
+    worst: tuple[int, ...]  # the index at which the error is largest relative to its limit
+    expected: float  # the oracle's value at `worst`
+    actual: float | None  # the implementation's value at `worst`; None if it is not finite
+    rms: float | None = 0.0  # root mean square error of `rows`; None if not finite, 0 in journals before 2026-11
+    allowed_rms: float = 0.0  # limit of `rms`
+    rows: tuple[int, int] = (0, 0)  # first row, and one past the last, of the segment with the largest rms / limit
+    largest: float = 0.0  # largest absolute value of the right answer; 0 in journals written before 2026-12
     is_rounding: bool = False  # beyond the limits, but explained by accumulated rounding errors
 
     @property
@@ -91,32 +91,32 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """The larger of largest and RMS error, each divided by its tolerance; None if one is not finite."""
+        """The larger of `error` and `rms`, each divided by its limit; None if one of the two is not finite."""
         peak, rms = relative(self.error, self.allowed), relative(self.rms, self.allowed_rms)
         return None if peak is None or rms is None else max(peak, rms)
 
     @property
     def decisive(self) -> tuple[float | None, float]:
-        """The largest error and its limit; if only the RMS error exceeds its limit, the RMS error and its limit."""
+        """`error` and its limit `allowed`; if only `rms` exceeds its limit, `rms` and `allowed_rms`."""
         peak, ratio = relative(self.error, self.allowed), self.ratio
         is_rms = peak is not None and ratio is not None and peak <= 1 < ratio
         return (self.rms, self.allowed_rms) if is_rms else (self.error, self.allowed)
 
     @property
     def place(self) -> str:
-        """The tensor, and the head of its worst place if it has heads."""
+        """The tensor's name and, if it has heads, the head of `worst`."""
         return f"{self.tensor} of head {self.worst[1]}" if len(self.worst) == 4 else self.tensor  # noqa: PLR2004 - (B,H,T,V)
 
 
 def relative(error: float | None, allowed: float) -> float | None:
-    """An error divided by its limit; 1e9 for an error with limit 0."""
+    """An error divided by its limit `allowed`; 0 or 1e9 if the limit is 0; None if the error is None."""
     if error is None:
         return None
     return error / allowed if allowed else float(error > 0) * 1e9
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The errors on one kind of input."""
+    """The errors of all compared tensors on one kind of input."""
 
     probe: str
     tensors: tuple[TensorError, ...]
@@ -133,14 +133,18 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approximation_errors(agreement: "Agreement") -> dict[str, float]:
-    """The largest error of each tensor on normal inputs, as a share of its largest value, by tensor and head."""
+    """The error of each tensor on normal inputs, as a share of its largest right value, by `TensorError.place`.
+
+    An error that is not finite counts as infinite. Tensors whose right values are all 0 are left out.
+    """
     tensors = [each for probe, each in agreement.tensors() if probe == "normal" and each.largest]
     return {each.place: math.inf if each.error is None else each.error / each.largest for each in tensors}
 
 
 REPEATABLE = "repeatable"  # the rule that equal inputs give equal answers
 EMPTY_ROWS, HIDDEN_NAN = "empty rows", "hidden NaN"
-"""Behaviours that a check may reject on request: non-zero answers for queries that see no key; NaN from hidden keys."""
+"""Names of behaviours that a check may reject on request. EMPTY_ROWS: a query that sees no key has another output than
+0. HIDDEN_NAN: NaN in a hidden key or value reaches the output."""
 FLOAT32, RANGE, PRODUCTS = "float32", "range", "products"
 SIGN, BIAS, CAUSAL, ONE_MASK = "sign", "bias", "causal", "heads"
 MINUS_INFINITY, LOST_NAN = "minus_infinity", "lost_nan"
@@ -159,7 +163,7 @@ CONVENTIONS = {
     CAUSAL: "given both a mask and is_causal, it ignores one of them (SDPA raises an error)",
     ONE_MASK: "if the mask differs between heads, some heads use another head's (SDPA uses each head's own)",
 }
-"""Legitimate differences in convention, by their names in an Agreement."""
+"""Legitimate differences in convention, in words, by their names in `Agreement.conventions`."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +190,10 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grade(self) -> Grade:
-        """The worst grade of all tensors; wrong if nothing was compared, a rule is broken or a fault was diagnosed."""
+        """Wrong if nothing was compared, a rule is broken or a fault was diagnosed; else the tensors' worst grade.
+
+        With the convention FLOAT32 that worst grade is replaced by right.
+        """
         grades = {tensor.grade for _, tensor in self.tensors()}
         if not grades or self.broken_rules or self.diagnosis:
             return Grade.wrong
@@ -206,7 +213,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error_ratio(self) -> float | None:
-        """The largest error / tolerance of all tensors; None if nothing was compared or an error is not finite."""
+        """The largest `ratio` of all tensors; None if nothing was compared or an error is not finite."""
         ratios = [tensor.ratio for _, tensor in self.tensors()]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
@@ -217,7 +224,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     num_calls: int
-    self_s: float  # without nested operators, or of its kernels; profiled, so use it for shares, not for speed
+    self_s: float  # seconds of its kernels or, on the host, without nested operators; profiled, so only for shares
     kernels: tuple[str, ...] = ()  # names of its kernels on devices other than the host
 
 
@@ -228,7 +235,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     requested: str = ""  # the backend in the implementation's name; empty: none
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
     copies: str = ""  # declared copies inside the timed call; empty: none
-    kernel_s: float = 0.0  # time with a running kernel on other devices than the host; 0: none was seen
+    kernel_s: float = 0.0  # seconds with a running kernel on a device other than the host; 0: none was seen
 
     @property
     def fallback(self) -> str:
@@ -243,19 +250,21 @@ class Status(enum.StrEnum):
     """The result of a cell. Only an `ok` cell has a speed."""
 
     ok = "ok"
-    disagrees = "disagrees"
+    disagrees = "disagrees"  # the answer is wrong
     approximate = "approximate"  # meant to be close to attention: compared, but neither judged nor timed
     unsupported = "unsupported"
-    fallback = "fallback"
+    fallback = "fallback"  # another backend ran than the requested one, or the requested one cannot run
     out_of_memory = "out_of_memory"
     timeout = "timeout"
     crashed = "crashed"
     error = "error"
-    invalid = "invalid"
-    lost = "lost"
+    invalid = "invalid"  # its process sent an impossible result, or a metric is not finite
+    lost = "lost"  # no host of a cluster could measure it
 
 
-FALSE_SHARE = 0.05  # probability that any interval of a session misses the true ratio, at most
+FALSE_SHARE = 0.05
+"""Error level of a session: the largest expected share of false verdicts among faster and slower or, where no
+difference is expected, the largest probability of any false one (`judge` in statistics/verdict.py)."""
 
 
 class Verdict(enum.StrEnum):
@@ -270,13 +279,14 @@ class Verdict(enum.StrEnum):
 class Flag(enum.IntFlag):
     """Observations about a sample, mostly reasons to suspect it: on a device with queues, or on the processor."""
 
-    host_bound = 1  # its device time is below the host's time to issue it; in older journals, below 5 times that
+    # its device time is below the host's time to issue it (in older journals, below 5 times that), or `not_hidden`
+    host_bound = 1
     not_hidden = 2  # the device waited for the host during the sample
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # the device was busy after the current stream had finished
     waits_read = 16  # the system reports how long threads wait for a processor
-    waited = 32  # threads waited for a processor during a good part of the sample
-    host_near = 64  # its device time is below a small multiple of the host's time to issue it, on a device with queues
+    waited = 32  # a thread waited for a processor for more than a tenth of the sample (WAITED in timing/blocks.py)
+    host_near = 64  # not host-bound, but its device time is below 5 times the host's time to issue it (HOST_NEAR)
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -288,26 +298,26 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # bits of NVML's reasons for a reduced clock (devices/nvml.py)
 
 
-EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # bits of each in one number (storage/samples.py, `places`)
+EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20  # bits of epoch, visit and block in `Samples.places`
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One observation and its place: epoch, visit, block and slot. Old journals have two more fields."""
+    """One observation, with its epoch, visit, block and slot. In old journals a sample has two more fields."""
 
     value: float  # of one call, in the measurement's unit
     num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
-    epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0  # process
+    epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0  # number of the process in the run
     visit: Annotated[int, Meta(ge=0, lt=2**VISIT_BITS)] = 0
     block: Annotated[int, Meta(ge=0, lt=2**BLOCK_BITS)] = 0
-    slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # in the block
+    slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # position in the block
     start_s: float = 0.0  # on the machine's monotonic clock, which orders the samples of one epoch
     num_faults: Annotated[int, Meta(lt=2**53)] = 0  # minor page faults during the sample
     load: float = 0.0  # the machine's one-minute load average at the start
-    host_s: float = 0.0  # the host's time to issue a call on a device with queues; elsewhere 0
-    flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # of Flag
+    host_s: float = 0.0  # seconds in which the host issues a call on a device with queues; elsewhere 0
+    flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # bits of Flag
 
 
-LATENCY = "latency"  # the metric that blocks sample
+LATENCY = "latency"  # the metric whose samples are taken in blocks
 KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
 """Metrics of memory that remains after results are gone: added by each call, and added once by the first calls."""
 FIRST_CALL, FIRST_CACHED, FIRST_LONGER = FIRST_CALLS = "first_call", "first_call_cached", "first_call_new_length"
@@ -323,8 +333,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")  # entries of `clocks` that make it another GPU
-OF_PROCESS = ("num_threads", "settings", "flags")  # fields that each process sets
+LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")  # entries of `Environment.clocks` that are part of the fingerprint
+OF_PROCESS = ("num_threads", "settings", "flags")  # fields of an Environment that may differ between processes
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,10 +358,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Eight hex digits over the fields that must match before times may be compared.
+        """Eight hex digits of a hash of the fields that must match before times may be compared.
 
-        Memory counts in whole GiB: the part reserved by kernel and hypervisor differs between versions. The native
-        dtypes follow from the processor and the version of torch.
+        Memory is rounded to whole GiB, since the part reserved by kernel and hypervisor differs between versions. The
+        native dtypes are left out, since they follow from the processor and the version of torch.
         """
         return _digits_of(self.must_match())
 
@@ -361,7 +371,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return _digits_of(self.machine())
 
     def machine(self) -> dict[str, Any]:
-        """Fields of the machine by name: processor, memory, system, accelerator and versions."""
+        """Fields that must match, by name, without OF_PROCESS: processor, memory, system, versions, accelerator."""
         return {name: value for name, value in self.must_match().items() if name not in OF_PROCESS}
 
     def must_match(self) -> dict[str, Any]:
@@ -377,7 +387,7 @@ def _digits_of(fields: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()[:8]
 
 
-MATMUL, COPY = "matmul", "copy"
+MATMUL, COPY = "matmul", "copy"  # kinds of loads
 HardwareKey = tuple[str, str, int]  # device, dtype and number of threads (0: one for each core), as in `Workload.place`
 
 
@@ -394,7 +404,7 @@ class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """The best observed rate, in FLOP/s or bytes/s; `spread` is its ratio to the best rate of the median round."""
+    """The best observed rate, in FLOP/s or bytes/s; `spread` is that rate divided by the median of all rounds' best."""
 
     rate: float
     spread: float
@@ -411,7 +421,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     num_threads: int
     samples: tuple[CeilingSample, ...] = ()
-    crowding: float = 0.0  # load average per core during the measurement
+    crowding: float = 0.0  # load average per usable processor before the measurement
     message: str = ""
 
     @property
@@ -421,14 +431,14 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matmul(self) -> Ceiling | None:
-        """FLOP/s of the fastest matrix product of any size in a dtype that holds all values."""
+        """FLOP/s of the fastest matrix product of any size, in `dtype` or a wider one; None without samples."""
         return self._best(MATMUL)
 
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
-        """Bytes/s of the fastest copy of at least `num_bytes`, so that no smaller cache speeds it up.
+        """Bytes/s of the fastest copy that moves at least `num_bytes`, so that no smaller cache speeds it up.
 
-        With `is_cold`, or for more bytes than the largest copy, it is the rate of that copy, which fits in no cache.
-        For 0 bytes it is the best rate of any copy.
+        With `is_cold`, or for more bytes than the largest copy moves, it is the rate of the largest copy, which fits in
+        no cache. For 0 bytes it is the best rate of any copy. None without samples.
         """
         largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
         return self._best(COPY, largest if is_cold else min(largest, num_bytes))
@@ -449,8 +459,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """All facts about one cell. A record that is not `ok` has no speed."""
 
     run: str
-    time: str
-    commit: str
+    time: str  # start of the process that checked the cell or, if none did, of the run
+    commit: str  # as in RunStarted or, with two sides, of the cell's side
     workload: Workload
     implementation: str
     side: str = ""  # as in Arm
@@ -466,7 +476,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arm(self) -> Arm:
-        """The arm whose samples the cell holds."""
+        """The cell's arm, in the role `measured`."""
         return Arm(implementation=self.implementation, side=self.side)
 
     @property
@@ -484,7 +494,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell went wrong: not ok, unsupported or approximate, and not predicted to be out of reach."""
+        """Whether the cell failed: the status is no prediction, and neither ok, unsupported nor approximate."""
         accepted = {Status.ok, Status.unsupported, Status.approximate}
         return self.status not in accepted and not self.is_predicted
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 
-CHUNK = 4096
+CHUNK = 4096  # `extend` converts samples to rows once it has this many
+# the fields of a Sample: int64 for integers, float64 for all others
 ROW = np.dtype([(field.name, "i8" if isinstance(field.default, int) else "f8") for field in fields(Sample)])
 
 
@@ -22,7 +23,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
-        """Convert samples to `Samples`, unless they are."""
+        """The samples as `Samples`; returned unchanged if they already are."""
         return samples if isinstance(samples, Samples) else cls(samples)
 
     def extend(self, samples: Iterable[Sample]) -> None:
@@ -33,7 +34,7 @@ class Samples(Sequence[Sample]):
 
     @property
     def rows(self) -> NDArray[np.void]:
-        """All samples in order (n,)."""
+        """All samples in order, as a structured array (n,) of dtype ROW."""
         if self._new:
             self._rows = np.concatenate([self._rows, np.array([astuple(sample) for sample in self._new], ROW)])
             self._new.clear()
@@ -55,7 +56,7 @@ class Samples(Sequence[Sample]):
         return np.asarray((self.visits << BLOCK_BITS) | self.block)
 
     def where(self, chosen: "NDArray[np.bool_] | slice") -> "Samples":
-        """The samples chosen by a mask or by indices (n,)."""
+        """The samples chosen by a boolean mask (n,) or by a slice."""
         part = Samples()
         part._rows = self.rows[chosen]
         return part

@@ -1,1 +1,1 @@
-"""Timing: the order of samples in blocks, visits and passes. It can run on a simulated clock."""
+"""Timing: the order of samples in blocks, visits and passes, on the device's clock or a simulated one."""

@@ -1,8 +1,8 @@
 """Randomised complete blocks of samples (R. A. Fisher, The Design of Experiments, 1935), on any clock, without torch.
 
-A block samples every arm of a workload once, in a new random order; the evidence is the ratio inside a block, which a
-drift of the machine does not affect. All arms of a visit are treated alike: the same number of calls in a sample, and
-of untimed calls before it. Otherwise one slow reading of one arm would make identical code look different from then on.
+A block samples each arm that takes part once, in a new random order. The evidence is the ratio of two arms' times in a
+block, which a drift of the machine hardly affects. All arms of a visit have the same number of calls in a sample and of
+untimed calls before it; otherwise one slow reading of one arm would make identical code look different from then on.
 """
 
 import math
@@ -20,32 +20,39 @@ from attnbench.devices import Clock
 from attnbench.devices.waiting import Waits, longest_wait_s, waits
 from attnbench.storage.records import PROBE, Arm, Flag, Sample
 
-BlockSlot = tuple[int, int]  # block and slot
-Known = tuple[Arm, float]  # typical seconds of a call of an arm
-MIN_SAMPLE_TICKS = 1000
-SUSTAINED_SAMPLE_S = 20e-3  # long against the half millisecond in which a device cools between two samples
+BlockSlot = tuple[int, int]  # number of a block, and position in it
+Known = tuple[Arm, float]  # an arm, and the typical seconds of its call
+MIN_SAMPLE_TICKS = 1000  # shortest sample, in multiples of the clock's resolution
+SUSTAINED_SAMPLE_S = 20e-3
+"""Shortest sample of a sustained visit, long against the half millisecond in which a device cools between two
+samples."""
 NUM_PROBE_CALLS, PROBE_SAMPLE_S = 4, 0.3e-3
-"""Calls and approximate seconds of a probe sample: long enough for other work to delay it, short next to the arms'."""
+"""Calls and approximate seconds of a sample of the interference probe: long enough for other work to delay it, short
+against the samples of arms."""
 TOUCH_BELOW_S = 10e-3
-"""With warm caches, a sample of shorter calls begins with an untimed call, because the previous arm has evicted its
-data. The next calls are slower by some percent, too, but hardly affect the sample's median. Longer calls warm
-themselves, and an extra call would double their cost."""
+"""If the quickest arm's call is shorter and caches are warm, each sample begins with an untimed call, because the
+previous arm has evicted the data. The next calls are slower by some percent, too, but hardly affect the sample's
+median. Longer calls warm the caches themselves, and an extra call would double their cost."""
 WARM_S = 20e-3
 """Seconds of untimed calls before the first sample: calls after a pause are slower ("After a pause" in
 docs/method.md)."""
-WARM_STEPS = 4  # approximate number of turns of the arms in these seconds
-LONGEST_WARMED_S = 25 * WARM_S  # a pause changes longer calls by two percent at most
+WARM_STEPS = 4  # approximate number of turns in WARM_S, of all arms together; more if samples are shorter
+LONGEST_WARMED_S = 25 * WARM_S  # if the quickest call is longer, nothing is warmed: a pause changes it by 2 % at most
 FEWEST_ROUNDS, DECISIVE = 3, 10
-"""Fewest rounds of a calibration, since one reading may be late; one is enough for calls DECISIVE times a sample."""
-MOST_TIMES = 10  # longest sample, in shortest samples: arms next to a far slower one get fewer calls
-MOST_COLD_CALLS = 8  # of a sample with cold caches: each call is preceded by writing twice the largest cache
+"""Fewest rounds of a calibration, since one reading may be late; one round is enough if every call lasts at least
+DECISIVE shortest samples."""
+MOST_TIMES = 10
+"""Longest sample of the slowest arm with several calls, in shortest samples. So next to a far slower arm, all arms make
+fewer calls."""
+MOST_COLD_CALLS = 8  # of a sample with cold caches: before each call, twice the largest cache is written
 LONGEST_HEAT, STEADY = 4, 0.02
-"""Heating lasts at most LONGEST_HEAT times the requested seconds, and ends earlier if the clock has varied by at most
-this share in the second half of the time."""
-ROUND_S = 0.05  # each arm is called for this long between two readings of the clock
+"""Heating ends after the requested seconds, as soon as the device's clock has varied by at most the share STEADY in the
+second half of the time, or after LONGEST_HEAT times these seconds."""
+ROUND_S = 0.05  # seconds for which each arm is called between two readings of the device's clock
 MOST_READ = 64  # latest samples of an arm that define its typical time
 WAITED = 0.1
-"""Least share of waiting time in a disturbed sample: on an idle machine one sample in twenty reaches half of it."""
+"""A sample in which a thread has waited for a processor for a larger share of the time counts as disturbed. On an idle
+machine one sample in twenty reaches half of this share."""
 
 
 @dataclass(kw_only=True)
@@ -55,10 +62,10 @@ class TimedCall:
     arm: Arm
     call: Callable[[], object]
     called_s: float = 0.0  # seconds inside all calls up to now, untimed ones included; 0: not called yet
-    flags: int = 0  # problems of all its samples (storage/records.py, `Flag`)
+    flags: int = 0  # bits of `Flag` (storage/records.py) for all its samples, found at the first call
 
     def spend(self, clock: Clock, num_calls: int = 1) -> float:
-        """Make untimed calls; return their seconds."""
+        """Make untimed calls, which give no sample; return their seconds."""
         elapsed_s = clock.elapsed(self.call, num_calls)
         self.called_s += elapsed_s
         return elapsed_s
@@ -79,7 +86,7 @@ def known(samples: Mapping[Arm, Sequence[Sample]]) -> tuple[Known, ...]:
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings, equal for all arms of a visit; the probe always has its own number of calls."""
 
-    num_calls: int
+    num_calls: int  # in each sample
     num_touches: int  # untimed calls before each sample
     is_warmed: bool  # the process computes for WARM_S before the first sample
 
@@ -87,11 +94,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload, by the visit's epoch and number; `seed` draws the order of arms in each block.
 
-    If all blocks would last longer than `longest_s`, slow arms take part in fewer of them, but in at least one; 0: no
-    limit. `references` take part in all of them, since others are compared with them. `sustained_s` is the time for
-    which the arms are called without a pause beforehand. Samples last at least `sample_s`; 0: as the clock needs.
-    Settings follow from the times in `known`, which may include arms of other processes, so that all processes choose
-    the same settings; if an arm is missing there, all times are calibrated.
+    If the blocks would last longer than `longest_s` seconds (0: no limit), slow arms take part in fewer of them, and if
+    that is not enough, there are fewer blocks, at least one. `references` take part in every block, since others are
+    compared with them. The arms are called for at least `sustained_s` seconds without a pause beforehand. Samples last
+    at least `sample_s` seconds; 0: as the clock needs. Settings follow from the times in `known`, which may include
+    arms of other processes, so that all processes choose the same settings; if an arm is missing there, all arms of
+    this process are calibrated.
     """
 
     epoch: int
@@ -109,10 +117,11 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 class Conditions:
     """Hooks and readings around every sample; by default they read this process and machine.
 
-    `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block`
-    before the first block and after each; `flush` empties the caches before every call. Readings: minor page faults of
-    the process, runnable processes, seconds for which each thread of the process has waited for a processor (empty:
-    unknown), frequency at which the device computes (0: unknown).
+    `on_turn` is called with each arm before its calls, so that a crash is attributed to the right one; `on_block` is
+    called before the first block and after each; `flush` empties the caches before every timed call (None: they stay
+    warm). `count_faults` reads minor page faults of the process, `read_load` the machine's one-minute load average,
+    `read_waits` the seconds for which each thread has waited for a processor (empty: unknown), and `read_clock` the
+    frequency of the device in MHz (0: unknown).
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
@@ -128,9 +137,10 @@ SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:
-    """Choose the settings of a visit from the typical seconds of a call of each arm; samples last at least `least_s`.
+    """Choose the settings of a visit from the typical seconds of a call of each arm.
 
-    All arms get the same settings, so identical code has identical settings, whatever the readings.
+    Samples last at least `least_s` seconds, unless one arm is far slower (MOST_TIMES) or caches are cold. All arms get
+    the same settings, so identical code has identical settings, whatever the readings.
     """
     own = [call_s for arm, call_s in seconds.items() if arm != PROBE]
     quickest_s, slowest_s = min(own, default=math.inf), max(own, default=math.inf)
@@ -147,10 +157,10 @@ def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = Fals
 def calibrate(
     calls: Sequence[TimedCall], clock: Clock, least_s: float, on_turn: Callable[[Arm], object] = lambda _: None
 ) -> dict[Arm, float]:
-    """Find the typical seconds of a call of each arm: call all in rounds, which grow until they fill a sample.
+    """Find the typical seconds of a call of each arm, from rounds that grow to the number of calls in a sample.
 
     All arms make the same number of calls in a round. The median over rounds counts, so that one late reading does not
-    make a call look slow.
+    make a call look slow. `least_s` is the shortest sample in seconds.
     """
     readings: dict[Arm, list[float]] = {timed.arm: [] for timed in calls}
     for number in count(1):
@@ -166,9 +176,10 @@ def calibrate(
 
 
 def num_blocks_each(costs_s: Mapping[Arm, float], at: Visit) -> dict[Arm, int]:
-    """Choose the number of blocks of each arm by the seconds of its samples: the slowest arms get fewer until all fit.
+    """Choose the number of blocks of each arm from the seconds of its sample, so that all fit into `at.longest_s`.
 
-    References and the interference probe are in every block.
+    The slowest arms get fewer. References and the interference probe are in every block; if their time dominates, there
+    are fewer blocks, at least one.
     """
     shared = {arm for arm in costs_s if arm == PROBE or arm in at.references}
     blocks, shared_s = dict.fromkeys(costs_s, at.num_blocks), sum(costs_s[arm] for arm in shared)
@@ -238,9 +249,10 @@ def warm(measured: Sequence[TimedCall], clock: Clock, num_calls: int, conditions
 def heat(
     measured: Sequence[TimedCall], clock: Clock, least_s: float, conditions: Conditions, seconds: Mapping[Arm, float]
 ) -> None:
-    """Call the arms in turn for `least_s` without a pause, then until the device's clock is steady, or to a limit.
+    """Call the arms in turn for `least_s` seconds without a pause, then until the device's clock is steady.
 
-    All arms are then compared on an equally hot device. `seconds` holds the seconds of a call of each arm.
+    After LONGEST_HEAT times `least_s` it ends in any case. All arms are then compared on an equally hot device.
+    `seconds` holds the seconds of a call of each arm.
     """
     start_s, read = clock.now(), list[tuple[float, float]]()
     while measured:
@@ -248,7 +260,7 @@ def heat(
             conditions.on_turn(timed.arm)
             before_s = clock.now()
             num_calls = max(1, int(ROUND_S / seconds[timed.arm]))
-            for _ in repeat(None, num_calls):  # the clock's block would let the device rest
+            for _ in repeat(None, num_calls):  # not by the clock, which lets the device rest before the calls
                 timed.call()
             clock.elapsed(timed.call, 1)  # waits for all of them
             timed.called_s += clock.now() - before_s

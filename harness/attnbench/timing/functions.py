@@ -1,7 +1,7 @@
 """Compare a few functions in this process: they are timed as in a run, but without files and workers.
 
-All visits share the memory layout of one process, which shifts a ratio by up to 3 %, so smaller differences stay
-undecided.
+All visits share the memory layout of one process, which shifts a ratio of times by up to 3 %, so smaller differences
+stay undecided.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ HERE = "here"  # name of the only workload
 class FunctionComparison:
     """A comparison of each of `calls` with `calls[baseline]`, and the strategy that visits them.
 
-    A difference below `smallest_effect` does not matter. At most FALSE_SHARE of the sessions of identical code call
-    it faster or slower. The interference probe calls `gauge_work`, by default a small matrix product and a copy. The
-    default `clock` and `conditions` are this machine's.
+    A relative difference below `smallest_effect` does not matter. At most the share FALSE_SHARE of sessions with
+    identical functions calls one faster or slower. A visit has `num_blocks` blocks. The interference probe calls
+    `gauge_work`, by default a small matrix product and a copy. The default `clock` and `conditions` are this machine's.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -77,11 +77,14 @@ class FunctionComparison:
 
     @property
     def discarded(self) -> set[Block]:
-        """The disturbed blocks."""
+        """Blocks that other work disturbed, and that are therefore not compared."""
         return self.gauge.follow(self.state.probes).get(HERE, set())
 
     def run(self, budget_s: float, *, stops: bool = True) -> None:
-        """Visit until no verdict can change, or `budget_s` is spent; without `stops`, spend all of it."""
+        """Visit until no verdict can change, or `budget_s` seconds since the construction are spent.
+
+        There are at least LOOKS[0] visits. Without `stops`, the seconds are spent even if no verdict can change.
+        """
         self.reason, self.stops, self.until_s = "", stops, max(0.0, budget_s)
         live = {HERE: [*self.plan.specs]}
         run_strategy(self, self.state, lambda: live, lambda: self.spent_s, lambda _: self.visit())
@@ -114,7 +117,7 @@ class FunctionComparison:
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
-        """Judge every rival by the samples so far."""
+        """Judge every call but the baseline, from the samples so far."""
         pairs = {HERE: dict.fromkeys(self.plan.specs, self.reference)}
         numbers = run_numbers(self.state.samples, pairs, self.gauge.follow(self.state.probes))
         known = judge_effects(self.plan, effects(self.plan, numbers))

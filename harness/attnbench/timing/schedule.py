@@ -1,8 +1,8 @@
 """The order of visits in a session: one loop, and strategies that derive the next visit from the state.
 
-Time is divided into passes. A pass is a fresh process that visits each open workload once: one with open arms, whose
-comparisons need more visits. So each process adds one number to every open comparison. The next visit depends only on
-the journal, so that a killed run continues where it stopped.
+Time is divided into passes. A pass is a fresh process that visits each open workload once. A workload is open while a
+comparison of two of its arms needs more visits, so that each process adds one number to every such comparison. What is
+open follows from the journal, so that a killed run can continue.
 """
 
 import math
@@ -22,7 +22,7 @@ from attnbench.storage.events import Plan
 from attnbench.storage.fold import State
 from attnbench.storage.records import Arm, Key
 
-Live = Mapping[str, Sequence[Arm]]  # by workload: arms that have passed their check
+Live = Mapping[str, Sequence[Arm]]  # by workload id: arms that have passed their check
 DECIDED = "every comparison is decided, or has had all its processes"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -51,12 +51,12 @@ class Step:
 
 
 class Strategy(Protocol):
-    """Chooses the next visit; its choice depends only on the state."""
+    """Chooses the next visit from the state of the run and the time spent."""
 
     reason: str  # why it ended
 
     def next(self, state: State, live: Live, now_s: float) -> Step | None:
-        """The next visit, among the live arms of each workload; None at the end."""
+        """The next visit, with live arms of one workload, after `now_s` seconds of the run; None at the end."""
 
 
 def run_strategy(
@@ -80,18 +80,21 @@ class Passes(ABC):
     plan: Plan
     reason: str = ""
     gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
-    _pass: dict[str, list[Arm]] = field(default_factory=dict)  # visits left for the current process
+    _pass: dict[str, list[Arm]] = field(default_factory=dict)  # arms by workload, for the process's remaining visits
 
     @abstractmethod
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
-        """The arms to visit in this pass, by workload; if there are none, set `reason`."""
+        """The arms to visit in the pass that begins now, by workload; if there are none, set `reason`."""
 
     def is_first(self, state: State, workload: str) -> bool:
-        """Whether a workload has had fewer than `num_rounds` visits; a budget above 0 may skip all but one of them."""
+        """Whether a workload has had fewer than `num_rounds` visits; if the budget ends, it may get only one."""
         return state.num_visits[workload] < self.plan.num_rounds
 
     def next(self, state: State, live: Live, now_s: float = 0.0) -> Step | None:
-        """The least-visited open workload that this process has not visited; after the last, start a fresh process."""
+        """The least-visited open workload that this process has not visited; after the last, start a fresh process.
+
+        None if no workload is open, or the budget is spent.
+        """
         is_fresh = not any(live.get(workload) for workload in self._pass)
         if is_fresh:
             self._pass = self.open(state, live, now_s)
@@ -112,18 +115,18 @@ class Passes(ABC):
 
 @dataclass
 class Race(Passes):
-    """Passes over the open comparisons of a run, until all are decided."""
+    """Passes over the comparisons of a run that need more visits, until none does or the budget is spent."""
 
     judge_effects: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
     _num_open: int = 0  # workloads in the pass that began at `_began_s`
-    _shortest_s: float = 0.0  # shortest pass, divided by its workloads; 0: unknown
+    _shortest_s: float = 0.0  # least seconds of a pass per workload; 0: unknown
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:
         """The arms that need more visits, by workload, with their references.
 
-        Everything is open in the first passes, and while a session with two sides has no verdict on the whole. Nothing
-        is open if the first passes compared nothing, or the rest of the budget is too short for any further look.
+        Everything is open in the first passes and, with two sides, while there is no verdict on all cells together.
+        Nothing is open if the first passes compared nothing, or the rest of the budget is too short for a further look.
         """
         pairs = {workload: self._references(arms) for workload, arms in live.items()}
         numbers = run_numbers(state.samples, pairs, self.gauge.follow(state.probes))
@@ -155,7 +158,10 @@ class Race(Passes):
         return {arm: reference for arm in arms if (reference := self.plan.reference(arm)) in arms}
 
     def reaches_a_look(self, state: State, num_passes: float) -> bool:
-        """Whether this many more passes bring a comparison to its next look, or complete a workload's first passes."""
+        """Whether `num_passes` more passes bring a comparison to its next look.
+
+        True while a workload lacks some of its first visits, or nothing is judged.
+        """
         going = [workload for workload in state.num_visits if state.live(workload, self.plan.specs)]
         if any(self.is_first(state, workload) for workload in going) or not self.judged:
             return True
@@ -165,7 +171,7 @@ class Race(Passes):
 
 @dataclass
 class Choice(Passes):
-    """Passes over all candidates for the fastest of each requested workload, until it is clear."""
+    """Passes over all candidates for the fastest implementation of each workload, until that one is clear."""
 
     def open(self, state: State, live: Live, now_s: float = 0.0) -> dict[str, list[Arm]]:  # noqa: ARG002 - the signature of Passes
         """The arms to visit, by workload: all in the first passes.

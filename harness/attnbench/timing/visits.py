@@ -1,8 +1,8 @@
-"""How many blocks of a workload a process samples, from the data so far.
+"""Choose the number of blocks of a workload that a process samples, from the data so far.
 
-More blocks reduce the noise inside a process; more processes also reduce the difference between processes. The error of
-a mean is smallest if each process samples sqrt((cost of a process / cost of a block) * (variance inside / variance
-between)) blocks.
+More blocks reduce the noise inside a process; more processes also reduce the effect of differences between processes.
+The error of a mean is smallest if each process samples sqrt((cost of a process / cost of a block) * (variance inside a
+process / variance between processes)) blocks.
 
 Source: Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160,
 section 6.
@@ -22,19 +22,19 @@ from attnbench.storage.samples import Samples
 
 FRESH_S = 0.3  # seconds of a process outside of its blocks; assumed until some are measured
 BETWEEN, INSIDE = 0.005, 0.02
-"""Standard deviations of a log ratio between processes, and between the blocks of one; assumed until they are known."""
-LEAST_BETWEEN = 0.001  # smallest standard deviation between processes, since that of a few may look like 0
-MEDIAN_VARIANCE = math.pi / 2  # of a median, over that of a mean
-OF_DEVIATIONS = 1.4826  # a normal standard deviation over the median absolute one
-MOST_TIMES = 8  # largest number of blocks, divided by the best one: a longer visit delays the first verdict
-LEAST_SHARE = 0.7  # share of a process's time that its blocks should have
-FEWEST_BLOCKS = 2  # even if time is short
+"""Standard deviation of a log ratio between processes, and between the blocks of a process; assumed until known."""
+LEAST_BETWEEN = 0.001  # smallest standard deviation between processes, since the estimate from a few may be 0
+MEDIAN_VARIANCE = math.pi / 2  # variance of the median of normal values, divided by that of their mean
+OF_DEVIATIONS = 1.4826  # standard deviation of normal values, divided by their median absolute deviation
+MOST_TIMES = 8  # most blocks, as a multiple of the best number: a longer visit delays the first verdict
+LEAST_SHARE = 0.7  # least share of a process's time for its blocks, if possible
+FEWEST_BLOCKS = 2  # in a visit, even if time is short
 KEPT_SHARE = 0.95  # share of the remaining time that is planned; the rest is for ending the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of a process outside of its blocks, and of one block."""
+    """Seconds of a process outside of its blocks, and seconds of one block."""
 
     process_s: float
     block_s: float
@@ -42,7 +42,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of a workload that a process takes: blocks, and seconds in which all of them should fit; 0: no limit."""
+    """A process's share of a workload: the number of blocks, and the seconds into which all should fit; 0: no limit."""
 
     num_blocks: int
     longest_s: float = 0.0
@@ -57,7 +57,10 @@ class Spread:
 
 
 def spread_of(taken: Mapping[Arm, Sequence[Sample]], references: Mapping[Arm, Arm]) -> Spread:
-    """The spread of the samples so far: the median of each variance over all comparisons."""
+    """The median of each variance over all comparisons of an arm with its reference, from the samples so far.
+
+    BETWEEN and INSIDE are used for a variance that is not known yet.
+    """
     inside, between = list[float](), list[float]()
     for arm, reference in references.items():
         visits, logs = pairs(taken.get(arm, ()), taken.get(reference, ()))
@@ -93,16 +96,16 @@ def in_blocks(taken: Mapping[Arm, Sequence[Sample]]) -> tuple[float, int]:
 
 
 def best(costs: Costs, spread: Spread) -> float:
-    """The number of blocks with the smallest error of a mean over processes in a given time."""
+    """The number of blocks per process with which a mean over processes has the smallest error in a given time."""
     return math.sqrt(costs.process_s / costs.block_s * MEDIAN_VARIANCE * spread.inside / spread.between)
 
 
 def share(costs: Costs, spread: Spread, *, num_taken: int, left_s: float, limits: tuple[int, int]) -> Share:
     """The share of the next process after `num_taken` ones, if `left_s` seconds are left for the workload.
 
-    A comparison is judged at its looks only, so the processes up to one of them share the time that is left. The look
-    is the one at which the interval will be narrowest, among those that leave LEAST_SHARE of the time to the blocks.
-    `limits` are the fewest blocks, and the fewest processes.
+    A comparison is judged only at its looks, so the processes up to one look share the time that is left: the look at
+    which the interval will be narrowest, among those that leave at least LEAST_SHARE of the time to the blocks.
+    `limits` are the fewest blocks of a process, and the fewest processes.
     """
     least, num_rounds = limits
     looks = [look for look in LOOKS if look > num_taken and look >= num_rounds] or [num_taken + 1]

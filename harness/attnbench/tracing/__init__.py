@@ -1,1 +1,1 @@
-"""Traces: run torch.profiler on a case, tidy the files, and manage their folders."""
+"""Traces: run torch.profiler on a case, tidy the trace files, and manage their folders."""

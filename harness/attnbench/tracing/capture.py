@@ -27,21 +27,21 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from attnbench.case import Case
 from attnbench.tracing import folders
 
-NUM_WARM_STEPS = 2  # under the profiler, which is slow at first; one call without it precedes them
-NUM_STEPS = 3
+NUM_WARM_STEPS = 2  # unrecorded steps under the profiler, which is slow at first, after one step without it
+NUM_STEPS = 3  # recorded steps
 KEPT = (
     *("schemaVersion", "deviceProperties", "cuda_runtime_version", "cuda_driver_version", "displayTimeUnit"),
     *("with_stack", "with_modules", "profile_memory", "record_shapes", "baseTimeNanoseconds"),
 )
 """Metadata that a trace keeps; everything else is removed, `host_name` above all."""
 RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}  # otherwise the plug-in shows no time on the device
-STEP = "ProfilerStep#"
+STEP = "ProfilerStep#"  # start of the names of steps
 COPIED = "gpu_user_annotation"  # category of the copies of the steps on the device's time line
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-FRAME = re.compile(r".+\.py\(\d+\): ")
+FRAME = re.compile(r".+\.py\(\d+\): ")  # start of the name of a frame with a file: "PATH.py(LINE): "
 FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
 """The absolute path of a frame, which may contain spaces, in a call stack of frames joined by semicolons."""
-ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+)")
+ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+)")  # any other absolute path
 
 
 class Forward(nn.Module):
@@ -57,11 +57,11 @@ class Forward(nn.Module):
 
 
 class Backward(Forward):
-    """The gradients of a case's output with respect to its leaves, given the output and its gradient."""
+    """One backward pass of a case, as a module: the gradients of the leaves, given the output and its gradient."""
 
 
 def stepper(case: Case) -> Callable[[], object]:
-    """A function that runs the phases of one step, by the workload's direction."""
+    """A function that runs one step: the forward pass, the backward pass or both, by the workload's direction."""
     leaves, keeps_graph = list(case.leaves.values()), case.workload.direction == "backward"
 
     def gradients(output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,10 +109,9 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> None:
 
 
 def tidied(trace: dict[str, Any]) -> dict[str, Any]:
-    """Tidy a trace; paths become relative to the folders of sys.path.
+    """The trace, tidied as the module describes; paths become relative to the folders of sys.path.
 
-    Removes Python frames outside of the steps, and the device's copies of the steps, which the plug-in would count
-    twice.
+    The device's copies of the steps are removed, too, because with them the plug-in would count each step twice.
     """
     steps = [event for event in trace["traceEvents"] if event["name"].startswith(STEP) and event.get("cat") != COPIED]
     start = min((event["ts"] for event in steps), default=0.0)
@@ -155,7 +154,10 @@ def _without_paths(value: Any, places: list[str]) -> Any:  # noqa: ANN401 - JSON
 
 
 def shortened(text: str, places: list[str]) -> str:
-    """Make absolute paths relative to the first of `places` that holds them, or else keep only their last part."""
+    """Make absolute paths relative to the first of the folders `places` that holds them, and remove addresses.
+
+    Of any other absolute path only the last part is kept.
+    """
     text = ADDRESS.sub("", text)
     for place in places:
         text = text.replace(f"{place}/", "")

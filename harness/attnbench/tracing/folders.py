@@ -32,7 +32,7 @@ def write(file: Path, trace: dict[str, Any]) -> None:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """All traces below a folder, sorted; includes traces that other programs compressed differently."""
+    """All traces below a folder, sorted; includes uncompressed ones, which other programs may have written."""
     return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))
 
 

@@ -1,8 +1,8 @@
 """The template: a process that has imported torch and computed nothing, from which every worker is forked.
 
 processes/worker_client.py starts it as `python -m attnbench.processes.worker FD`, where FD is a socket. A fork takes a
-tenth of a second, while starting Python with torch takes seconds. Where workers cannot be forked, each is started with
-two file descriptors, of its socket and its heartbeat. The template imports the packages in PRELOADED but never an
+tenth of a second, while starting Python with torch takes seconds. Where workers cannot be forked, the template starts
+each with two file descriptors, of the worker's socket and heartbeat. It imports the modules in PRELOADED but never an
 implementation, so that every worker starts clean. A process that a worker detaches still ends with the worker.
 """
 
@@ -40,8 +40,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 def main() -> None:
     """Serve the socket until it closes: fork a worker for each FORK, and end the worker whose process id arrives.
 
-    FORK comes with three files: the worker's socket, log and heartbeat. The reply to it is the worker's process id, and
-    the reply to an id is the exit code, or minus the signal that ended the worker.
+    FORK comes with three file descriptors: of the worker's socket, log and heartbeat. The reply to FORK is the worker's
+    process id; the reply to an id is the worker's exit code, or minus the signal that ended the worker.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)  # no worker keeps it open
@@ -111,7 +111,8 @@ def end(worker: int) -> tuple[int, set[int]]:
 def end_strays(alive: set[int], ended: AbstractSet[int] = frozenset()) -> None:
     """Kill processes that outlived their worker and are now children of the template.
 
-    These are the ids in `ended` or, if no worker is `alive`, all children.
+    Children in `alive`, the ids of running workers, are spared; while there are any, only children in `ended` are
+    killed.
     """
     while strays := [
         child for child in psutil.Process().children() if child.pid not in alive and (not alive or child.pid in ended)
@@ -132,7 +133,7 @@ def spawn(line: int, log: int, heartbeat: int) -> int:
 
 
 def become_worker(line: int, log: int, heartbeat: int) -> None:
-    """Leave the template's process group and print into `log`, then answer."""
+    """Leave the template's process group, print into `log`, and answer until the socket `line` closes."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # end even if the template is killed
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # detached processes stay descendants of the worker

@@ -66,16 +66,16 @@ from attnbench.tracing.capture import trace
 from attnbench.units import percent
 from attnbench.workloads.workload import FEW_SCORES, Workload
 
-VERIFY_PROBE, VERIFY_SEED = "needles", 1
+VERIFY_PROBE, VERIFY_SEED = "needles", 1  # kind and seed of the inputs on which timed calls are verified
 MOST_SERIAL = 2**20
-"""Scores up to which the oracle uses one thread: more threads would mostly wait for each other."""
+"""Most scores of a workload for which the oracle uses one thread: more threads would mostly wait for each other."""
 BROKEN = "cannot be used any more in its process, which is replaced"
-"""Message about a failing device, such as after an access to an invalid address."""
-OTHER = -0.5  # factor by which inputs change, to test whether a replay reads their new values
+"""Message about a device that fails in this process, such as after an access to an invalid address."""
+OTHER = -0.5  # factor by which inputs change, to test whether a replay reads the new values
 
 
 def replayed(case: Case) -> Callable[[], object]:
-    """A function that replays the case's call as a graph of its launches; verifies that both compute the same.
+    """A function that replays the case's call as a graph of launches; first verifies that call and replay agree.
 
     Raises:
         CaptureError: the call cannot be recorded, or the replay differs from it.
@@ -90,7 +90,7 @@ def replayed(case: Case) -> Callable[[], object]:
 
 
 def require_replay(case: Case, replay: Callable[[], object]) -> None:
-    """Compare a replay with a call, on other values of the inputs than the recorded ones.
+    """Compare a replay with a call, on other input values than at the recording.
 
     Raises:
         CaptureError: they differ, because part of the call is not in the graph.
@@ -150,7 +150,7 @@ class PreparedWorkload:
         return self._reference
 
     def verify(self, arm: Arm, launch: str = "eager") -> str:
-        """Check a timed arm on other values in the same tensors; return its error in words, or "".
+        """Check a timed arm on other values in the timed tensors; return the error in words, or "".
 
         Raises:
             CaptureError: a replay of its graph no longer matches the call.
@@ -168,10 +168,10 @@ NO_FLOAT64 = "no float64 output is finite: with a boolean mask, `mask * finfo(fl
 
 
 def beyond_bound(agreed: Agreement, most: float) -> str:
-    """Describe an output of an approximation whose error exceeds the declared bound; "" if there is none.
+    """Describe the first output of an approximation whose error exceeds the declared bound; "" if none does.
 
-    `most` is the bound as a fraction of the largest value; 0: none is declared. Gradients have no bound, because those
-    of quantised operands are 0.
+    `most` is the bound as a fraction of the largest value; 0: none is declared. Gradients have no bound, because the
+    gradients of quantised operands are 0.
     """
     for where, share in approximation_errors(agreed).items() if most else ():
         if where.startswith("output") and not share <= most:
@@ -182,7 +182,7 @@ def beyond_bound(agreed: Agreement, most: float) -> str:
 
 
 def takes_infinity(candidate: Implementation) -> bool:
-    """Whether a small call whose bias holds -inf has a finite output; True if it raises, which a check will show."""
+    """Whether a small call with -inf in its bias has a finite output; also True if it raises, which a check reports."""
     small = Workload(seq_len=80, num_heads=1, head_dim=8, mask="sliding_window(2)")  # whole tiles are hidden
     try:
         with torch.no_grad():
@@ -193,7 +193,7 @@ def takes_infinity(candidate: Implementation) -> bool:
 
 
 def _prepare_device(name: str) -> Callable[[], None]:
-    """Prepare a device at its first use; return a function that makes it the current device."""
+    """Prepare a device at the first use in this process; return a function that makes it the current device."""
     place = device(name)
     if place.missing() is not None:  # the request will fail with the reason
         return lambda: None
@@ -203,7 +203,7 @@ def _prepare_device(name: str) -> Callable[[], None]:
 
 
 def _probe(name: str, num_threads: int) -> blocks.TimedCall:
-    """The interference probe of a device."""
+    """The interference probe of a device, as a timed call."""
     return blocks.TimedCall(arm=PROBE, call=device(name).interference_probe(num_threads))
 
 
@@ -217,7 +217,7 @@ def _model(spec: ModelSpec) -> tuple[in_model.Model, dict[str, dict[str, Toleran
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Set the number of threads inside the context; 0: leave it.
+    """Set torch's number of threads inside the context; 0: keep the current number.
 
     Not for timed calls, because torch.set_num_threads has side effects even with an unchanged number: it sets MKL's
     number of threads for this thread, and turns off MKL's dynamic adjustment, which no later call turns on again.
@@ -247,11 +247,11 @@ class Worker:
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
-        self.observed: tuple[tuple[str, str], Case] | None = None
+        self.observed: tuple[tuple[str, str], Case] | None = None  # workload id and spec, and the latest case: `case`
         self.refereed: list[agreement.Observed] = []  # prepared calls of a refereed sample
         self.returned: list[object] = []  # results of the calls of a refereed sample
-        self.screened: set[tuple[str, str]] = set()  # cells of which an output was judged thoroughly
-        self.pads: list[bytearray] = []
+        self.screened: set[tuple[str, str]] = set()  # workload ids and specs of which an output was judged thoroughly
+        self.pads: list[bytearray] = []  # unused memory that shifts later allocations
         self.guard = state.Guard()
         self.turn = PROBE  # the arm that is responsible for a failure
         self.is_altered = False  # shared state of the process was changed
@@ -302,7 +302,7 @@ class Worker:
         return reply
 
     def _handled(self, function: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - their types depend on the function
-        """The function's result, or Failed for an exception or a changed state."""
+        """The function's result, or Failed if it raised an exception or changed shared state."""
         self.guard = state.Guard()  # a new snapshot, since the harness itself has changed settings
         try:
             reply = getattr(Worker, function)(self, **arguments)
@@ -323,7 +323,7 @@ class Worker:
         return reply
 
     def _failure(self, error: Exception) -> Failed:
-        """The failure of an exception that the candidate, or the harness, raised."""
+        """The failure for an exception that the candidate, or the harness, raised."""
         is_predicted = isinstance(error, FailedError) and error.failed.is_predicted
         if not is_predicted:
             traceback.print_exc()  # to standard error, which is the run's log
@@ -357,7 +357,7 @@ class Worker:
             self.heartbeat.beat(arm)
 
     def start(self, layout: int = 0) -> messages.Started:
-        """Describe the environment. `layout` shifts memory, so that every epoch has a different layout."""
+        """Describe the environment. `layout` is the seed of a shift of memory, which differs between epochs."""
         draws = random.Random(layout)
         self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift later allocations
         return messages.Started(environment=environment.collect())
@@ -444,8 +444,9 @@ class Worker:
     ) -> CellChecked | Failed:
         """Check whether the implementation is right; the process that holds it prepares the cell and makes all calls.
 
-        `is_brief` compares only one kind of input and tries no rules, which is enough if the implementation has fully
-        passed on a workload of the same kind. For `rejects` see Plan.
+        `limit_s` is the largest predicted time of a call in seconds. `is_brief` compares only one kind of input and
+        tries no rules, which is enough if the implementation has fully passed on a workload of the same kind. For
+        `rejects` see Plan.
         """
         assert self.consult is not None
         prepared = self.consult("prepare", messages.Prepared, cell=cell, limit_s=limit_s)
@@ -504,7 +505,7 @@ class Worker:
         device(cell.workload.device).synchronize()
 
     def hand_in(self, cell: Target, numbers: Sequence[int]) -> messages.HandedIn:
-        """Send the results of the calls `numbers` to the judge, and drop all; none if dropout makes them random."""
+        """Send the results of the calls `numbers` to the judge, but none if dropout makes them random; drop all."""
         self.turn, tensors = cell.arm, {number: dict[str, Tensor]() for number in numbers}
         if type(self.returned) is not list:
             raise state.SharedStateError("it changed the list of its own results")
@@ -543,7 +544,7 @@ class Worker:
         return None
 
     def bench(self, workload: Workload) -> PreparedWorkload:
-        """The prepared workload, cached until another one is needed, since a process times each workload once."""
+        """The prepared workload. Only the latest is cached, since a process times each workload once."""
         self.references = None
         if self.kept is None or self.kept.workload != workload:
             self.kept = None  # free its memory
@@ -568,7 +569,7 @@ class Worker:
         return first_calls.measure(cell.workload, partial(self.implementation, cell.spec), settings)
 
     def case(self, cell: Target) -> Case:
-        """The cell's case, separate from the timed one, cached until another cell is needed."""
+        """The cell's case, separate from the timed one. Only the latest is cached."""
         self.heartbeat.beat()
         key = cell.workload.id, cell.spec
         if self.observed is None or self.observed[0] != key:
@@ -577,7 +578,7 @@ class Worker:
         return self.observed[1]
 
     def sample_blocks(self, visit: messages.SampleBlocks) -> VisitFinished | Failed:
-        """Sample the blocks of a visit, then verify that every arm still gives right answers."""
+        """Sample the blocks of a visit; if it `verifies`, check afterwards that every arm still gives right answers."""
         arms = [arm for arm, _ in visit.arms]
 
         here, bench = device(visit.workload.device), self.bench(visit.workload)

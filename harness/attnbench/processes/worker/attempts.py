@@ -1,8 +1,9 @@
 """Predict the time of a call from shorter calls, and describe failures.
 
-The staircase is one call each at lengths that grow fourfold, while the next call should stay below the limit. The last
-two give the exponent of growth, and from it the predicted time. Uncertain cells are tried, because a cell that wrongly
-seems to fit costs a little time, and one that wrongly seems not to fit is lost. Why: docs/adr/0005.
+The staircase is one call each at lengths that grow fourfold (sixteenfold for compiled code), while the next call should
+stay below the limit. The last two calls give the exponent of growth, and with it the predicted time. Uncertain cells
+are tried, because a cell that wrongly seems to fit costs a little time, while one that wrongly seems not to fit is
+lost. Why: docs/adr/0005.
 """
 
 import math
@@ -28,16 +29,17 @@ from attnbench.workloads.workload import Workload
 
 DRAWING_BYTES = 3 * 8
 """Bytes needed for each number of the inputs while it is drawn in float64 and cast, with temporary copies."""
-FIRST_LEN, STEP = 16, 4
+FIRST_LEN, STEP = 16, 4  # first length of the staircase, and factor of growth
 FIRST_COMPILED_LEN, COMPILED_STEP = 256, 16
-"""First length and growth for compiled implementations: few lengths, always the same, so the compiler caches them."""
-MOST_EXPONENT = 2.0
-MOST_RETRIES = 3
-FAR_BELOW = 4.0
-LONGEST_MESSAGE = 600
-MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
+"""First length and factor of growth for compiled implementations: few lengths, always the same, so that the compiler
+finds them in its cache."""
+MOST_EXPONENT = 2.0  # largest exponent of growth of the time with the length
+MOST_RETRIES = 3  # repetitions of the longest call before a prediction above the limit counts
+FAR_BELOW = 4.0  # the staircase ends early if the prediction for quadratic growth is this factor below the limit
+LONGEST_MESSAGE = 600  # characters
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")  # in messages of a RuntimeError
 OURS, TORCH = Path(__file__).parents[2], Path(torch.__file__).parent
-"""Folders whose frames in a traceback are not the user's."""
+"""Folders of this package and of torch; frames of a traceback with files below them are not the user's."""
 
 
 def out_of_reach(status: Status, reason: str) -> FailedError:
@@ -58,7 +60,7 @@ STATUSES: Mapping[type[Exception], Status] = {
     RankSilentError: Status.timeout,
     LoadError: Status.error,
 }
-"""Errors with a message for the user, and the status of a cell that raises one."""
+"""Exceptions whose message is shown unchanged, and the status of a cell that raises one."""
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
@@ -81,7 +83,10 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def _places(frames: list[traceback.FrameSummary]) -> str:
-    """Name the last line in the user's file, and the last one in a package that it calls, other than torch."""
+    """Name the innermost line in the user's file and, if that called another package than torch, the innermost there.
+
+    Returns "" if no frame is the user's.
+    """
     below = ""
     for frame in reversed(frames):  # starts with the innermost frame of the cause, if there is one
         path = Path(frame.filename)
@@ -110,7 +115,7 @@ def load_error(spec: str, error: Exception) -> Exception:
 def require_within_limit(
     workload: Workload, limit_s: float, candidate: Implementation, on_step: Callable[[], object]
 ) -> None:
-    """Try shorter lengths, calling `on_step` before each, to predict whether a call takes at most `limit_s` seconds.
+    """Require that a call takes at most `limit_s` seconds, as predicted from shorter lengths; `on_step` precedes each.
 
     Raises:
         FailedError: a call is predicted to take longer, or the inputs need more memory than is free.
@@ -144,7 +149,7 @@ def require_within_limit(
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """Yield the workload at shorter lengths, which grow fourfold from 16; the last is at least a quarter of its own.
+    """Yield the workload at shorter lengths, which grow fourfold from 16 up to less than the workload's own length.
 
     With `compiles` they grow sixteenfold from 256.
     """
@@ -157,7 +162,7 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
 def predict_call_time(
     limit_s: float, workload: Workload, attempt: Callable[..., float | None], *, compiles: bool = False
 ) -> float | None:
-    """Predict the seconds of one call from shorter lengths; None if none of them is supported.
+    """Predict the seconds of one call from shorter lengths; None if no shorter length is supported.
 
     `attempt(workload, is_first=...)` calls a workload once and returns its seconds, or None if that length is
     unsupported; `is_first` marks the first call at a length. Attempts end when even quadratic growth would stay far
@@ -189,9 +194,9 @@ def predict_call_time(
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
-    """Extrapolate to `length` by the growth between the last two lengths, with an exponent from `least` to 2.
+    """Extrapolate `values`, by length, to `length` with the exponent of the last two, limited to `least` to 2.
 
-    With a single length growth is assumed to be linear: the first step is mostly overhead.
+    With a single length, the exponent is the larger of 1 and `least`, because the first call is mostly overhead.
     """
     *_, (before, earlier), (last, value) = [(0, 0.0), *values.items()]
     exponent = 1.0

@@ -1,7 +1,7 @@
 """Time the first call of an implementation in this process, and its first call at another length.
 
-Inputs and mask are made before, so that torch and the device are ready. The time includes everything else: importing
-the implementation's file, building, compiling, and the call.
+Inputs and mask are made beforehand, so that torch and the device are ready. The time of the first call includes the
+import of the implementation's file, building, compiling, and the call.
 """
 
 import os
@@ -15,7 +15,7 @@ from attnbench.contract import Implementation
 from attnbench.processes.messages import FirstCalls
 from attnbench.workloads.workload import Workload
 
-LONGER = 16  # more tokens: no kernel compiled for the first length fits, and the call takes hardly longer
+LONGER = 16  # tokens to add: no kernel compiled for the first length fits, and the call takes hardly longer
 
 
 def measure(workload: Workload, load: Callable[[], Implementation], settings: Mapping[str, str]) -> FirstCalls:

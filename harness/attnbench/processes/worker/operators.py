@@ -16,15 +16,16 @@ from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 
 NO_KERNEL = "No available kernel"  # PyTorch's error if no enabled backend can run
-TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
+TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")  # part of a warning that is left out
 NO_REASON = re.compile(r"not used because:?$|has been runtime disabled")
-"""Lines of PyTorch's warnings that give no reason: headlines, and backends that were not requested."""
+"""Pattern of PyTorch's warnings that give no reason: headlines, and notes on backends that were not requested."""
 
 
 def observe(case: Case, implementation: Implementation, on_step: Callable[[], None]) -> Operators:
-    """Observe `case` in at most three calls; `on_step` is called before each.
+    """Profile `case` in at most three calls; `on_step` is called before each.
 
-    For a backward case, the operators are those of the backward call, and the backend is that of a forward call.
+    If the workload's direction is backward, the operators are those of the backward pass, and the backend is that of a
+    forward call.
     """
     with case.grad_mode():
         on_step()

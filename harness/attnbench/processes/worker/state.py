@@ -1,8 +1,8 @@
 # ruff: noqa: SLF001 - torch exposes part of its state only under private names
 """Settings of a process that change results or speed: they are read before and after every request, and restored.
 
-This catches accidental side effects on other code in the same process. Against malicious code, foreign implementations
-have processes of their own.
+This catches accidental side effects on other code in the same process. As a protection against malicious code, foreign
+implementations have processes of their own.
 """
 
 import os
@@ -31,7 +31,8 @@ REPLACEABLE: dict[Any, tuple[str, ...]] = {
     torch.Tensor: ("__matmul__", "matmul", "softmax"),
     time: ("perf_counter", "perf_counter_ns"),
 }
-"""Functions that some libraries replace for the whole process (SageAttention's manual advises it), and the clocks."""
+"""Functions that code could replace for the whole process, as SageAttention's manual advises for
+`scaled_dot_product_attention`, and the clocks."""
 FUNCTIONS = {f"{place.__name__}.{name}": (place, name) for place, names_ in REPLACEABLE.items() for name in names_}
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
@@ -61,7 +62,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     },
     **{name: (partial(getattr, *place), partial(setattr, *place)) for name, place in FUNCTIONS.items()},
 }
-"""How to read and restore each setting. Gradient mode and garbage collection are missing, as every call sets them."""
+"""Each setting, with the functions that read and restore it. Gradient mode and garbage collection are left out, because
+every call sets them."""
 if hasattr(os, "sched_getaffinity"):  # only on Linux
     SETTINGS["processors"] = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
 AT_START = {name: getattr(*place) for name, place in FUNCTIONS.items()}
@@ -72,14 +74,14 @@ class SharedStateError(Exception):
 
 
 class Guard:
-    """A snapshot of the settings."""
+    """A snapshot of the settings, but with the functions of REPLACEABLE as they were at the import of this module."""
 
     def __init__(self) -> None:
         self.kept = {name: read() for name, (read, _) in SETTINGS.items()} | AT_START
         self.folder = os.getcwd()  # noqa: PTH109 - called often
 
     def restored(self) -> str:
-        """Restore changed settings; return the changes in words, or "". A changed current folder is not reported."""
+        """Restore changed settings; return the changes in words, or "". The current folder is restored silently."""
         os.chdir(self.folder)
         changed = {name: seen for name, (read, _) in SETTINGS.items() if (seen := read()) != self.kept[name]}
         for name in changed:

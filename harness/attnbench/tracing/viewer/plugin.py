@@ -1,9 +1,9 @@
 """The plug-in torch-tb-profiler, drawn by Vega-Lite.
 
-Its page draws with Google Charts, and its trace viewer needs the first version of custom elements and HTML imports,
-which browsers have dropped. Offline both are missing, and every view is an endless spinner. Scripts in static/ replace
-both: charts are drawn by the Vega-Lite that report.html carries, and the imported page is inserted into the importing
-one.
+The plug-in draws with Google Charts, and its trace viewer needs HTML imports and the first version of custom elements,
+which browsers have dropped. It loads Google Charts and a substitute for the latter two from the internet, so offline
+every view is an endless spinner. Scripts in static/ replace both: charts are drawn by the Vega-Lite that report.html
+carries, and the imported page is inserted into the importing one.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ REPLACED = {
         ).read_text(encoding="utf-8"),
     },
 }
-"""Replacements for the parts that load something, for each page: all views, and the Trace view."""
+"""For each page (index.html: all views; trace_embedding.html: the Trace view), the parts that load something, and their
+replacements."""
 
 
 def page(name: str) -> str:
@@ -70,14 +71,17 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         }
 
     def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
-        """The comparison of two runs, with the operators of both sides aligned: the page pairs rows."""
+        """The comparison of two runs, with the operators of both sides aligned, because the page pairs rows."""
         compared = super().get_diff_status(base, exp)
         align(compared)
         return compared
 
 
 def align(compared: Any) -> None:  # noqa: ANN401
-    """Align both sides of a comparison recursively: a row for each operator of either side, 0 if it is missing."""
+    """Align both sides of a comparison recursively, in place: both get a row for each operator of either side.
+
+    The row of an operator that a side lacks has zeros.
+    """
     left, right = compared.left.op_aggs, compared.right.op_aggs
     names = dict.fromkeys(each.name for each in [*left, *right])
     for side in (compared.left, compared.right):

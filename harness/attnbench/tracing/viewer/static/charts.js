@@ -1,4 +1,4 @@
-// The charts of torch-tb-profiler's page, drawn by Vega-Lite; the page asks for them by the names of Google Charts.
+// The charts of torch-tb-profiler's page, drawn by Vega-Lite; the page uses the names of Google Charts.
 "use strict";
 
 const INK = "#222222";

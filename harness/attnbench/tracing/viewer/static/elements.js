@@ -1,4 +1,4 @@
-// The part of the first version of custom elements that the trace viewer is written for and browsers have given up:
+// The part of the first version of custom elements that the trace viewer needs and browsers have dropped:
 // document.registerElement with its callbacks, for elements that are parsed, made, cloned, put in and taken out.
 // Source: https://www.w3.org/TR/2016/WD-custom-elements-20160226/
 "use strict";

@@ -1,4 +1,4 @@
-// The names under which the page of torch-tb-profiler looks for all of this.
+// The names of Google Charts under which the page of torch-tb-profiler uses charts and tables.
 "use strict";
 
 window.google = {
