@@ -117,7 +117,7 @@ class Passes(ABC):
 class Race(Passes):
     """Passes over the comparisons of a run that need more visits, until none does or the budget is spent."""
 
-    judge_effects: dict[Key, Judgement] = field(default_factory=dict)
+    judged: dict[Key, Judgement] = field(default_factory=dict)
     _began_s: float = 0.0
     _num_open: int = 0  # workloads in the pass that began at `_began_s`
     _shortest_s: float = 0.0  # least seconds of a pass per workload; 0: unknown
