@@ -269,7 +269,10 @@ def imported(spec: str) -> set[str]:
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function takes query, key and value or a paged cache, or a class has `attend` or such a `forward`."""
+    """Whether a function takes query, key and value or a paged cache, or a class has a method that does.
+
+    The method is `attend`, or an undecorated `forward` that takes query, key and value.
+    """
     if isinstance(node, ast.FunctionDef):
         return _takes_heads(node)
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}

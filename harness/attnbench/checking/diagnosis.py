@@ -273,7 +273,7 @@ def _part(marked: Tensor, seen: Evidence, name: str) -> str:
 
 
 def cut(evidence: list[Evidence]) -> None:
-    """At many scores, reduce a wrong output to the rows that are worst on some probe, and evenly spaced others."""
+    """If a wrong output has many scores, keep only its worst rows over all probes, and evenly spaced ones; in place."""
     workload, num_rows = evidence[0].reference.workload, len(evidence[0].rows)
     most = max(LEAST_ROWS, MOST_SCORES // (workload.batch_size * workload.num_heads * workload.kv_len))
     if num_rows > most and any(each.is_wrong("output") for each in evidence):
@@ -553,7 +553,7 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
 
 
 def _differs(implementation: Implementation, reference: Reference) -> bool:
-    """Whether equal calls differ by more than the tolerance; roundings may differ with the addresses of tensors."""
+    """Whether two equal calls differ by more than the tolerance, or one fails: addresses may change roundings."""
     try:
         one, other = (call_candidate(implementation, reference).output.detach() for _ in range(2))
     except Exception:  # noqa: BLE001 - a candidate may fail on further calls

@@ -275,7 +275,8 @@ def weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     """The weights (B, H, T, S) of `attend`, which maps values (B, G, S, V) to a context (B, H, T, V).
 
     Attention is linear in its values: if column j of the values is 1 at one key and 0 elsewhere, column j of the
-    context is the weight of that key. Each call recovers one key for each column in `like`.
+    context is the weight of that key. `like` has the shape, dtype and device of the values; each call recovers the
+    weights of V keys.
     """
     key_len, width = like.shape[-2:]
     columns = []

@@ -83,7 +83,8 @@ LEAST_APART = 2.0**-18
 AXES = ("batch rows", "heads", "tokens")  # of query, key and value, in words
 USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
-"""Axes on which many rules may depend, as in `_values`; a rule about hidden keys uses HIDING."""
+"""Names of axes on which many rules may depend: HIDING for a rule about hidden keys, USUAL for others. `_values`
+computes those that a workload lacks, such as "half"."""
 ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
 RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
 """Rules that are also tried on batches of requests. Other rules use keys that no cache can hold, or other layouts."""
@@ -576,7 +577,7 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
             return actual if actual.isfinite().all() else right
 
         yield candidate.compare("a scale of 0 gives", right, finite)
-        scale, words = -candidate.workload.scale, "the opposite query and scale give"
+        scale, words = -candidate.workload.scale, "a negated query with a negated scale gives"
         outcome = candidate.compare(words, usual, tensors={"query": -query}, scale=scale)
         yield _accepted(SIGN, outcome, NOT_FINITE)
 
@@ -617,7 +618,7 @@ def _masks_in_memory(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("bias in float32", "scope", "direction", "half", "mask", is_noted=True)
 def _wide_bias(candidate: Candidate) -> Iterator[Outcome]:
-    """A bias in float32 keeps its digits with a query in half precision, so that a constant on top changes nothing."""
+    """A float32 bias is not rounded to a query's half precision, so adding a constant to all of it changes nothing."""
     workload = candidate.workload
     is_shift = all(part.is_additive for part in workload.mask_rule.changes) and workload.sinks == "none"
     if is_half(workload) and workload.mask_rule.changes_scores and workload.scope == "attention" and is_shift:

@@ -213,13 +213,13 @@ class FunctionAttention(ByFunction, Attention):
 def from_function(
     function: Callable[..., Tensor], spec: str, *, layout: str = TENSOR_LAYOUTS[0], declared: Declared | None = None
 ) -> Implementation:
-    """Create the implementation of a function of query, key, value and some of KEYWORDS; `spec` is its name.
+    """Create the implementation of a function of query, key, value and some of KEYWORDS, or of a paged cache.
 
-    `layout` is one of TENSOR_LAYOUTS. If a `call` is declared, the function is called only through that, and its
-    signature is not read.
+    `spec` is its name; `layout`, one of TENSOR_LAYOUTS, is the order of the axes of its tensors. If a `call` is
+    declared, the function is called only through that, and its signature is not checked.
 
     Raises:
-        ValueError: its signature does not fit such a call.
+        ValueError: the signature cannot be read, or needs an argument that the harness does not pass.
     """
     declared = declared or Declared()
     if names_of(function) and declared.call is None:

@@ -81,7 +81,10 @@ class Weights:
 
 
 def linear(name: str, weight: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-    """The entries of a linear layer in a state dict; without {} in `name`, they are NAME.weight and NAME.bias."""
+    """The entries of a linear layer, weight (rows, columns) and bias (rows,), in a state dict; None is left out.
+
+    In `name`, {} stands for "weight" or "bias", as in "attn.in_{}"; a name without {} stands for "NAME.{}".
+    """
     path = name if "{}" in name else f"{name}.{{}}"
     entries = {path.replace("{}", part): tensor for part, tensor in (("weight", weight), ("bias", bias))}
     return {entry: tensor for entry, tensor in entries.items() if tensor is not None}
@@ -116,7 +119,7 @@ def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
 
 
 def packed(name: str, order: str = ORDER, *, out: str | None, per_head: bool = False) -> Layout:
-    """One linear layer `name` for query, key and value, its rows in the `order` "qkv", "kqv", ...
+    """One linear layer `name` (H*K + G*K + G*V, D) for query, key and value, its rows in the `order` "qkv", "kqv", ...
 
     With `per_head` the rows of query, key and value lie together for each key/value head. This fits a module that
     views its projection as (B, T, H, 3*K) before it splits it. If G < H, each group's rows begin with all of its query

@@ -67,11 +67,16 @@ class PageSignature:
             for name, each in parameters.items()
             if each.default is EMPTY and name not in own and each.kind not in {each.VAR_KEYWORD, each.VAR_POSITIONAL}
         ]
-        if unknown or by_place:
+        if by_place:
+            raise ValueError(
+                f"{self.spec} takes {', '.join(by_place)} by position only, and a function of pages gets keyword "
+                "arguments: remove the / from its signature (docs/serving.md)"
+            )
+        if unknown:
             every = ", ".join("/".join(aliases) for aliases in PAGED.values())
             raise ValueError(
-                f"{self.spec} needs {', '.join(unknown or by_place)}, and a function of pages is called by the names "
-                f"{every}; give everything else a default (docs/serving.md)"
+                f"{self.spec} needs {', '.join(unknown)}, but a function of pages gets only the keyword arguments "
+                f"{every}: give other parameters a default (docs/serving.md)"
             )
 
     @property

@@ -32,7 +32,8 @@ MOST_QUEUED = 256
 """Calls behind one block, fewer if the queue is full: a launch queue holds about 1024, and a call is several
 kernels."""
 CONFIRMED = 2
-"""A longer spin must delay the host this many times in a row before a call counts as waiting for the device."""
+"""A longer spin must delay the host this many times in a row before a call counts as waiting for the device. A call
+must leave work on another stream in one more try than this before it is flagged."""
 LEFT_S, LEFT_SHARE = 20e-6, 0.25
 """A call leaves work on another stream if the device becomes idle later than the current stream: by more than LEFT_S
 plus twice the usual delay, and by more than LEFT_SHARE of the device time. After long calls a driver takes longer to

@@ -136,7 +136,7 @@ def agreement(inspection: Inspection) -> str:
 
 
 def facts(inspection: Inspection, files: Sequence[Path]) -> dict[str, object]:
-    """The comparisons for JSON, with numbers as texts, and the paths of the written files."""
+    """The comparison of each step as fields of JSON, numbers as strings, with the paths of the written files."""
     table = comparison_table(inspection)
     return {
         "implementation": inspection.implementation,

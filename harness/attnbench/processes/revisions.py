@@ -31,7 +31,8 @@ FORMS = "rev:REVISION, rev:WORKTREE, env:FOLDER, a folder, the path of a python,
 ENVIRONMENT = "env:"  # marks the folder of a virtual environment
 SIDES_FOLDER = "sides"  # subfolder of a run in progress with the checked-out files
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Words of code that registers objects for the whole process, or imports modules that cannot be predicted."""
+"""A file whose text contains one of these may register objects for the whole process, or import what cannot be
+predicted: it is not self-contained."""
 LATE = ("filelock", "fsspec", "jinja2", "networkx", "triton")
 """Modules that torch imports late. A folder with a file of such a name is not searched, because the file would hide the
 module."""

@@ -29,7 +29,7 @@ from attnbench.units import MISSING, grouped, sanitize_line, show, text_lines
 WIDTH, HEIGHT = 80, 25
 HEADING, CELL, NAME = "Time of a call", 9, 20
 """HEADING: heading of the times; CELL and NAME: largest width in characters of a time with its sign, and of a name."""
-MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # line limits of sections
+MOST_DOUBTS, MOST_FINDINGS, MOST_MEMORY, MOST_ADVICE, FEW_ADVICE = 4, 3, 3, 6, 3  # limits of lines
 MOST_HEADING, MOST_FIRST_CALLS = 4, 4  # line limits of the headings of a table by implementation, and of first calls
 FEW_OPEN = 3  # up to this number, undecided comparisons are named
 

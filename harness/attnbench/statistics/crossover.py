@@ -105,7 +105,7 @@ def _brackets(places: Sequence[int], signs: Sequence[int]) -> list[tuple[int, in
 
 
 def find_crossovers(points: Mapping[int, Point]) -> list[Crossover]:
-    """The crossover between each two neighbouring decided values with different decisions, in order of the values."""
+    """The crossover between consecutive decided values at which different implementations are faster, in order."""
     values = sorted(points)
     found = []
     for low, high in _brackets(values, [points[value].sign for value in values]):

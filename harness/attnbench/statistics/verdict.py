@@ -157,7 +157,7 @@ def half_widths(errors: ArrayLike, degrees: ArrayLike, levels: ArrayLike) -> Arr
 
     The arguments broadcast against each other.
     """
-    from scipy.special import stdtrit  # as in p_values
+    from scipy.special import stdtrit  # here, because it imports too slowly for --help
 
     values: Array = np.asarray(errors) * -stdtrit(degrees, np.asarray(levels) / 2)
     return values

@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     call_limit_s: float  # cells with a longer predicted call are not tried
     timeout_s: float  # longer steps (a probe, a sample, a metric) are killed
     num_blocks: int = 8  # fewest in each visit, if they fit into the budget
-    num_rounds: int = 4  # first visits of each workload, decided or not, each in a fresh process
+    num_rounds: int = 4  # visits that each workload gets, decided or not, in fresh processes
     smallest_effect: float = SMALLEST_EFFECT  # smaller relative differences of times are equivalent
     # largest expected share of false verdicts among faster and slower; for two sides, largest probability of any
     false_share: float = records.FALSE_SHARE

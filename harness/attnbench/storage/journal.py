@@ -55,8 +55,8 @@ class Journal:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
         `state` is folded from the events there, and from each that is appended. With `keeps_copy`, for runs of
-        untrusted code, all lines stay in memory; if another process has changed the file, it is restored and a note
-        appended at the end.
+        untrusted code, all lines stay in memory: if another process has changed the file when the context is left, it
+        is restored, and a note is appended.
 
         Raises:
             ValueError: the folder cannot be created or written, or another process is writing there.

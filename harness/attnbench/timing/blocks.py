@@ -133,7 +133,8 @@ class Conditions:
     read_clock: Callable[[], float] = lambda: 0.0
 
 
-SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)  # reads no machine
+# For simulated clocks: it reads nothing of this machine.
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0, read_waits=dict)
 
 
 def choose(seconds: Mapping[Arm, float], least_s: float, *, is_cold: bool = False) -> Settings:

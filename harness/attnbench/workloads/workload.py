@@ -75,7 +75,7 @@ SHORT_NAMES = {
 }
 """Prefixes of an axis's value in an id; other axes have their name as the prefix."""
 MASKS_BETWEEN = "|"
-"""Separates the masks that an implementation can take; a check divides its cells among them."""
+"""Separates alternatives in a value of the axis mask, as in "none|causal": each cell of a check uses one of them."""
 LONGEST_PART = 40  # characters; a longer part of an id is truncated
 FEW_SCORES = 2**18  # up to this many scores, waking a second thread takes longer than it saves
 DEFAULT_ROTARY_BASE = 1e4

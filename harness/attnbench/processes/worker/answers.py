@@ -247,7 +247,7 @@ class Worker:
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
-        self.observed: tuple[tuple[str, str], Case] | None = None  # workload id and spec, and the latest case: `case`
+        self.observed: tuple[tuple[str, str], Case] | None = None  # the latest case, with its workload id and spec
         self.refereed: list[agreement.Observed] = []  # prepared calls of a refereed sample
         self.returned: list[object] = []  # results of the calls of a refereed sample
         self.screened: set[tuple[str, str]] = set()  # workload ids and specs of which an output was judged thoroughly
