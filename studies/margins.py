@@ -23,7 +23,7 @@ import typer
 
 from attnbench import plugins
 from attnbench.case import reason_against
-from attnbench.checking.reference import References, apply_empty_row_convention, call_candidate, errors
+from attnbench.checking.reference import References, apply_empty_row_convention, call_candidate
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.processes.planning import apply_axes, build_plan
@@ -98,7 +98,10 @@ def margins_of(
                 if REFUSED not in str(error):
                     raise
                 continue
-            for each in errors(observed.compared, reference):
+            for name_of_tensor, tensor in observed.compared.items():
+                if name_of_tensor not in reference.expected:
+                    continue
+                each = reference.tolerances[name_of_tensor].judge(tensor)
                 kind = "weights" if each.tensor.endswith(" weights") else each.tensor
                 peak = each.error / each.allowed if each.error is not None and each.allowed else float("inf")
                 rms = each.rms / each.allowed_rms if each.rms is not None and each.allowed_rms else float("inf")

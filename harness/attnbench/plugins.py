@@ -257,10 +257,21 @@ def plug_in(path: Path) -> str:
 
 
 def imported(spec: str) -> set[str]:
-    """Names of the top-level packages that a spec's file imports, read from its source; empty without a file."""
-    path, _ = split(variant(spec)[0])
+    """Names of the top-level packages that a spec's file imports; empty without a file."""
+    path = file_of(spec)
+    return set() if path is None else imports_of(path)
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a spec, or of FILE.py, which names all implementations in it; None for a name without a file."""
+    bare, _ = variant(name)
+    return split(f"{bare}:any" if bare.endswith(".py") else bare)[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Names of the top-level packages that a file imports, read from its source; empty if it cannot be read."""
     try:
-        nodes = list(ast.walk(_read(path)[0])) if path is not None else []
+        nodes = list(ast.walk(_read(path)[0]))
     except ValueError:  # the check of specs reports the error
         return set()
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]

@@ -90,6 +90,35 @@ def test_the_check_says_which_row_of_a_long_output_is_wrong():
     assert re.search(rf"output is wrong on needles inputs: at \[0, \d, {row}, ", found.diagnosis), found.diagnosis
 
 
+def test_probes_on_which_correct_code_overflows_are_left_out_and_without_any_nothing_is_right(monkeypatch):
+    """Whether it overflows is known only from the yardsticks, which are evaluated if an answer is not right at once."""
+    references = References(Workload(seq_len=9, num_heads=1, head_dim=8, scale=1e38), 0)
+    assert [each.probe for each in check(references, implementation("sdpa")).probes] == ["large", "huge"]
+    references.by_probe = {"normal": references.by_probe["normal"]}
+    with pytest.raises(ValueError, match="correct code overflows float32 here"):
+        check(references, implementation("sdpa"))
+
+
+def test_a_small_error_is_judged_without_yardsticks_and_a_larger_one_as_with_them():
+    """The least limits are never above the tolerance, so what is right without yardsticks is right with them."""
+    reference = reference_for_probe(
+        Workload(seq_len=40, num_heads=2, head_dim=8, direction="forward_backward"), "normal", 0
+    )
+    observed = call_candidate(implementation("sdpa"), reference).compared
+    quick = {name: reference.judge(name, tensor) for name, tensor in observed.items() if name in reference.expected}
+    assert "tolerances" not in vars(reference)
+    for name, found in quick.items():
+        whole = reference.tolerances[name].judge(observed[name])
+        assert found.agrees
+        assert whole.agrees
+        assert found.error == whole.error
+        assert found.allowed <= whole.allowed
+        assert bool((reference.least[name].limit.peak <= reference.tolerances[name].limit.peak).all())
+        assert bool((reference.least[name].limit.square <= reference.tolerances[name].limit.square).all())
+        spoiled = observed[name] + 1.2 * reference.tolerance(name)
+        assert reference.judge(name, spoiled) == reference.tolerances[name].judge(spoiled)
+
+
 @pytest.mark.parametrize("scope", ["attention", "module"])
 def test_an_honest_answer_at_every_row_is_that_of_the_oracle(scope, monkeypatch):
     axes = {"seq_len": 90, "kv_len": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mask": "causal+alibi"}

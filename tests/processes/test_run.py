@@ -78,7 +78,7 @@ def record(results, name):
         ("greedy", Status.out_of_memory, "can't allocate memory"),
         ("slow", Status.timeout, "for one call, over the limit of 100 ms"),
         ("dying_later", Status.crashed, "exited with code 3"),
-        ("remembering", Status.disagrees, "an earlier call"),
+        ("remembering", Status.disagrees, "an earlier call|kept from the first"),  # which depends on addresses
         ("lazy", Status.disagrees, "while it was timed: output is wrong"),
         ("greedy_for_threads", Status.error, "it changed number of threads"),
         ("one_buffer", Status.disagrees, "overwrote the output of an earlier one"),
@@ -87,7 +87,7 @@ def record(results, name):
 def test_each_liar_gets_its_status_and_no_time(liars, name, status, said):
     found = record(liars[0], name)
     assert found.status is status
-    assert said in found.message
+    assert any(words in found.message for words in said.split("|"))
     assert found.measurements == ()
     assert found.is_finding is (name != "slow")
     assert found.is_predicted is (name == "slow")

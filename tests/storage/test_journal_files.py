@@ -5,6 +5,8 @@ import hashlib
 import random
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,6 +182,28 @@ def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"elapsed_s":1.0', b'"elapsed_s":2.0'))
     with pytest.raises(DamagedError, match="line 6"):
         list(events(path))
+
+
+def test_a_line_that_ctrl_c_interrupts_is_written_once_and_whole(tmp_path, monkeypatch):
+    """The interruption came between the write and the count of lines: the next line had the number of this one."""
+    path = damaged(tmp_path / "run", b"".join(whole(tmp_path)[:5]))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+    try:
+        with Journal(path.parent) as journal, monkeypatch.context() as patch:
+            flush = journal._file.flush
+
+            def interrupted():
+                flush()
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+            patch.setattr(journal._file, "flush", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                journal.append(END)
+            patch.undo()
+            journal.append(END)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(list(events(path))) == 7
 
 
 def test_an_older_journal_without_digests_is_read_and_gone_on_with(tmp_path):

@@ -7,6 +7,7 @@ VacuousError if it cannot show anything. The input matters more than the toleran
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -49,9 +50,17 @@ class VacuousError(ValueError):
     """A probe cannot show anything at this workload."""
 
 
+_drawn = lru_cache(maxsize=2)(draw_normal)  # all probes of a workload begin with the same numbers
+
+
+def normal(workload: Workload, seed: int) -> Inputs:
+    """The inputs of `draw_normal`, which are drawn once for all probes."""
+    return _drawn(workload, seed).map(torch.clone)
+
+
 def draw_near(workload: Workload, seed: int) -> Inputs:
     """The normal inputs with a new middle row in each tensor of tokens; the corners are unchanged."""
-    inputs, fresh = draw_normal(workload, seed), draw_normal(workload, seed + 1)
+    inputs, fresh = normal(workload, seed), normal(workload, seed + 1)
     tensors = {name: inputs.tensors[name].clone() for name in TOKENS if name in inputs.tensors}
     for name, tensor in tensors.items():
         middle = tensor.shape[-2] // 2
@@ -66,7 +75,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
     spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
     the inputs are normal and three times as large.
     """
-    inputs = draw_normal(workload, seed)
+    inputs = normal(workload, seed)
     if workload.scope == "module":
         return _times(inputs, 3.0)
     draws = generator(workload.seed, 3, seed)
@@ -121,7 +130,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     In scope `module`, or with K = 1, the tokens are normal ones times LARGE_TOKENS.
     """
     if workload.scope == "module" or workload.head_dim == 1:
-        return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
+        return _times(normal(workload, seed), LARGE_TOKENS[workload.dtype])
     is_narrow = workload.dtype == "float16"
     most = LARGEST_PRODUCT * workload.score_scale
     return _pointed(workload, seed, min(LARGEST_LOGIT, most) if is_narrow else LARGEST_LOGIT)
@@ -151,7 +160,7 @@ def draw_shifted(workload: Workload, seed: int) -> Inputs:
     size = SHIFTS[workload.dtype]
     if workload.scope == "attention" and workload.dtype == "float16":
         size = min(size, LARGEST_PRODUCT * workload.score_scale)
-    return _shifted(draw_normal(workload, seed), size, workload, generator(workload.seed, 9, seed))
+    return _shifted(normal(workload, seed), size, workload, generator(workload.seed, 9, seed))
 
 
 def _require_width(workload: Workload) -> None:
@@ -166,7 +175,7 @@ def _signs(shape: tuple[int, ...], draws: Generator) -> Tensor:
 
 def _pointed(workload: Workload, seed: int, size: float, share: float = POINTED) -> Inputs:
     """Normal inputs with queries that point at visible keys, at scores of that size: see `draw_large`."""
-    inputs, root = draw_normal(workload, seed), math.sqrt(workload.head_dim)
+    inputs, root = normal(workload, seed), math.sqrt(workload.head_dim)
     of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
     draws = generator(workload.seed, 5, seed)
     key = inputs.tensors["key"].clone()
@@ -213,7 +222,7 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
     """Equal queries and equal keys: every visible key has the same weight, and an extra key changes all of them."""
     if workload.scope == "module":
         raise VacuousError("if all tokens are equal, all values are, too")
-    inputs = draw_normal(workload, seed)
+    inputs = normal(workload, seed)
     query, key = (inputs.tensors[name][:, :, :1].expand_as(inputs.tensors[name]) for name in ("query", "key"))
     return replace(inputs, tensors=inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()})
 
@@ -222,7 +231,7 @@ def draw_offset(workload: Workload, seed: int) -> Inputs:
     """Similar scores over many keys, and values far from 0: sums in half precision lose digits."""
     if workload.scope == "module" or workload.dtype not in OFFSETS or workload.kv_len < MANY_KEYS:
         raise VacuousError("only sums of many numbers in half precision show it")
-    inputs = draw_normal(workload, seed)
+    inputs = normal(workload, seed)
     moved = {"query": FLAT * inputs.tensors["query"], "value": inputs.tensors["value"] + OFFSETS[workload.dtype]}
     return replace(inputs, tensors=inputs.tensors | moved)
 
@@ -233,7 +242,7 @@ def _times(inputs: Inputs, factor: float) -> Inputs:
 
 
 PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
-    "normal": draw_normal,
+    "normal": normal,
     "needles": draw_needles,
     "large": draw_large,
     "huge": draw_huge,

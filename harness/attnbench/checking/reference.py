@@ -5,7 +5,7 @@ https://github.com/Dao-AILab/flash-attention, which allow twice the error of suc
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -46,6 +46,8 @@ FEW, MOVED_IF_FEW = 64, 8
 instead of one."""
 LENIENCY_OF_LARGE = 4.0
 """Factor of the limits at large logits: a weight near a tie depends on a score's last bit, so errors vary more."""
+QUICK_SHARE = 0.5
+"""An error of at most this share of what roundings alone allow is right without yardsticks (`Reference.judge`)."""
 BY_QUERY = ("output", "gradient of query")  # their rows are queries
 SUMS_IN_HALF = 2.0
 """Roundings of a gradient that a kernel sums in half precision over a few blocks of queries."""
@@ -111,7 +113,8 @@ class Reference:
 
         Raises:
             ValueError: the reference output is not finite.
-            VacuousError: it is constant, or a textbook form overflows, so that a comparison would show nothing.
+            VacuousError: it is constant or, in half precision and for the probe `huge`, a textbook form overflows, so
+                that a comparison would show nothing.
         """
         dtype = TORCH_DTYPES[workload.dtype]
         drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have its own keys and values
@@ -128,21 +131,19 @@ class Reference:
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
         self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
         exact = self._exact_inputs()
-        answers_by = partial(self._answers_by, compared, mask)
-        answer = answers_by(oracle.attend, exact)
+        self._compared, self._draws = compared, draws
+        self._answers = partial(self._answers_by, compared, mask)
+        answer = self._answers(oracle.attend, exact)
         _require_informative(answer["output"])
         scales = self._scales(answer)
         left_out = OF_SCORES if probe == "large" and is_half(workload) else ()
         expected = {name: each for name, each in answer.items() if scales[name] > 0 and name not in left_out}
-        yardsticks = self._yardsticks(answers_by, exact, expected, draws)
-        sums = () if compared.direction == "inference" or is_half(workload) else oracle.SCATTERED  # half: in float32
-        terms = _sizes_of_terms([answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
         leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
-        derive = partial(self._tolerance_of, oracle.score_bound(workload, exact, self.rows), leniency)
-        self.tolerances = {name: derive(name, yardsticks[name], scales[name], terms.get(name)) for name in expected}
-        if not all(each.is_finite for each in self.tolerances.values()):
-            raise VacuousError(f"correct code overflows {workload.dtype} here: nothing can be compared")
+        self._derive = partial(self._tolerance_of, oracle.score_bound(workload, exact, self.rows), leniency, scales)
+        # Half precision, and very large scores, may overflow in correct code, which only the yardsticks show.
+        is_quick = not is_half(workload) and probe != "huge"
+        self.least = {name: self._derive(name, ()) for name in expected} if is_quick else self.tolerances
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
         """The size of each tensor of an answer, by name; for SUMMED, that of its intermediate sums if larger."""
@@ -151,14 +152,53 @@ class Reference:
             scales[SUMMED] = max(scales[SUMMED], group_sum(self.workload, self.grad_rows))
         return scales
 
+    @cached_property
+    def tolerances(self) -> dict[str, Tolerance]:
+        """The tolerance of each tensor by name.
+
+        Raises:
+            VacuousError: a textbook form overflows, so that a comparison would show nothing.
+        """
+        exact = self._exact_inputs()
+        yardsticks = self._yardsticks(self._answers, exact, self.expected, self._draws)
+        is_summed = self._compared.direction != "inference" and not is_half(self.workload)  # half: summed in float32
+        sums = oracle.SCATTERED if is_summed else ()
+        terms = _sizes_of_terms([self._answers(form, exact.map(torch.Tensor.float)) for form in sums])
+        found = {name: self._derive(name, yardsticks[name], terms.get(name)) for name in self.expected}
+        if not all(each.is_finite for each in found.values()):
+            raise VacuousError(f"correct code overflows {self.workload.dtype} here: nothing can be compared")
+        return found
+
+    def judge(self, name: str, candidate: Tensor) -> TensorError:
+        """Compare a tensor with the right one.
+
+        The yardsticks, which take longer than everything else, are evaluated only for an error above QUICK_SHARE of
+        what the roundings of any sum allow: the tolerance is never smaller than that.
+
+        Raises:
+            VacuousError: see `tolerances`.
+        """
+        found = self.least[name].judge(candidate)
+        is_small = found.ratio is not None and found.ratio <= QUICK_SHARE
+        return found if is_small else self.tolerances[name].judge(candidate)
+
+    def limits(self, name: str) -> Iterator[float]:
+        """The largest error that a tensor may have anywhere: first a limit that is known quickly, then the tolerance.
+
+        Raises:
+            VacuousError: see `tolerances`.
+        """
+        yield self.least[name].largest
+        yield self.tolerance(name)
+
     def _tolerance_of(  # noqa: PLR0913, PLR0917 - everything that a limit depends on
         self,
         score_bound: float,
         leniency: float,
+        scales: Mapping[str, float],
         name: str,
         yardsticks: Sequence[RowErrors],
-        scale: float,
-        terms: RowErrors | None,
+        terms: RowErrors | None = None,
     ) -> Tolerance:
         return Tolerance(
             name,
@@ -167,7 +207,7 @@ class Reference:
             axis=row_axis(name),
             dtype=TORCH_DTYPES[self.workload.dtype],
             num_roundings=roundings(self.workload, name, score_bound),
-            scale=scale,
+            scale=scales[name],
             leniency=leniency,
             labels=self.rows if name in BY_QUERY else None,
             terms=terms,
@@ -311,9 +351,19 @@ class Reference:
             return None
         apart = (output.detach().to(self.screen) - self.screen).abs()
         apart = apart.where(apart.isfinite(), torch.inf).transpose(-2, -1).flatten(end_dim=-2).amax(dim=0).cpu()  # (T,)
-        apart = apart / self.tolerances["output"].of_rows[self._next_row]
+        apart = apart / self.least["output"].of_rows[self._next_row]
         apart[self.rows] = -1.0  # the oracle has computed them
         return self._at(rows=apart.topk(min(NUM_SUSPECTS, len(apart))).indices.sort().values, has_gradients=False)
+
+
+KEPT: dict[tuple[Workload, str, int], Reference | VacuousError] | None = None
+"""What `reference_for_probe` has returned or raised, if this process keeps it; None: it keeps nothing."""
+
+
+def keep_references() -> None:
+    """Let this process keep the reference of each probe, for further checks of the same workloads."""
+    global KEPT  # noqa: PLW0603 - one for the whole process, as its memory is
+    KEPT = {} if KEPT is None else KEPT
 
 
 def reference_for_probe(
@@ -325,6 +375,20 @@ def reference_for_probe(
         ValueError: the reference output is not finite.
         VacuousError: the probe shows nothing at this workload.
     """
+    if KEPT is None:
+        return _reference_for_probe(workload, probe, seed, on_step)
+    key = workload, probe, seed
+    if key not in KEPT:
+        try:
+            KEPT[key] = _reference_for_probe(workload, probe, seed, on_step)
+        except VacuousError as error:
+            KEPT[key] = error
+    if isinstance(found := KEPT[key], VacuousError):
+        raise found
+    return found
+
+
+def _reference_for_probe(workload: Workload, probe: str, seed: int, on_step: Callable[[], object]) -> Reference:
     drawn = (PROBES | {NEAR: draw_near})[probe](workload, seed)
     if workload.rotary != "none" and workload.scope == "attention":  # the probe is about the result of the rotation
         query, key, value = (drawn.tensors[name] for name in QKV)
@@ -579,17 +643,17 @@ def require_plain(name: str, tensor: object) -> None:
 def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
     """The error of each tensor; one without a tolerance is listed only if it is not finite."""
     lost = partial(TensorError, error=None, allowed=0.0, worst=(), expected=0.0)
-    limits = reference.tolerances
-    compared = [limits[name].judge(tensor) for name, tensor in observed.items() if name in limits]
-    others = [name for name in observed if name not in limits]
+    known = reference.expected
+    compared = [reference.judge(name, tensor) for name, tensor in observed.items() if name in known]
+    others = [name for name in observed if name not in known]
     return (*compared, *(lost(tensor=name, actual=None) for name in others if not observed[name].isfinite().all()))
 
 
 def output_error(output: Tensor, reference: Reference) -> tuple[TensorError, Reference]:
     """The error of a whole output, and its reference: at the chosen rows or, if these agree, at suspect ones."""
-    compared = reference.tolerances["output"].judge(reference.observe(output).compared["output"])
+    compared = reference.judge("output", reference.observe(output).compared["output"])
     if compared.agrees and (wider := reference.at_suspects(output)) is not None:
-        suspected = wider.tolerances["output"].judge(wider.observe(output).compared["output"])
+        suspected = wider.judge("output", wider.observe(output).compared["output"])
         # These rows were chosen for their errors, so an RMS error of theirs says nothing.
         if suspected.error is None or suspected.error > suspected.allowed:
             return suspected, wider

@@ -217,11 +217,15 @@ class Candidate:
                 continue
             known_size, size = (float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in (known[name], right))
             larger = max(1.0, size / known_size) if known_size else 1.0
-            allowed = max(2 * self.normal.tolerance(name) * larger, least * size)
             observed = actual.get(name, torch.zeros_like(right))
             if name == "output":
                 observed = torch.where(_along_queries(self.empty, right), right, observed)
-            if not (found := distance(observed, right)) <= allowed:
+            found = distance(observed, right)
+            for limit in self.normal.limits(name):
+                allowed = max(2 * limit * larger, least * size)
+                if found <= allowed:
+                    break
+            else:
                 return f"{words} another {name}: off by {found:.3g} (tolerance {allowed:.3g})"
         return ""
 

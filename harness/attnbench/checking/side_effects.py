@@ -90,8 +90,9 @@ def watch_call(
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether shape, dtype and every value are equal; NaN equals NaN."""
-    is_alike = tensor.shape == kept.shape and tensor.dtype == kept.dtype
-    return is_alike and torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
+    if tensor.shape != kept.shape or tensor.dtype != kept.dtype:
+        return False
+    return torch.equal(tensor, kept) or torch.allclose(tensor, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _has_same_bytes(tensor: Tensor, kept: Tensor) -> bool:

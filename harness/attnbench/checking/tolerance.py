@@ -86,6 +86,7 @@ class Tolerance:
     ) -> None:
         """Derive the limits of `name` from the right answer, in float64 on the CPU, and the yardsticks' errors.
 
+        Without yardsticks they are the least limits, those of the roundings alone.
         `axis` is the axis of its rows. Numbers of the tensor may be off by `num_roundings` roundings of `dtype`, for
         numbers as large as `scale` if that exceeds the tensor's largest. `leniency` widens all limits. Reports give the
         rows the indices `labels` (R,), as for chosen queries; by default they count from 0. `terms` are the sizes of
@@ -102,13 +103,14 @@ class Tolerance:
         is_gradient = name.startswith("gradient of ")
         self.is_half = torch.finfo(dtype).bits < 32  # noqa: PLR2004 - float32's
         self.is_half_gradient = is_gradient and self.is_half
-        answer, shown = self._by_segment(rows), [self._by_segment(each) for each in yardsticks]
+        none = RowErrors(torch.zeros_like(rows.peak), torch.zeros_like(rows.square))
+        answer, shown = self._by_segment(rows), [self._by_segment(each) for each in (none, *yardsticks)]
         yardstick = RowErrors(*(torch.stack(each).amax(dim=0) for each in zip(*shown, strict=True)))
         self.is_finite = bool(yardstick.square.isfinite().all())
         whole = RowErrors(rows.peak.max(), rows.square.mean().sqrt())
         is_zero = float(whole.peak) <= VANISHING_SHARE * scale
         if is_gradient and not is_zero:
-            lost = max(float(each.square.mean().sqrt() / whole.square) for each in yardsticks)
+            lost = max((float(each.square.mean().sqrt() / whole.square) for each in yardsticks), default=0.0)
             leniency *= min(max(1.0, lost / LOST_SHARE), MOST_LENIENCY)
         few = 1 + 1 / expected.numel()  # with few numbers, more than the largest error in a few draws
         one = torch.finfo(dtype).eps / 2 * num_roundings  # of a number 1

@@ -13,7 +13,7 @@ from attnbench.devices import platforms
 
 platforms.require()
 
-HELPERS = ("frame", "options", "repro", "running", "terminal")
+HELPERS = ("frame", "options", "repro", "running", "terminal", "watch")
 """Modules of this package that are not commands; importing them is slow."""
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -17,8 +18,9 @@ from attnbench.analysis.judgements import judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import OUTPUT, Command, ExitCode, running, terminal
 from attnbench.commands.frame import present
-from attnbench.commands.options import SelectionOptions, expand_spec
+from attnbench.commands.options import SelectionOptions, draw_seed, expand_spec
 from attnbench.commands.terminal import say
+from attnbench.commands.watch import watch
 from attnbench.invariance.records import Certificate
 from attnbench.processes import one_off_tasks
 from attnbench.processes.execution import checking_templates
@@ -40,6 +42,7 @@ def check(
     *,
     options: SelectionOptions = OPTIONS,
     goes_on: bool = False,
+    is_watched: bool = False,
     is_invariance: bool = False,
     is_interpreted: bool = False,
     empty_rows: Literal["any", "zero"] = "any",
@@ -54,6 +57,8 @@ def check(
 
     Options:
         goes_on (--all): Check every cell, even after a wrong answer.
+        is_watched (--watch): Check again, on the same inputs, at each save of the file or of a module in its folder
+            that it imports.
         is_invariance: Check only whether a query's answer is the same to the last bit in any batch, padding or chunk.
         is_interpreted (--interpret): Run kernels of Triton in its interpreter, without a GPU, and at small sizes.
         empty_rows: zero: a query that sees no key must get 0; NaN, or the mean of the values, is a finding.
@@ -68,6 +73,7 @@ def check(
     Examples:
         attnbench check mine.py:attention
         attnbench check mine.py --set mask=causal --set dtype=bfloat16 --set seq_len=128
+        attnbench check mine.py:attention --watch
         attnbench check mine.py:attention --invariance --model smollm2-135m
         attnbench check my_triton.py:attention --interpret
         attnbench check --report stock.md
@@ -75,27 +81,68 @@ def check(
     """
     if is_invariance and (is_interpreted or report is not None):
         raise ValueError("--invariance goes with neither --report nor --interpret: leave it out")
+    if is_watched and (OUTPUT.is_json or {"--invariance", "--report", "--repro", "--replay"} & options.typed):
+        raise ValueError("--watch goes with none of --json, --invariance, --report, --repro and --replay")
     options = options if report is None else _about_stock(options, report)
-    with (
-        TemporaryDirectory(prefix="attnbench-check-") as name,
-        checking_templates(folder := Path(name), options.timeout_s, is_interpreted=is_interpreted) as templates,
-    ):
+    options = options if options.seed is not None else replace(options, seed=draw_seed())
+    asked = _Asked(
+        options=options,
+        goes_on=goes_on,
+        is_invariance=is_invariance,
+        is_interpreted=is_interpreted,
+        rejects=rejected(empty_rows=empty_rows, hidden_nan=hidden_nan),
+        report=report,
+        repro=repro,
+        replay=replay,
+    )
+    return asked.answer(is_watched=is_watched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The options of a check."""
+
+    options: SelectionOptions
+    goes_on: bool
+    is_invariance: bool
+    is_interpreted: bool
+    rejects: tuple[str, ...]
+    report: Path | None
+    repro: Path | None
+    replay: Path | None
+
+    def answer(self, *, is_watched: bool) -> Conclusion | ExitCode:
+        """Check once or, if watched, again at each save until an interruption."""
+        limit_s, names = self.options.timeout_s, [*(self.options.names or ()), *(self.options.implementations or ())]
+        with (
+            TemporaryDirectory(prefix="attnbench-check-") as logs,
+            checking_templates(
+                Path(logs), limit_s, is_interpreted=self.is_interpreted, keeps_answers=is_watched
+            ) as templates,
+        ):
+            if is_watched:
+                watch(names, partial(self.judge, templates), templates)
+            return self.judge(templates)
+
+    def judge(self, templates: Sequence[Template]) -> Conclusion | ExitCode:
+        """Read the implementations, check them in workers of the templates, and print the verdicts."""
+        options = _interpreted(self.options) if self.is_interpreted else self.options
         specs, declarations, not_judged = _usable(options, templates[0])
-        options = _interpreted(options) if is_interpreted else options
-        options = options.with_settings(INVARIANCE) if is_invariance else options
-        options = options if replay is None else _captured(options, replay, specs)
+        options = options.with_settings(INVARIANCE) if self.is_invariance else options
+        options = options if self.replay is None else _captured(options, self.replay, specs)
         planned = options.plan(
             implementations=specs,
             declarations=declarations,
-            rejects=rejected(empty_rows=empty_rows, hidden_nan=hidden_nan),
-            is_interpreted=is_interpreted,
+            rejects=self.rejects,
+            is_interpreted=self.is_interpreted,
             metrics=(),
             with_baseline=False,
         )
-        if is_invariance:
+        if self.is_invariance:
             return _certify(planned, not_judged)
-        checked = _execute(planned, folder, templates, replay, goes_on=goes_on)
-    return _conclude(checked, not_judged, report, repro)
+        with TemporaryDirectory(prefix="attnbench-check-") as folder:
+            checked = _execute(planned, Path(folder), templates, self.replay, goes_on=self.goes_on)
+        return _conclude(checked, not_judged, self.report, self.repro)
 
 
 def _execute(

@@ -142,13 +142,17 @@ def present(facts: Callable[[], object], show: Callable[[], object]) -> None:
 def finish(conclusion: Conclusion, *, is_silent: bool = False) -> NoReturn:
     """Print the last sentence, and exit with the code of its ending.
 
-    With `is_silent`, as after a screen, or with --json, the sentence goes to standard error, and only if the command
-    did not pass.
+    With `is_silent`, as after a screen, the sentence goes to standard error, and only if the command did not pass.
     """
+    say_conclusion(conclusion, is_silent=is_silent)
+    raise typer.Exit(exit_code(conclusion))
+
+
+def say_conclusion(conclusion: Conclusion, *, is_silent: bool = False) -> None:
+    """Print the sentence of a conclusion; with `is_silent` or --json only unless it passed, to standard error."""
     is_silent |= OUTPUT.is_json
     if not is_silent or conclusion.ending is not Ending.passed:
         typer.echo(conclusion.sentence, err=is_silent)
-    raise typer.Exit(exit_code(conclusion))
 
 
 def exit_code(conclusion: Conclusion) -> ExitCode:

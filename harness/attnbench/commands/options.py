@@ -16,6 +16,11 @@ from attnbench.workloads.models import PHASES
 MOST_SEEDS = 2**31
 
 
+def draw_seed() -> int:
+    """A random seed of inputs, which no code under test can predict."""
+    return secrets.randbelow(MOST_SEEDS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
     """Options that select workloads, implementations and limits: parameters of build_plan.
@@ -100,7 +105,7 @@ class SelectionOptions:
         values = {name: value for name, value in vars(self).items() if value is not None and name not in others}
         if "implementations" not in more:
             values["implementations"] = self.named
-        values.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # no code can rely on unpredictable inputs
+        values.setdefault("seed", draw_seed())
         values["is_exact"] = bool(self.context) and "--sweep" not in self.typed
         name, _, phase = self.model.rpartition(":")
         values |= {"model": name, "phase": phase} if phase in PHASES else {"model": self.model}

@@ -28,7 +28,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.devices import containers, device, read_counters
 from attnbench.processes import first_calls
-from attnbench.processes.messages import PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
+from attnbench.processes.messages import KEEPS_ANSWERS, PRELOADED, Failed, FirstCalls, SampleBlocks, T, Target
 from attnbench.processes.revisions import SIDES_FOLDER, current_commit, side_folders
 from attnbench.processes.worker_client import ProcessClient, Template, WorkerClient, harness_folder
 from attnbench.processes.worker_pool import SHARED, ByThreads, WorkerPool
@@ -839,12 +839,16 @@ def threads_settings(number: int) -> dict[str, str]:
 
 
 @contextmanager
-def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool = False) -> Iterator[list[Template]]:
+def checking_templates(
+    folder: Path, timeout_s: float, *, is_interpreted: bool = False, keeps_answers: bool = False
+) -> Iterator[list[Template]]:
     """The templates for two lanes of checks, or for one lane on a single processor; they begin to import torch at once.
 
-    Checks time nothing, so workers with the same environment can check all plans.
+    Checks time nothing, so workers with the same environment can check all plans. With `keeps_answers` the right
+    answers of one plan are kept for the next.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
+    settings |= {KEEPS_ANSWERS: "1"} if keeps_answers else {}
     names = ("worker", "second")[: containers.processors()]
     with ExitStack() as stack:
         templates = [stack.enter_context(closing(Template(folder / f"{name}.log", settings))) for name in names]
@@ -856,7 +860,8 @@ def checking_templates(folder: Path, timeout_s: float, *, is_interpreted: bool =
 def client_for(plan: Plan, folder: Path, template: Template | None = None) -> WorkerClient:
     """The worker of a run, which prints into logs in `folder`; several workers if one process cannot hold all arms.
 
-    It is forked from `template`, if given and if the sides do not need templates of their own.
+    It is forked from `template`, if given and if the sides do not need templates of their own; whoever gives one closes
+    it.
     """
     if len(numbers := {each.num_threads for each in plan.workloads}) > 1:
         clients_of = dict[int, WorkerClient]()
@@ -871,7 +876,8 @@ def client_for(plan: Plan, folder: Path, template: Template | None = None) -> Wo
         settings |= {PRELOADED: ",".join(sorted(slow))}
     log = folder / "worker.log"
     if plan.sides is None or not plan.has_runners:
-        shared = ProcessClient(template or Template(log, settings), plan.timeout_s)
+        own = template or Template(log, settings)
+        shared = ProcessClient(own, plan.timeout_s, owns_template=template is None)
         return WorkerPool({SHARED: shared}, plan.runner) if plan.has_runners else shared
     clients: dict[str, ProcessClient] = {}
     home = harness_folder(folder / SIDES_FOLDER / "modules")

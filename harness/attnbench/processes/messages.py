@@ -31,6 +31,8 @@ FILES = "ATTNBENCH_FILES"
 PRELOADED = "ATTNBENCH_PRELOADED"
 """Environment variable of a template: modules to import before the first fork, joined by commas. A module that is not
 installed is left out."""
+KEEPS_ANSWERS = "ATTNBENCH_KEEPS_ANSWERS"
+"""Environment variable of a judge: if set, it keeps all right answers for further checks of the same workloads."""
 FORK = 0
 """The message to the template (processes/worker/__main__.py) that requests a worker; a process id ends that worker."""
 

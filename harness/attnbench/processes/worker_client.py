@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -154,6 +155,11 @@ class Template:
                     kill(worker, signal.SIGKILL)
             raise
 
+    def forget_code(self) -> None:
+        """Let the judge forget results of rules, since the judged code has changed; it keeps the right answers."""
+        if self.judge is not None and self.judge.is_running:
+            self.judge.ask("forget_code", NoneType)
+
     def close(self) -> None:
         """End the template and all its workers."""
         judge, self.judge = self.judge, None
@@ -241,11 +247,12 @@ class ProcessClient(WorkerClient):
     """The client of a process that holds implementations and handles one request at a time.
 
     A start replaces the process. Checks go through the template's judge, a process that loads no implementation, knows
-    the right answers and compares. `timeout_s` limits the seconds between two heartbeats.
+    the right answers and compares. `timeout_s` limits the seconds between two heartbeats. Leaving the client's context
+    stops the process and, if the client owns its template, the template, too.
     """
 
-    def __init__(self, template: Template, timeout_s: float, *, is_sibling: bool = False) -> None:
-        self.template, self.timeout_s, self.is_sibling = template, timeout_s, is_sibling
+    def __init__(self, template: Template, timeout_s: float, *, owns_template: bool = True) -> None:
+        self.template, self.timeout_s, self.owns_template = template, timeout_s, owns_template
         self.is_spent = False  # the process must be replaced: its device has failed, or shared state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
@@ -254,7 +261,7 @@ class ProcessClient(WorkerClient):
 
     def sibling(self) -> "ProcessClient":
         """The client of another process of the same template and judge. Exit it before this one, which closes both."""
-        return ProcessClient(self.template, self.timeout_s, is_sibling=True)
+        return ProcessClient(self.template, self.timeout_s, owns_template=False)
 
     @property
     def process_id(self) -> int:
@@ -456,5 +463,5 @@ class ProcessClient(WorkerClient):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        if not self.is_sibling:
+        if self.owns_template:
             self.template.close()

@@ -16,11 +16,11 @@ import hashlib
 import math
 import os
 import re
-import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -62,7 +62,7 @@ class Journal:
             ValueError: the folder cannot be created or written, or another process is writing there.
             DamagedError: the journal there is damaged.
         """
-        self.path, self._synced_s, self._lock = folder / JOURNAL, -math.inf, threading.Lock()
+        self.path, self._synced_s = folder / JOURNAL, -math.inf
         with writing_to(folder, "--results"):
             self._file = self.path.open("ab")
         try:
@@ -78,35 +78,40 @@ class Journal:
         self._num_lines = text.count(b"\n")
         self._copy = bytearray(text[:whole]) if keeps_copy else None
         self.state = fold(self.path)
+        self._writer = ThreadPoolExecutor(1)  # signals interrupt the main thread alone, so every line stays whole
 
     def append(self, event: Event) -> None:
         """Write one event to the system, safe from kills, and sync to the disk at most ten times a second.
 
-        A hundred thousand predicted cells take seconds this way; a sync for each would take minutes.
+        A hundred thousand predicted cells take seconds this way; a sync for each would take minutes. If Ctrl-C
+        interrupts the caller, the line is written nevertheless.
 
         Raises:
             OSError: the disk is full, or fails.
             DamagedError: another process has removed the file, or the folder if a copy is kept.
         """
+        self._writer.submit(self._append, event).result()
+
+    def _append(self, event: Event) -> None:
         is_there = os.fstat(self._file.fileno()).st_nlink if self._copy is None else self.path.parent.is_dir()
         if not is_there:
             raise DamagedError(f"{self.path} was removed during the run, and its results are lost: start a new run")
-        with self._lock:
-            line = signed(event, self._num_lines + 1)
-            if self._copy is not None:
-                self._copy += line
-            self._file.write(line)
-            self._file.flush()
-            self._num_lines += 1
-            if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
-                os.fsync(self._file.fileno())
-                self._synced_s = time.monotonic()
-            self.state.apply(event)
+        line = signed(event, self._num_lines + 1)
+        if self._copy is not None:
+            self._copy += line
+        self._file.write(line)
+        self._file.flush()
+        self._num_lines += 1
+        if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
+            os.fsync(self._file.fileno())
+            self._synced_s = time.monotonic()
+        self.state.apply(event)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._writer.shutdown()
         with self._file, suppress(OSError) if kind is not None else nullcontext():  # keeps an earlier exception
             os.fsync(self._file.fileno())
             if self._copy is not None and not (self.path.exists() and self.path.read_bytes() == self._copy):

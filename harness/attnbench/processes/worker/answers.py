@@ -4,6 +4,7 @@ The heartbeat announces each risky step in advance, so that after a crash or a h
 """
 
 import math
+import os
 import random
 import time
 import traceback
@@ -33,7 +34,7 @@ from attnbench.case import (
 )
 from attnbench.checking import agreement, oracle
 from attnbench.checking.diagnosis import describe
-from attnbench.checking.reference import Reference, References, reference_for_probe, require_plain
+from attnbench.checking.reference import Reference, References, keep_references, reference_for_probe, require_plain
 from attnbench.checking.rules import RulesAt
 from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import Implementation
@@ -244,6 +245,8 @@ class Worker:
         self.load_error: Exception | None = None  # of the last implementation that could not be imported
         self.kept: PreparedWorkload | None = None  # the latest prepared workload
         self.references: tuple[tuple[object, ...], References] | None = None  # the latest, with their arguments
+        if os.environ.get(messages.KEEPS_ANSWERS):
+            keep_references()
         self.rules: defaultdict[tuple[str, str], RulesAt] = defaultdict(dict)  # by spec and device
         self.probe = cache(_probe)  # by device and number of threads
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
@@ -482,6 +485,11 @@ class Worker:
             self.references = question, answers
             beat()
         return self.references[1]
+
+    def forget_code(self) -> None:
+        """Forget results of rules and screenings, which were about code that has changed."""
+        self.rules.clear()
+        self.screened.clear()
 
     def prepare_calls(self, cell: Target, num_calls: int, seed: int) -> None:
         """Prepare the calls of a refereed sample, each on its own inputs drawn from `seed` (checking/agreement.py)."""
