@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -87,6 +88,14 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forks.python())
         yield
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """React to SIGINT, here and in processes that a test starts: a shell's job in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from attnbench.cli import app
 from attnbench.storage.records import Grade
 from tests.captured.test_repro import RIGHT
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 START = "    scale = query"
 
 

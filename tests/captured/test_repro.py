@@ -15,6 +15,8 @@ from attnbench.storage.records import Grade, Record, Status
 from attnbench.workloads.workload import Workload
 from tests.test_cli import command
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 RIGHT = """
 import math
 import torch

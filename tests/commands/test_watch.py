@@ -17,6 +17,8 @@ from attnbench.cli import app
 from attnbench.commands import watch
 from attnbench.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 RIGHT = """from softly import softly
 
 
@@ -39,6 +41,7 @@ def said(output: Path, words: str, number: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_each_save_is_judged_anew_until_ctrl_c(tmp_path: Path) -> None:
     mine, softly, output = tmp_path / "mine.py", tmp_path / "softly.py", tmp_path / "output.txt"
     mine.write_text(RIGHT)

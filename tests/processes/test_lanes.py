@@ -21,14 +21,6 @@ PATIENCE_S = 60.0
 BOTH = ("forward", "inference")
 
 
-@pytest.fixture
-def interruptible():
-    """A shell's job in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def planned(names, num_lengths=4):
     """Of 8, 16, 24 and 32 keys, each in training and in inference: one lane has each."""
     plan = virtual.plan(num_lengths, names, budget_s=0.0)

@@ -184,25 +184,22 @@ def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):
         list(events(path))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_line_that_ctrl_c_interrupts_is_written_once_and_whole(tmp_path, monkeypatch):
     """The interruption came between the write and the count of lines: the next line had the number of this one."""
     path = damaged(tmp_path / "run", b"".join(whole(tmp_path)[:5]))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-    try:
-        with Journal(path.parent) as journal, monkeypatch.context() as patch:
-            flush = journal._file.flush
+    with Journal(path.parent) as journal, monkeypatch.context() as patch:
+        flush = journal._file.flush
 
-            def interrupted():
-                flush()
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        def interrupted():
+            flush()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-            patch.setattr(journal._file, "flush", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                journal.append(END)
-            patch.undo()
+        patch.setattr(journal._file, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             journal.append(END)
-    finally:
-        signal.signal(signal.SIGINT, before)
+        patch.undo()
+        journal.append(END)
     assert len(list(events(path))) == 7
 
 
