@@ -81,8 +81,7 @@ AXES: dict[str, list[dict[str, object]]] = {
 }
 """Values of each axis; layouts are those of scope attention, biases of module."""
 USUAL = {"batch_size": 2, "seq_len": 7, "num_heads": 4, "head_dim": 3, "direction": "forward_backward"}
-ATTEMPTS, OPTIONS = 24, 2
-"""Attempts to add a row, and candidates for each attempt."""
+ATTEMPTS = 24  # random rows, of which the design gets one
 Row = dict[str, int]
 
 
@@ -126,19 +125,16 @@ def design() -> list[tuple[str, Workload]]:
     draws, covered, rows = random.Random(0), set[object](), []
 
     def add(name: str, scope: str, masks: list[str], **fixed: int) -> None:
-        """Add the row, of a few at random with some values fixed, that adds most pairs."""
-        options: list[tuple[int, Workload, set[object]]] = []
+        """Add the row, of some at random with some values fixed, that adds most pairs."""
+        options: list[tuple[Workload | None, set[object]]] = []
         for _ in range(ATTEMPTS):
             mask = draws.choice(masks)
             row = {axis: draws.randrange(len(AXES[axis])) for axis in axes_of(scope)} | fixed
-            point = valued(scope, mask, row)
-            if point is not None and is_taken(name, point):
-                pairs = set[object](combinations([("arm", name, scope), ("mask", mask), *row.items()], 2))
-                options.append((len(pairs - covered), point, pairs))
-                if len(options) == OPTIONS:
-                    break
-        if options:
-            _, point, pairs = max(options, key=lambda option: option[0])
+            pairs = set[object](combinations([("arm", name, scope), ("mask", mask), *row.items()], 2))
+            options.append((valued(scope, mask, row), pairs))
+        options.sort(key=lambda option: -len(option[1] - covered))
+        point, pairs = next((option for option in options if is_taken(name, option[0])), (None, set()))
+        if point is not None:
             covered.update(pairs)
             rows.append((name, point))
 

@@ -234,22 +234,22 @@ class ModuleAdapter:
         for parts in (wanted, *SETS_OF_BIASES):
             if not self.layout.has_out and parts & {"out"} != wanted & {"out"}:  # the adapter adds an output layer
                 continue
+            blank = _blank(sizes, parts)
             try:
-                state = self._traced(_blank(sizes, parts))
-            except ValueError:
-                raise
+                state = {name: tuple(tensor.shape) for name, tensor in self.layout.state(blank).items()}
             except Exception as error:
                 if len(parts) == len(BIAS_NAMES):
                     raise ValueError(f"the layout fails to pack a state dict: {words(error)}") from error
                 continue  # `pack` needs a bias
             names = [name for name in {*shapes, *state} if self.constant(name) is None]
-            if all(name in state and state[name] == shapes.get(name) for name in names):
+            is_alike = all(name in state and state[name] == shapes.get(name) for name in names)
+            if is_alike and self._reaches_all(blank):  # tracing takes longer than the shapes
                 return parts
         return None
 
     @torch.enable_grad()
-    def _traced(self, weights: Weights) -> dict[str, tuple[int, ...]]:
-        """The shapes in the layout's state dict of blank weights, by name; empty if a bias or `out` reaches no entry.
+    def _reaches_all(self, weights: Weights) -> bool:
+        """Whether each of these blank weights and biases reaches an entry of the layout's state dict.
 
         Raises:
             ValueError: the weights of query, key or value reach no entry by differentiable steps.
@@ -267,8 +267,7 @@ class ModuleAdapter:
                 "by reshapes, transposes, stacks and cats, without detach(), .data, nn.Parameter, numpy or "
                 "torch.no_grad()"
             )
-        is_whole = reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
-        return {name: tuple(tensor.shape) for name, tensor in state.items()} if is_whole else {}
+        return reached >= {name for name in tensors if self.layout.has_out or not name.startswith("out")}
 
     def constant(self, parameter: str) -> float | None:
         """The value that `extra` declares for the parameter of that name; None if it is a weight."""
