@@ -55,7 +55,8 @@ files = [int(name) for name in os.listdir("/proc/self/fd")]
 files = [file for file in files if file < 3 or os.path.exists(f"/proc/self/fd/{{file}}") and os.get_inheritable(file)]
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
-asked = json.dumps([files, sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0]]).encode()
+ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+asked = json.dumps([files, sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0], ignores]).encode()
 line.sendmsg([struct.pack("<I", len(asked))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
 line.sendall(asked)
 child, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
@@ -147,8 +148,15 @@ def place(files: list[int], numbers: list[int]) -> None:
         os.close(file)
 
 
-def become(arguments: list[str], environment: dict[str, str], folder: str, client: str) -> int:
-    """Run a command to its end, as `python` would; return its exit code."""
+def become(
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    client: str,
+    ignores: bool,  # noqa: FBT001 - from a list
+) -> int:
+    """Run a command to its end, as `python` would; return its exit code. It `ignores` SIGINT if its caller does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignores else signal.default_int_handler)
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
