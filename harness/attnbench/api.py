@@ -84,9 +84,10 @@ class Outcome:
     def verdict(self) -> str:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
-        After a check `right`, `imprecise` (or either `where tried`), `approximate`, `WRONG` or `not judged`; after a
-        comparison `faster`, `slower`, `equivalent` or `undecided`, or `WRONG` or `not compared`. Over several workloads
-        it is the worst: after a comparison in the order WRONG, slower, undecided, equivalent, faster.
+        After a check it is `right`, `imprecise`, `approximate`, `WRONG` or `not judged`; with `where tried` at the end,
+        too little could be compared for a verdict on the whole. After a comparison it is `faster`, `slower`,
+        `equivalent`, `undecided`, `WRONG` or `not compared`. Over several workloads it is the worst one; after a
+        comparison in the order WRONG, slower, undecided, equivalent, faster.
 
         Raises:
             ValueError: there is not exactly one verdict; use `verdicts`.

@@ -143,7 +143,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def attention_bench(request: pytest.FixtureRequest) -> AttentionBench:
-    """A function of a candidate, a baseline and the axes of a workload, which compares both; see `AttentionBench`.
+    """Compare a candidate with a baseline on one workload: a function, see `AttentionBench`.
 
     A failing test reports the seed that reproduces it.
     """

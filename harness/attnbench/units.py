@@ -49,7 +49,7 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
 
 
 def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
-    """A point and its interval in one unit, with digits as precise as the interval: "1.23 ms (1.20 to 1.27)".
+    """A point and its interval in one unit, rounded to the precision of the interval: "1.23 ms (1.20 to 1.27)".
 
     Without an interval it is the point alone, as in `show`.
     """

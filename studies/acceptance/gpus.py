@@ -88,7 +88,7 @@ class CudaGpu:
         return device(DEVICE).captured(lambda: call)
 
     def state(self) -> DeviceState:
-        """Read the clock of the spins since the last reading, or the driver's, and what slows it down."""
+        """Read the device's state; its clock is that of the spins since the last reading, if any, or the driver's."""
         return device(DEVICE).state() or DeviceState()
 
     def heat(self, seconds: float) -> None:

@@ -51,7 +51,7 @@ def loops(axes: Axes, folder: Path) -> Reading:
 
 
 def command(axes: Axes, folder: Path, tree: Path, isolation: str) -> Reading:
-    """Time all of them by `attnbench run`."""
+    """Time `mine`, `fused` and `sdpa` in one `attnbench run`; `isolation` is the value of --conditions."""
     sets = [f"--set={name}={value}" for name, value in axes.items()]
     asked = ["-P", "-m", "attnbench", "run", "mine.py:mine", "-i", "fused", "-i", "sdpa", *sets]
     run_python([*asked, "--conditions", isolation, f"--budget={BUDGET_S:g}"], folder, tree)

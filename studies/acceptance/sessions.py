@@ -236,7 +236,7 @@ def _timed(number: int, *, num_busy: int, num_threads: int, by_fixture: bool) ->
 def _cell(
     number: int, folder: Path, axes: Mapping[str, object], function: str, budget_s: float
 ) -> tuple[dict[str, Any], bool]:
-    """Return the cell of a function of mine.py in a run next to `sdpa`, and whether the run has warnings."""
+    """Run `function` of mine.py and `sdpa` with attnbench; return the row of `mine`, and whether the run warned."""
     options = [f"--set={axis}={value}" for axis, value in axes.items()]
     specs = [f"mine=mine.py:{function}", "-i", "sdpa"]
     done = run_python(

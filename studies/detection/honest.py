@@ -42,7 +42,7 @@ OTHERS_TRY = {"normal", "needles"}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of one rule on an honest implementation; `inputs` is "all" for the whole check."""
+    """The verdict of one rule on a right implementation; `inputs` is "all" for attnbench's own check."""
 
     implementation: str
     seed: int

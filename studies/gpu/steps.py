@@ -50,7 +50,7 @@ def run_all(steps: Sequence[Step], out: Path, stop_after_s: float) -> bool:
 
 
 def ended(steps: Sequence[Step], out: Path) -> Iterator[tuple[str, Row]]:
-    """Read the end of each finished step, by name."""
+    """Yield the name and the result row of each step that has ended."""
     for step in steps:
         for row in frame.rows(out, step.name):
             yield step.name, row

@@ -92,7 +92,7 @@ class SimulatedGpu(SimulatedRuntime):
         super().spin(int(cycles * self.drift(max(self.now_s, self.ends_s[0]))))
 
     def state(self) -> DeviceState:
-        """Return the clock of the spins since the last reading, and `slowed_by`."""
+        """Return the clock frequency that the spins since the last reading show, and `slowed_by`."""
         return DeviceState(clock_mhz=self.clock.clock_hz() / 1e6, slowed_by=self.slowed_by)
 
     def _slower(self) -> float:

@@ -1,4 +1,4 @@
-"""A simulated device: streams, a bounded launch queue, events and a spin, on virtual time."""
+"""A simulated device in virtual time: streams, a bounded launch queue, events and a spin."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -129,7 +129,7 @@ class SimulatedClient(WorkerClient):
         return Started(environment=ENVIRONMENT)
 
     def ask(self, function: str, result: type[T], /, **arguments: Any) -> T | Failed:  # noqa: ANN401 - of any function
-        """Answer a request."""
+        """Call the method `function`, and return its reply."""
         assert self._epoch is not None
         reply = getattr(self, function)(**arguments)
         assert isinstance(reply, result | Failed)

@@ -118,7 +118,7 @@ def _ended(name: str, place: TrialFolder, code: int | None, printed: str) -> Tri
 
 
 def _limited(name: str, place: TrialFolder, limit: str, *, may_fail: bool = False) -> Trial:
-    """Run under a limit of the shell; if the limit is too low to run, a one-line error is right."""
+    """Run under a `ulimit`; with `may_fail` a one-line error is right, too, since the limit may be too low."""
     code, printed = ended(place.start("run", *TINY, limit=limit))
     if may_fail and code == 2 and "Traceback" not in printed:  # noqa: PLR2004 - wrong usage
         return Trial(subject="surroundings", what=name, unclear="" if "error: " in printed else note(printed))

@@ -221,7 +221,7 @@ def contention(results: Results) -> Warned | None:
 
 
 def waiting(results: Results) -> dict[Key, float]:
-    """Share of samples in which the threads of a cell waited for a processor, by key; without counters left out."""
+    """Share of samples in which a cell's threads waited for a processor, by key; cells without counters are omitted."""
     timed = {record.key: Samples.of(record.samples(LATENCY)).flags for record in results.records}
     return {
         key: float(((flags & Flag.waited) != 0).mean())

@@ -42,7 +42,7 @@ class Warn(enum.StrEnum):
 
 
 class Warned(str):
-    """A warning in a sentence; `name` is one of `Warn`."""
+    """The text of a warning; `name` is its member of `Warn`."""
 
     __slots__ = ("name",)
     name: Warn

@@ -66,7 +66,7 @@ WIDE = {"float32", "float64"}
 
 
 def seen_with(other: Mask, others: tuple[Mask, ...], mask: RowMask) -> Tensor:
-    """The keys that are visible under the mask `other` and all of `others`, at the queries of `mask` (B, 1, R, S)."""
+    """Whether each query of `mask` sees each key under `other` and all of `others` (B, 1, R, S)."""
     return reduce(and_, map(mask.seen_under, (other, *others)))
 
 

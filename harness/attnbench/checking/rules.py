@@ -559,7 +559,7 @@ def _large_products(candidate: Candidate) -> Iterator[Outcome]:
 
 
 def _accepted(convention: str, outcome: Outcome, only: str = "") -> Outcome:
-    """The outcome; a violation whose description contains `only` becomes a note of `convention`, one of CONVENTIONS."""
+    """Turn a violation whose description contains `only` into a note of `convention`, one of CONVENTIONS."""
     if isinstance(outcome, str) and outcome and only in outcome:
         return RuleResult(rule="", holds=False, found=outcome, is_noted=True, convention=convention)
     return outcome

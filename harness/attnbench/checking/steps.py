@@ -61,7 +61,7 @@ def weights(masked: Tensor, mask: RowMask) -> Tensor:
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax over the keys, the last axis, with sinks (H, 1, 1) as the score of one more key whose value is 0.
 
-    A query that sees no key gives 0 with sinks, and NaN without. Source: gpt-oss, https://arxiv.org/abs/2508.10925,
+    A query that sees no key gets weights of 0 with sinks, and NaN without them. Source: gpt-oss, https://arxiv.org/abs/2508.10925,
     section 2.2.
     """
     if sinks is None:

@@ -27,7 +27,7 @@ MOST_SHARES = 32  # with fewer, fast hosts wait for slow ones; with more, each c
 
 
 def part(plan: Plan, place: int, number: int) -> Plan:
-    """The plan with every `number`-th workload from index `place` on, and with their part of `false_share`."""
+    """The plan with only every `number`-th workload, from index `place` on, and its part of `false_share`."""
     workloads = plan.workloads[place::number]
     false_share = plan.false_share * len(workloads) / len(plan.workloads)
     return msgspec.structs.replace(plan, workloads=workloads, false_share=false_share)
@@ -169,7 +169,7 @@ def merged(
 
 
 def _shifted(visit: VisitFinished, epochs: int) -> VisitFinished:
-    """A visit with the number of its process raised by `epochs`, the number of processes of earlier shares."""
+    """The visit with the index of its process raised by `epochs`, the number of processes of earlier shares."""
 
     def shifted(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         return tuple(msgspec.structs.replace(each, epoch=each.epoch + epochs) for each in samples)

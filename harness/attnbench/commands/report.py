@@ -40,15 +40,15 @@ def report(
     is_salvaged: bool = False,
     open_page: bool = False,
 ) -> ExitCode:
-    """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, become one. Needs no torch.
+    """Rebuild the reports of a stored run. Several runs, such as those of `run --shard`, are joined. Needs no torch.
 
     Options:
-        runs ([RUN]...): Names or folders; several are joined into one report. Default: newest. For files of check
-            --report, print what differs between them.
-        to (PATH): Write to this folder, with a copy of the journal; with --format, a file.
+        runs ([RUN]...): Names or folders; several are joined into one report. Default: the newest run. If these are
+            files that check --report wrote, their differences are printed instead.
+        to (PATH): Write the reports and a copy of the journal to this folder; with --format, write to this file.
         kind (--format NAME): Only this report: csv, markdown, html, pytest-benchmark, picture, latency_plot,
-            memory_plot or ratio_plot. Without --to a text is printed, and a picture is written into the run's folder.
-        is_salvaged (--salvage): Write the intact parts of a damaged RUN into a new one, RUN-salvaged.
+            memory_plot or ratio_plot. Without --to, text is printed, and a picture is written to the run's folder.
+        is_salvaged (--salvage): Copy the intact parts of a damaged RUN to a new run, RUN-salvaged.
     """
     names = runs or []
     if is_salvaged + (kind is not None) + open_page > 1:

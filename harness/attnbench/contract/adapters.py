@@ -282,7 +282,7 @@ def _bias(parts: Collection[str]) -> str:
 
 
 def _blank(like: Workload | Sizes, biased: Collection[str]) -> Weights:
-    """Weights of these sizes on the meta device, with biases of the projections `biased`."""
+    """Weights of these sizes on the meta device; only the projections in `biased` have a bias."""
     shapes = Weights.shapes(like, like.embed_dim)  # type: ignore[arg-type] # both have the names of sizes
     return Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}).biased(biased)
 
@@ -315,7 +315,7 @@ class Adapted(nn.Module):
     """A user's module with the canonical weights loaded, called as forward(x, context, mask=mask)."""
 
     def __init__(self, adapter: ModuleAdapter, module: nn.Module, weights: Weights) -> None:
-        """Load the weights, and the values of `extra` into the other parameters.
+        """Load the weights, and set the other parameters to the values that `extra` declares.
 
         Raises:
             ValueError: layout and module differ in the names or shapes of parameters.

@@ -77,7 +77,7 @@ class Declared:
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """The only allowed values of some axes, by name; several declared masks are joined by |."""
+        """The only values that the implementation can take, by axis; several masks are joined by |."""
         fixed: dict[str, int | float | str] = {}
         for mask in self.masks or ():
             with suppress(ValueError):  # a name without the numbers that it needs stands for several masks

@@ -287,7 +287,11 @@ def _signature(function: Any, spec: str) -> inspect.Signature:  # noqa: ANN401 -
 
 
 def _with_bound(function: object, names: dict[str, str], declared: Declared) -> tuple[dict[str, str], Declared]:
-    """Update names and declared facts by a partial's arguments and by the alignment of the declared masks."""
+    """Apply to `names` and `declared` the arguments that a partial binds.
+
+    A bound is_causal=True declares the mask `causal`. If only the causal mask aligned at the end is declared, the
+    function's `is_causal` means that one.
+    """
     bound = {ALIASES.get(name, name): value for name, value in _bound(function).items()}
     if bound.get("is_causal") is True:
         declared = replace(declared, masks=("causal",))

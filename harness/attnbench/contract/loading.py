@@ -32,11 +32,11 @@ from attnbench.workloads.workload import Workload
 
 
 def implementation(spec: str) -> Implementation:
-    """Load the implementation `name` or `path/to/file.py:Name`, compiled for `name+compile`.
+    """Load the implementation `name` or `path/to/file.py:Name`; with `+compile` at the end it is compiled.
 
     Raises:
         ValueError: the value is not an implementation, function, module or class that can be measured.
-        Exception: any error of importing a user's module.
+        Exception: any error that importing a user's module raises.
     """
     base, option = plugins.variant(spec)
     path, attribute = plugins.split(base)

@@ -44,7 +44,10 @@ def names_of(function: object) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PageSignature:
-    """A function of pages; `spec` is its name in messages, and `names` maps names in PAGED to its own."""
+    """A function that reads keys and values from pages.
+
+    `spec` is its name in messages, and `names` maps names in PAGED to the function's own.
+    """
 
     function: Callable[..., Any]
     spec: str

@@ -47,7 +47,7 @@ def quota() -> float | None:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of free memory, and of all memory; for each, the smallest of the machine's and its containers' values."""
+    """Free and total memory in bytes: the least of the machine's and of those of this process's control groups."""
     machine = psutil.virtual_memory()
     free, whole = [int(machine.available)], [int(machine.total)]
     for folder, (limit, used, dropped) in product(_folders("memory"), MEMORY):

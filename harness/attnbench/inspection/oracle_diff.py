@@ -163,7 +163,7 @@ class Comparison:
 
     @property
     def step(self) -> str:
-        """The step that gives the result: `projection` for query, key and value, and else `name`."""
+        """The step that computes the result: `projection` for query, key and value; otherwise `name`."""
         return "projection" if self.name in PROJECTED else self.name
 
     def where(self, words: tuple[str, ...]) -> str:

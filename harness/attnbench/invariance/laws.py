@@ -70,7 +70,7 @@ class Subject:
             return case.output()
 
     def whole(self, rows: slice = FIRST, **axes: object) -> Tensor:
-        """The output (B, H, S, V) for all queries of some sequences in one causal call, with these axes."""
+        """The output (B, H, S, V) of one causal call on the sequences `rows`; `axes` replace those of the shape."""
         length = self.shape.kv_len
         asked = self.at(**({"seq_len": length, "kv_len": length, "mask": "causal"} | axes))
         return self.answer(asked, rows=rows, queries=slice(0, length))

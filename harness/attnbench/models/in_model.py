@@ -451,7 +451,7 @@ def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _counted(tensor: Tensor, counted: Mapping[int, Tensor]) -> Tensor:
-    """The tokens that count in (B, T, D), as (N, D); other tensors unchanged."""
+    """The tokens of a tensor (B, T, D) that `counted` marks, as (N, D); other tensors are unchanged."""
     is_tokens = tensor.dim() == 3 and tensor.shape[1] in counted  # noqa: PLR2004 - (B, T, D)
     return tensor[counted[tensor.shape[1]]] if is_tokens else tensor
 

@@ -259,13 +259,16 @@ class Session:
 def check(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Check every cell; return why some were left out, or "".
 
-    In a run that times, checks may take half of the budget, and once an implementation has passed a workload of a kind,
-    other sizes of that kind get only normal inputs, and no other probes or rules. With `stops_when_wrong` instead, a
-    wrong implementation is not checked further, workloads with few keys or queries come last, and checks end with the
-    budget. In the sweep `check`, workloads with many rows or blocks get only normal inputs; the others get all probes.
+    In a run that times, no check starts after half of the budget. Once an implementation has passed a workload, those
+    that differ from it only in lengths, batch size or seed get only normal inputs, and no rules.
+
+    With `stops_when_wrong`, a wrong implementation is not checked further, workloads with few keys or queries come
+    last, and checks end with the budget. In the sweep `check`, workloads with many rows or blocks get only normal
+    inputs; the others get all probes.
 
     With a second worker, two lanes check at the same time. The records are the same as with one lane, unless the code
-    keeps state between calls: no rule is tried in both lanes, and results that follow a wrong answer are dropped.
+    keeps state between calls: no rule is tried in both lanes, and with `stops_when_wrong`, results that follow a wrong
+    answer are dropped.
     """
     plan, status = session.plan, session.state.status
     workloads = _shortest_last(plan.asked) if stops_when_wrong else plan.asked

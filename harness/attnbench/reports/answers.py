@@ -136,7 +136,7 @@ def shapes(results: Results) -> list[Answer]:
 
 
 def advice(results: Results) -> list[str]:
-    """Recommend an implementation in a few sentences, derived from the marks of the shapes.
+    """Recommend an implementation in a few sentences, derived from the verdicts.
 
     Shapes on which the baseline has no time follow the others; sentences about the user's own implementations come
     last.

@@ -132,7 +132,10 @@ def _verdict(shape: Answer) -> str:
 
 
 def _by_implementation(members: Sequence[Answer], every: Sequence[str], room: int) -> list[str]:
-    """Lines with a row for each implementation below headings of several lines; the rest follows in a sentence."""
+    """The table's lines, with a row for each implementation below headings of several lines.
+
+    Implementations that do not fit into `room` lines follow in a sentence about the largest shape.
+    """
     largest, peaks = memory(members) or (members[-1], {})
 
     def texts_of(shape: Answer) -> list[str]:

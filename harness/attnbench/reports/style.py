@@ -124,7 +124,7 @@ def _marker(line: Look) -> dict[str, Any]:
 
 
 def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Put ticks with texts at the positions of `locator`, and no minor ticks between them."""
+    """Put labelled ticks at the positions of `locator`, and no minor ticks between them."""
     axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
@@ -151,7 +151,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 ) -> Picture:
     """A figure with rows of panels drawn by `draw`, a title, a subtitle, a note at its foot, and a legend of all lines.
 
-    `size` is in inches without the note.
+    `size` is (width, height) in inches, without the note.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))

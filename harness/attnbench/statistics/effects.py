@@ -22,9 +22,10 @@ def run_numbers(
     references: Mapping[str, Mapping[Arm, Arm]],
     discarded: Mapping[str, Collection[Block]] | None = None,
 ) -> Numbers:
-    """The log ratios of each arm that shares an undiscarded block with its reference, by workload and arm, then visit.
+    """The logarithm of each arm's time ratio to its reference, by workload and arm, then visit.
 
-    All arguments are keyed by workload; `references` maps each arm to its reference.
+    A visit counts if it has an undiscarded block with both. All arguments are keyed by workload; `references` maps each
+    arm to its reference.
     """
     logs = Numbers()
     for workload, pairs in references.items():

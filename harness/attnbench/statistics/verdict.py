@@ -76,7 +76,7 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
+        """Time of the first of the two compared divided by that of the second: below 1 the first is faster."""
         return math.exp(self.log)
 
     @property
@@ -204,7 +204,7 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Time of the first of the compared two divided by that of the second: below 1 the first is faster."""
+        """Time of the first of the two compared divided by that of the second: below 1 the first is faster."""
         return self.effect.ratio
 
     @property

@@ -1,7 +1,7 @@
-"""The state of a run, folded from its events: the same while it runs, when it continues after a kill, and on read.
+"""The state of a run, computed by applying its events in order, while it runs and whenever it is read.
 
-`State.problem` says why an event cannot come next: its cell must be in the plan, the work must not be done already, and
-times must be above 0.
+`State.problem` returns why an event cannot come next: for example its cell is not in the plan, its work is already
+done, or a time is not above 0.
 """
 
 from collections import Counter, defaultdict

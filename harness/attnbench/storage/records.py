@@ -220,7 +220,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of operator in one call, named as by the profiler, such as aten::bmm."""
+    """All calls of one operator within one call of the code; `name` is the profiler's, such as aten::bmm."""
 
     name: str
     num_calls: int

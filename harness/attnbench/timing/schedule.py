@@ -30,7 +30,7 @@ ANSWERED = "the answer is clear"
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
-    """The seed of a visit's orders: a function of run seed, workload and visit, equal on every machine."""
+    """The seed of a visit's random orders, from the run's seed, workload and visit; equal on every machine."""
     return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)
 
 

@@ -125,7 +125,7 @@ class Mask:
         return seen if first is None else seen & (first <= key)
 
     def per_head(self, num_heads: int) -> npt.NDArray[Any]:
-        """The number that `bias` gets for each head (H,); by default the head's index."""
+        """The number that is passed to `bias` for each head (H,); by default the head's index."""
         return np.arange(num_heads)
 
     def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:

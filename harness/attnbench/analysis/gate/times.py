@@ -1,7 +1,7 @@
 """Rulings on times: compare each judgement with the allowed growth.
 
-Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. A change
-that affects all times alike cancels in the ratio to the reference, which both runs contain.
+Times of the same code differ by tens of percent between two runs, because of clock speeds, other work on a shared host,
+and memory. A change that affects all times alike cancels in the ratio to the reference, which both runs measure.
 """
 
 import math
@@ -43,7 +43,7 @@ class Pair:
 
 
 def is_timed(match: Match) -> bool:
-    """Whether a cell is ok on both sides and had a time in the base."""
+    """Whether a cell is ok on both sides and was timed in the base."""
     return match.is_ok and match.records[0].measurement(LATENCY) is not None
 
 

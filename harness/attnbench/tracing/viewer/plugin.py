@@ -1,9 +1,9 @@
-"""The plug-in torch-tb-profiler, drawn by Vega-Lite.
+"""The plug-in torch-tb-profiler, made to work without a network, with charts drawn by Vega-Lite.
 
-The plug-in draws with Google Charts, and its trace viewer needs HTML imports and the first version of custom elements,
-which browsers have dropped. It loads Google Charts and a substitute for the latter two from the internet, so offline
-every view is an endless spinner. Scripts in static/ replace both: charts are drawn by the Vega-Lite that report.html
-carries, and the imported page is inserted into the importing one.
+The plug-in loads two things from the internet, without which every view is an endless spinner: Google Charts, and a
+substitute for HTML imports and the first version of custom elements, which its trace viewer needs and browsers have
+dropped. Here, scripts in static/ draw the charts with the Vega-Lite that report.html carries, and define the custom
+elements; the imported page is inserted into the one that imports it.
 """
 
 from collections.abc import Callable
