@@ -87,6 +87,15 @@ def test_ids_stay_as_they_are():
     assert len(long.id) < 100
 
 
+@pytest.mark.parametrize("base", ["10000", "500000", "1000000", "1e6", "1234567", "10000.5"])
+def test_a_rotary_base_keeps_its_digits_and_can_be_read_again(base):
+    """Qwen's base was written as 1e+06, which was then refused, and 1234567 as 1.23457e+06."""
+    point = Workload(rotary=f"interleaved({base})", head_dim=8)
+    assert point.rotary_base == float(base)
+    assert msgspec.convert(msgspec.to_builtins(point), Workload) == point
+    assert Workload(rotary=point.rotary, head_dim=8) == point
+
+
 def test_a_workload_of_an_old_journal_is_read_with_the_defaults_of_later_axes():
     old = b'{"batch_size":1,"seq_len":8,"kv_len":8,"num_heads":2,"num_kv_heads":2,"head_dim":4,"value_dim":4,'
     old += b'"embed_dim":8,"dtype":"bfloat16","device":"cpu","mask":"causal","dropout":0.1,"direction":"inference",'

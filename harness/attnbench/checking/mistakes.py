@@ -24,7 +24,7 @@ from attnbench.checking.steps import Mistake, after, before, hide, product, soft
 from attnbench.contract import Weights
 from attnbench.workloads import masks
 from attnbench.workloads.masks import Mask
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import Workload, rotary_text
 
 Seen = Callable[[RowMask], Tensor]
 """A function that returns the visible keys: boolean (B, 1, R, S), or any shape that broadcasts to (B, H, R, S)."""
@@ -427,11 +427,11 @@ def widths(workload: Workload) -> Iterator[Mistake]:
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)
-        if f"{style}({base:g})" == workload.rotary:
+        if (text := rotary_text(style, base)) == workload.rotary:
             continue
         name = "rotary_inside" if workload.rotary == "none" else "rotary_other"
-        mistake = wrong(name, f"a rotary embedding ({style}), base {base:g}", scores=change)
-        yield replace(mistake, declare=f'adapt(..., rotary="{style}({base:g})")')
+        mistake = wrong(name, f"a rotary embedding ({style}), base {base:.0f}", scores=change)
+        yield replace(mistake, declare=f'adapt(..., rotary="{text}")')
     if workload.rotary != "none":
         own = partial(oracle.rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"))
         yield wrong("rotary_missing", scores=partial(turned, workload=workload, turn=lambda heads, _: heads))

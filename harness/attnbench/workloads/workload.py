@@ -83,6 +83,11 @@ _BIASES = re.compile(r"all|none|(?=[qkv])q?k?v?(\+out)?|out")
 _ROTARY = re.compile(rf"({'|'.join(ROTARIES)})(?:\(([0-9.]+(?:e[0-9]+)?)\))?")
 
 
+def rotary_text(style: str, base: float) -> str:
+    """The text of a rotary embedding, as in "halves(1000000)", which can be read again without a lost digit."""
+    return f"{style}({int(base) if base.is_integer() else base})"
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One point of a sweep. If a length, count or width is 0, the comment at its field gives its value.
 
@@ -185,7 +190,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             fill("scale", 0.0)
         fill("bias", "all" if self.scope == "attention" or self.bias == "qkv+out" else self.bias)
         if self.rotary != "none":
-            fill("rotary", f"{self.rotary.partition('(')[0]}({self.rotary_base:g})")
+            fill("rotary", rotary_text(self.rotary.partition("(")[0], self.rotary_base))
             if self.head_dim % 2 or self.kv_len != self.seq_len:
                 given = f"rotary={self.rotary} with head_dim={self.head_dim}, seq_len={self.seq_len}"
                 needed = "it needs an even head_dim, and kv_len = seq_len"
