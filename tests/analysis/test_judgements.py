@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.conclusion import Ending
-from attnbench.analysis.judgements import CheckVerdict, Judgement
+from attnbench.analysis.judgements import MANY_CELLS, CheckVerdict, Judgement
 from attnbench.reports import exit_status
 from attnbench.storage.records import (
     CONVENTIONS,
@@ -93,6 +93,13 @@ def test_what_no_cell_has_shown_is_named() -> None:
     noted = msgspec.structs.replace(agreement(), rules=(note,))
     records = tuple(msgspec.structs.replace(each, agreement=noted) for each in judgement(*[Status.ok] * 12).records)
     assert Judgement(implementation="mine", records=records, planned=PLANNED).never_tried == ("gradients",)
+
+
+def test_what_a_reader_expects_of_many_cells_is_named_even_if_an_adapter_excludes_it() -> None:
+    planned = tuple(Workload(seq_len=8 + number, num_heads=2, head_dim=8) for number in range(MANY_CELLS))
+    planned = tuple(each.with_axes({"direction": "inference", "mask": "causal"}) for each in planned)
+    assert judgement(*[OK] * MANY_CELLS, planned=planned).never_tried == ("gradients", "decode", "T != S")
+    assert judgement(*[OK] * 12, planned=planned[:12]).never_tried == ()
 
 
 PAIRS = (

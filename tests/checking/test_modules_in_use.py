@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking import rules
 from attnbench.checking.reference import References
-from attnbench.contract.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed, split
 from attnbench.contract.functions import from_function
 from attnbench.plugins import discover_implementations
 from attnbench.workloads.workload import Workload
@@ -116,6 +116,42 @@ def test_a_right_cache_passes_and_one_that_is_emptied_by_its_call_is_noted():
     assert (found.holds, found.is_noted) == (False, True)
     assert "empties the cache" in found.found
     assert tried(adapted(Packed), "fed in chunks", **MODULE) is None
+
+
+class Across(nn.Module):
+    """Cross-attention."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.heads = sizes.num_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(sizes.embed_dim, sizes.embed_dim) for _ in range(4))
+
+    def forward(self, x, context, mask):
+        projected = self.q(x), self.k(context), self.v(context)
+        heads = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projected)
+        return self.out(sdpa(*heads, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+class AcrossByShape(Across):
+    """It takes a context as long as the tokens for the tokens."""
+
+    def forward(self, x, context, mask):
+        return super().forward(x, x if x.shape == context.shape else context, mask)
+
+
+def test_a_context_as_long_as_the_tokens_is_not_taken_for_them():
+    def across(kind):
+        return adapt(
+            kind, split("q", "k", "v", out="out"), call=lambda m, x, context, mask: m(x, context, mask.visible)
+        )
+
+    for direction in ("inference", "forward"):
+        axes = MODULE | {"direction": direction}
+        found = tried(across(AcrossByShape), "another context", **axes)
+        assert (found.holds, found.is_noted) == (False, False)
+        assert "it attends to its own tokens" in found.found
+        assert tried(across(Across), "another context", **axes).holds
+        assert tried(with_mask(Packed), "another context", **axes) is None
 
 
 class ForgetsInTraining(Packed):

@@ -417,9 +417,17 @@ def test_an_approximation_is_judged_by_the_bound_that_it_declares(tmp_path):
     assert "it declares up to 5.0 %" in far.message
 
 
+def softmax_in_float32(query, key, value, *, mask=None):
+    scores = scores_of(query, key).float()
+    weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
+    return weights.to(value.dtype) @ value
+
+
 def test_float32_inside_is_a_convention_and_breaks_no_rule_of_another_dtype():
     found = judged(in_float32, workload(dtype="float64"))
     assert (found.grade, found.conventions, found.mistakes) == (Grade.right, ("float32",), ())
+    softmax_alone = judged(softmax_in_float32, workload(dtype="float64"))  # its errors are some percent of all steps'
+    assert (softmax_alone.grade, softmax_alone.conventions) == (Grade.right, ("float32",))
     implementation, known = from_function(in_float32, "mine.py:in_float32"), {}
     for dtype in ("float64", "float32"):
         assert not compare(references(workload(dtype=dtype)), implementation, known).broken_rules

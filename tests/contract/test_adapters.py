@@ -315,6 +315,19 @@ def test_biases_of_some_projections_alone_are_read_from_the_module():
     assert adapt(lambda s: Split(s, bias=False), none, call=across).built_in()["bias"] == "none"
 
 
+def test_a_single_key_head_is_read_from_the_module():
+    class OneKeyHead(Split):
+        def __init__(self, sizes):
+            super().__init__(sizes)
+            self.k_proj, self.v_proj = (nn.Linear(sizes.embed_dim, sizes.head_dim) for _ in range(2))
+
+    single = adapt(OneKeyHead, SPLIT, call=across)
+    assert single.built_in()["num_kv_heads"] == 1
+    assert judge(single, POINT.with_axes(single.built_in())).agrees
+    assert "--set num_kv_heads=1" in str(reason_against(single, POINT))
+    assert "num_kv_heads" not in adapt(Split, SPLIT, call=across).built_in()
+
+
 def test_what_an_adapter_cannot_is_reported_with_its_reason():
     unmasked = adapt(Packed, packed("qkv", out="proj"))
     assert "takes no mask causal: add call=lambda module" in str(reason_against(unmasked, POINT))

@@ -115,6 +115,9 @@ PAIRED: tuple[str, ...] = (
 PAIRED += ("grouped heads", "decode", "T != S", "values of another width", f"lengths beyond {LONG}")
 """Features whose pairs are counted, too, since many mistakes show only where two features meet."""
 MOST_PAIRS = 3  # largest number of untested pairs that a verdict names
+EXPECTED, MANY_CELLS = ("gradients", "masks", "decode", "T != S"), 40
+"""Features that a reader expects of a check of MANY_CELLS or more, also if no planned cell has them: an adapter may
+exclude them, as `has_cache` does with gradients."""
 
 
 def _as_compared(record: Record) -> Workload:
@@ -175,10 +178,15 @@ class Judgement:
 
     @property
     def never_tried(self) -> tuple[str, ...]:
-        """Features of planned cells that no compared cell has; one entry counts the pairs of PAIRED never tried."""
+        """Features of planned cells, and those in EXPECTED, that no compared cell has.
+
+        One entry counts the pairs of PAIRED never tried.
+        """
         compared = [_features(_as_compared(record)) for record in self.compared]
         planned = [_features(workload) for workload in self.planned]
         seen, possible = (set[str]().union(*each) for each in (compared, planned))
+        if len(self.planned) >= MANY_CELLS and not any(workload.requests for workload in self.planned):
+            possible.update(EXPECTED)
         names = [name for name in FEATURES if name in possible - seen]
         if not seen.intersection(MASKS) and len(possible.intersection(MASKS)) > 1:
             names = [name for name in names if name not in MASKS] + ["masks other than causal"] * ("masks" in seen)

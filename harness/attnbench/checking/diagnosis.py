@@ -62,6 +62,9 @@ OF_FEATURES = 0.01
 """The largest share of the sum of squared errors that one factor for each feature may leave unexplained."""
 HUGE = 1e6  # numbers larger than the tensor's largest by this factor are taken for uninitialized memory
 LEAST_NEAR = 0.02  # errors below this share of a dtype's tolerance are not that dtype's roundings
+LEAST_NEAR_IN_FLOAT64 = 0.001
+"""The same for float32 inside float64, if nothing else explains the errors: a single step in it, such as the softmax,
+has far smaller roundings than all steps, and far larger ones than float64."""
 SMALLEST = torch.finfo(torch.float64).tiny
 STALE, UNKNOWN, FLOAT32_INSIDE = "outputs apart", "No known mistake explains it.", "float32_inside"
 STALE_MISTAKE = "stale_output_buffer"  # the mistake's name
@@ -303,9 +306,7 @@ def simpler(workload: Workload) -> Iterator[Workload]:
 def _closed_form(evidence: list[Evidence]) -> Finding | None:
     """Explain answers by float32 inside, factors, conventions, or state kept between calls; None if impossible."""
     if any(each.is_wrong(name) for each in evidence for name in each.names):
-        if evidence[0].reference.workload.dtype == "float64" and _narrower(evidence, "float32"):
-            return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
-        return _factor(evidence) or _by_feature(evidence)
+        return _float32_inside(evidence) or _factor(evidence) or _by_feature(evidence)
     if conventions := {each.convention: None for each in evidence if each.convention}:
         words = ("; ".join(map(CONVENTIONS.__getitem__, conventions))).capitalize()
         kind = next(iter(conventions)).removesuffix("_gradient")
@@ -317,8 +318,18 @@ def _closed_form(evidence: list[Evidence]) -> Finding | None:
     return Finding(words, (STALE_MISTAKE,), "output")
 
 
-def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
-    """The first of these narrower dtypes whose tolerances all answers meet, not all of them far within; "" for none."""
+def _float32_inside(evidence: list[Evidence], least: float = LEAST_NEAR) -> Finding | None:
+    """Explain errors in float64 by float32 inside; for `least` see `_narrower`."""
+    if evidence[0].reference.workload.dtype != "float64" or not _narrower(evidence, "float32", least=least):
+        return None
+    return Finding("It looks as if it computes in float32 whatever the dtype of its inputs.", (FLOAT32_INSIDE,))
+
+
+def _narrower(evidence: list[Evidence], *dtypes: str, least: float = LEAST_NEAR) -> str:
+    """The first of these narrower dtypes whose tolerances all answers meet, not all of them far within; "" for none.
+
+    Far within means below the share `least` of the tolerance.
+    """
     for dtype in () if is_half(evidence[0].reference.workload) else dtypes:
         is_right, nearest = True, 0.0
         for each in evidence if is_right else ():
@@ -331,7 +342,7 @@ def _narrower(evidence: list[Evidence], *dtypes: str) -> str:
                 errors = [judge.judge(each.observed[name]) for name, judge in judges.items()]
                 is_right &= all(error.agrees for error in errors)
                 nearest = max([nearest, *(error.ratio or 0.0 for error in errors)])
-        if is_right and nearest >= LEAST_NEAR:
+        if is_right and nearest >= least:
             return dtype
     return ""
 
@@ -522,6 +533,8 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
 
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
     """Describe a failure that no known mistake explains, by its weights, rules and notes."""
+    if inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64):
+        return inside
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
     if random and not _differs(implementation, evidence[0].reference):
         random = ""

@@ -59,7 +59,8 @@ from attnbench.workloads.workload import Workload
 LENGTH = 35  # the length for rules, which no tile divides; shorter workloads use their own
 OUTPUTS_APART = "outputs apart"  # a rule's name
 KEPT = "a second call gives the answer to the inputs of an earlier call"
-FEWER = 2  # the number of keys that a later call drops
+FEWER, MORE = 2, 6
+"""The number of keys that a later call drops, and the factor of the keys of an earlier one."""
 SIZES = {"float16": (10, 13, 10)}
 USUAL_SIZES = (20, 20, 20)
 """Exponents of the powers of 2 that scale keys, values and incoming gradients; such factors change no digit."""
@@ -330,6 +331,35 @@ def _other_masks(workload: Workload) -> Iterator[str]:
                 yield mask
 
 
+def takes_context(implementation: Implementation, workload: Workload) -> bool:
+    """Whether a module can attend to a context that is not its own tokens: then it takes one of another length."""
+    if workload.scope != "module" or workload.rotary != "none":
+        return False
+    try:
+        longer = msgspec.structs.replace(workload, kv_len=workload.kv_len + 1, mask="none")
+    except ValueError:
+        return False
+    return implementation.unsupported(longer) is None
+
+
+@rule("another context", "scope", "direction")
+def _another_context(candidate: Candidate) -> Iterator[Outcome]:
+    """A module that takes a context attends to it, also if it is as long as the tokens."""
+    workload, seed = candidate.workload, candidate.normal.seed
+    if workload.seq_len != workload.kv_len or not takes_context(candidate.implementation, workload):
+        return
+    drawn, other = candidate.normal.drawn, draw_normal(workload, seed + 1).tensors["x"]
+    inputs = dataclasses.replace(drawn, tensors=drawn.tensors | {"context": other})
+    reference = Reference(workload, inputs, seed, has_gradients=False)
+    case = candidate.case(reference)
+    with case.grad_mode():
+        output = case.output()
+    found = candidate.off(output, reference)
+    if found and not candidate.off(output, candidate.normal):
+        found = "it attends to its own tokens: are these recognised by their shape?"
+    yield found and f"with a context of as many tokens, {found}"
+
+
 @rule("fed in chunks", "scope", "direction", "mask")
 def _fed_in_chunks(candidate: Candidate) -> Iterator[Outcome]:
     """A module with a cache gives a sequence in chunks the answer of one call, for one sequence after another.
@@ -588,7 +618,10 @@ def _other_scales(candidate: Candidate) -> Iterator[Outcome]:
 
 @rule("fewer keys", *HIDING, "square", may_refuse=True)
 def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
-    """A call with fewer keys (and, if T = S, fewer queries) is right after one with more."""
+    """A call with fewer keys (and, if T = S, fewer queries) is right after one with more.
+
+    After one with MORE times the keys, which kernels split into more parts, it is right without gradients, too.
+    """
     workload, seed = candidate.workload, candidate.normal.seed
     if (length := workload.kv_len - FEWER) < 1:
         return
@@ -603,6 +636,17 @@ def _fewer_keys(candidate: Candidate) -> Iterator[Outcome]:
     with case.grad_mode():
         found = candidate.off(case.output(), reference)
     yield found and f"after a call with more keys, {found}"
+    long = MORE * workload.kv_len
+    with torch.no_grad():
+        for sizes in ({"kv_len": long}, {"kv_len": long, "seq_len": long}):
+            try:
+                longer = msgspec.structs.replace(workload, **sizes, mask=str(workload.mask_rule.at_other_length()))
+                build(longer, candidate.implementation, place(draw_normal(longer, seed), longer)).output()
+            except Exception:  # noqa: BLE001, S112 - it does not support these sizes
+                continue
+            found = candidate.off(candidate.case().output(), candidate.normal)
+            yield found and f"without gradients, after a call with {long} keys, {found}"
+            return
 
 
 @rule("masks in memory", "scope", "direction", "mask", may_refuse=True)

@@ -152,22 +152,25 @@ class ModuleAdapter:
     def built_in(self) -> dict[str, int | float | str]:
         """The only values of some axes, by name.
 
-        They include `bias` if the module has the same biases of query, key and value for bias=all and bias=none.
+        They include `bias` if the module has the same biases of query, key and value for bias=all and bias=none, and
+        `num_kv_heads` if its parameters are made for a single key/value head.
         """
         fixed = {**self.declared.built_in, "scope": "module"}
         if not self.takes_context:
             fixed.setdefault("kv_len", 0)  # 0: kv_len = seq_len
         if self.declared.masks is None and self.declared.call is None:
             fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|", a list of one mask: only a check adopts it
-        without = fixed | {"mask": "none"}
-        small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
-        try:
-            every, none = map(self.biases, small)
-        except (ValueError, NotImplementedError):  # checks and builds report the reason
-            return fixed
-        if every is None or none is None or every - {"out"} != none - {"out"}:
-            return fixed
-        return {**fixed, "bias": _bias(every)}
+        for groups in ({}, {"num_kv_heads": 1}) if "num_kv_heads" not in fixed else ({},):
+            without = fixed | {"mask": "none"} | groups
+            small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
+            try:
+                every, none = map(self.biases, small)
+            except (ValueError, NotImplementedError):  # checks and builds report the reason
+                return fixed
+            if every is not None and none is not None:
+                fixed |= groups
+                return fixed if every - {"out"} != none - {"out"} else fixed | {"bias": _bias(every)}
+        return fixed
 
     @property
     def takes_context(self) -> bool:

@@ -80,6 +80,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     is_approximate: bool = False
     has_pack: bool = False  # its module maps canonical weights to its parameters
     has_cache: bool = False
+    takes_context: bool = False  # a context of another length than the tokens
     most_error: float = 0.0
 
 

@@ -149,9 +149,15 @@ def set_states(generators: Iterable[Generator], states: Iterable[bytes]) -> None
 
 def stand_in(remote: "Remote", prepared: Prepared) -> Implementation:
     """The implementation that the judge checks in place of one in another process."""
+
+    def unsupported(workload: Workload) -> str | None:
+        is_longer = workload.scope == "module" and workload.kv_len != workload.seq_len
+        return "it takes no context" if is_longer and not prepared.takes_context else None
+
     return Implementation(
         build=partial(remote.build, _Packs if prepared.has_pack else StandIn),
         source="another process",
+        unsupported=unsupported,
         has_dropout=prepared.has_dropout,
         is_approximate=prepared.is_approximate,
         has_cache=prepared.has_cache,

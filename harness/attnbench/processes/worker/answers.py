@@ -35,7 +35,7 @@ from attnbench.case import (
 from attnbench.checking import agreement, oracle
 from attnbench.checking.diagnosis import describe
 from attnbench.checking.reference import Reference, References, keep_references, reference_for_probe, require_plain
-from attnbench.checking.rules import RulesAt
+from attnbench.checking.rules import RulesAt, takes_context
 from attnbench.checking.tolerance import Tolerance
 from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
@@ -422,6 +422,7 @@ class Worker:
             is_approximate=candidate.is_approximate,
             has_pack=hasattr(candidate.build(weights), "pack"),
             has_cache=candidate.has_cache,
+            takes_context=takes_context(candidate, workload),
             most_error=candidate.most_error,
         )
 
