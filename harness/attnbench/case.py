@@ -39,7 +39,7 @@ class Inputs:
     """The operands of a call, by name and in order, and the module's canonical weights.
 
     Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
-    Scope `module`: x (B, T, D) and, if S differs from T, context (B, S, D). In either scope the workload's other
+    Scope `module`: x (B, T, D) and, in cross-attention, context (B, S, D). In either scope the workload's other
     operands follow: sinks (H,), and the tensors of learned biases.
     """
 

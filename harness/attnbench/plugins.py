@@ -276,7 +276,7 @@ def imports_of(path: Path) -> set[str]:
         return set()
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
+    return {name.partition(".")[0] for name in names if name}
 
 
 def _attends(node: ast.FunctionDef | ast.ClassDef) -> bool:

@@ -155,7 +155,9 @@ def _differs(planted: Mistake, workload: Workload) -> bool:
 def _bar(inputs: str, workload: Workload) -> Bar | None:
     """Compute the reference for one kind of input, or None if that input cannot be judged."""
     try:
-        return bar(Reference(workload, INPUTS[inputs](workload, 0), 0))
+        reference = Reference(workload, INPUTS[inputs](workload, 0), 0)
+        _ = reference.tolerances
+        return bar(reference)
     except VacuousError:
         return None
 

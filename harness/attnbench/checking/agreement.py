@@ -88,6 +88,7 @@ def compare(
                 of_output, wider = output_error(observation.output, reference)
                 results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
             except VacuousError as error:
+                reference.release()
                 if probe == [*references.by_probe][-1] and not results:
                     raise ValueError(str(error)) from None
                 continue

@@ -21,6 +21,7 @@ from attnbench.checking import oracle, steps
 from attnbench.checking.backward_mistakes import backward_catalogue
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.page_mistakes import page_mistakes
+from attnbench.checking.probes import VacuousError
 from attnbench.checking.reference import (
     Reference,
     References,
@@ -226,7 +227,8 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     def gathered(answered: Iterable[Reference]) -> list[Evidence]:
         evidence: list[Evidence] = []
         for reference in answered:
-            evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
+            with contextlib.suppress(VacuousError):  # correct code overflows there, too
+                evidence.append(Evidence(implementation, reference, evidence[0].convention if evidence else None))
         return evidence
 
     first = next(iter(references.values()))
@@ -533,7 +535,7 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
 
 def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Agreement) -> Finding:
     """Describe a failure that no known mistake explains, by its weights, rules and notes."""
-    if inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64):
+    if not extent(evidence) and (inside := _float32_inside(evidence, LEAST_NEAR_IN_FLOAT64)):
         return inside
     random = next((rule.found for rule in wrong.notes if rule.rule == "repeatable"), "")
     if random and not _differs(implementation, evidence[0].reference):

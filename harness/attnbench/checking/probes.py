@@ -58,6 +58,11 @@ def normal(workload: Workload, seed: int) -> Inputs:
     return _drawn(workload, seed).map(torch.clone)
 
 
+def forget_drawn() -> None:
+    """Free the memory of the numbers that the probes of one workload share."""
+    _drawn.cache_clear()
+
+
 def draw_near(workload: Workload, seed: int) -> Inputs:
     """The normal inputs with a new middle row in each tensor of tokens; the corners are unchanged."""
     inputs, fresh = normal(workload, seed), normal(workload, seed + 1)

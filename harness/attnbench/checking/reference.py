@@ -29,7 +29,7 @@ from attnbench.case import (
 )
 from attnbench.checking import oracle, side_effects
 from attnbench.checking.mistakes import FINITE, NAN
-from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near
+from attnbench.checking.probes import NEAR, PROBES, TOKENS, VacuousError, draw_near, forget_drawn
 from attnbench.checking.steps import Mistake
 from attnbench.checking.tolerance import RowErrors, Tolerance, by_row
 from attnbench.contract import Implementation, Weights
@@ -131,18 +131,17 @@ class Reference:
         drawn_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
         self.grad_rows = (drawn_rows if grad_rows is None else grad_rows.cpu()).to(dtype)  # of the output at those rows
         exact = self._exact_inputs()
-        self._compared, self._draws = compared, draws
-        self._answers = partial(self._answers_by, compared, mask)
-        answer = self._answers(oracle.attend, exact)
+        self._compared, self._draws, self._mask = compared, draws, mask
+        answer = self._answers_by(oracle.attend, exact)
         _require_informative(answer["output"])
-        scales = self._scales(answer)
+        self._sizes = self._scales(answer)
         left_out = OF_SCORES if probe == "large" and is_half(workload) else ()
-        expected = {name: each for name, each in answer.items() if scales[name] > 0 and name not in left_out}
+        expected = {name: each for name, each in answer.items() if self._sizes[name] > 0 and name not in left_out}
         self.expected = {name: tensor.cpu() for name, tensor in expected.items()}
-        leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
-        self._derive = partial(self._tolerance_of, oracle.score_bound(workload, exact, self.rows), leniency, scales)
+        self._leniency = LENIENCY_OF_LARGE if probe in {"large", "huge"} else 1.0
+        self._score_bound = oracle.score_bound(workload, exact, self.rows)
         # In half precision hardly any error is that small, and yardsticks show at once whether correct code overflows.
-        self.least = self.tolerances if is_half(workload) else {name: self._derive(name, ()) for name in expected}
+        self.least = self.tolerances if is_half(workload) else {name: self._tolerance_of(name) for name in expected}
 
     def _scales(self, answer: dict[str, Tensor]) -> dict[str, float]:
         """The size of each tensor of an answer, by name; for SUMMED, that of its intermediate sums if larger."""
@@ -159,11 +158,11 @@ class Reference:
             VacuousError: a textbook form overflows, so that a comparison would show nothing.
         """
         exact = self._exact_inputs()
-        yardsticks = self._yardsticks(self._answers, exact, self.expected, self._draws)
+        yardsticks = self._yardsticks(exact)
         is_summed = self._compared.direction != "inference" and not is_half(self.workload)  # half: summed in float32
         sums = oracle.SCATTERED if is_summed else ()
-        terms = _sizes_of_terms([self._answers(form, exact.map(torch.Tensor.float)) for form in sums])
-        found = {name: self._derive(name, yardsticks[name], terms.get(name)) for name in self.expected}
+        terms = _sizes_of_terms([self._answers_by(form, exact.map(torch.Tensor.float)) for form in sums])
+        found = {name: self._tolerance_of(name, yardsticks[name], terms.get(name)) for name in self.expected}
         if not all(each.is_finite for each in found.values()):
             raise VacuousError(f"correct code overflows {self.workload.dtype} here: nothing can be compared")
         return found
@@ -190,14 +189,8 @@ class Reference:
         yield self.least[name].largest
         yield self.tolerance(name)
 
-    def _tolerance_of(  # noqa: PLR0913, PLR0917 - everything that a limit depends on
-        self,
-        score_bound: float,
-        leniency: float,
-        scales: Mapping[str, float],
-        name: str,
-        yardsticks: Sequence[RowErrors],
-        terms: RowErrors | None = None,
+    def _tolerance_of(
+        self, name: str, yardsticks: Sequence[RowErrors] = (), terms: RowErrors | None = None
     ) -> Tolerance:
         return Tolerance(
             name,
@@ -205,28 +198,22 @@ class Reference:
             yardsticks,
             axis=row_axis(name),
             dtype=TORCH_DTYPES[self.workload.dtype],
-            num_roundings=roundings(self.workload, name, score_bound),
-            scale=scales[name],
-            leniency=leniency,
+            num_roundings=roundings(self.workload, name, self._score_bound),
+            scale=self._sizes[name],
+            leniency=self._leniency,
             labels=self.rows if name in BY_QUERY else None,
             terms=terms,
         )
 
-    def _answers_by(
-        self,
-        compared: Workload,
-        mask: Callable[[oracle.RowMask], oracle.RowMask],
-        form: oracle.Form,
-        inputs: Inputs,
-    ) -> dict[str, Tensor]:
+    def _answers_by(self, form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
         """A form's output at the rows, and its gradients, on the device and in the dtype of the inputs."""
         any_tensor = inputs.weights.query
         grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
 
         def forward(at: Inputs) -> Tensor:
-            return oracle.answer(self.workload, at, self.rows, form, self.on_step, mask)
+            return oracle.answer(self.workload, at, self.rows, form, self.on_step, self._mask)
 
-        return answers(compared, inputs, grads, forward)
+        return answers(self._compared, inputs, grads, forward)
 
     def _exact_inputs(self) -> Inputs:
         """The rounded inputs that the rows need, in float64, on the workload's device if that has float64."""
@@ -235,29 +222,23 @@ class Reference:
         reduced = oracle.at_rows(self.workload, self._rounded, self.rows)
         return reduced.map(lambda tensor: tensor.to(where).double())
 
-    def _yardsticks(
-        self,
-        answers_by: Callable[[oracle.Form, Inputs], dict[str, Tensor]],
-        exact: Inputs,
-        expected: Mapping[str, Tensor],
-        draws: torch.Generator,
-    ) -> dict[str, list[RowErrors]]:
+    def _yardsticks(self, exact: Inputs) -> dict[str, list[RowErrors]]:
         """The errors of textbook forms in the dtype, by tensor: on the inputs, and on inputs moved by a rounding."""
         workload, dtype, target = self.workload, TORCH_DTYPES[self.workload.dtype], device(self.workload.device)
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 exists only on the device
         where = target.torch_device if target.has_float64 or has_own_products else "cpu"
 
         def moved(tensor: Tensor) -> Tensor:
-            share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
+            share = torch.rand(tensor.shape, generator=self._draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
             return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
 
-        yardsticks: dict[str, list[RowErrors]] = {name: [] for name in expected}
+        yardsticks: dict[str, list[RowErrors]] = {name: [] for name in self.expected}
         unmoved = exact.map(lambda tensor: tensor.to(device=where, dtype=dtype))
         num_moved = MOVED_IF_FEW if workload.num_scores <= FEW else 1
         for inputs in (unmoved, *(exact.map(moved) for _ in range(num_moved))):
             for form in oracle.YARDSTICKS if inputs is unmoved else oracle.OF_MOVED:
-                honest = answers_by(form, inputs)
-                for name, right in expected.items():
+                honest = self._answers_by(form, inputs)
+                for name, right in self.expected.items():
                     yardsticks[name].append(by_row(honest[name].to(right) - right, row_axis(name)))
         return yardsticks
 
@@ -360,7 +341,10 @@ KEPT: dict[tuple[Workload, str, int], Reference | VacuousError] | None = None
 
 
 def keep_references() -> None:
-    """Let this process keep the reference of each probe, for further checks of the same workloads."""
+    """Let this process keep the reference of each probe, for further checks of the same workloads.
+
+    Only those of small workloads, of which the oracle computes every row.
+    """
     global KEPT  # noqa: PLW0603 - one for the whole process, as its memory is
     KEPT = {} if KEPT is None else KEPT
 
@@ -374,7 +358,7 @@ def reference_for_probe(
         ValueError: the reference output is not finite.
         VacuousError: the probe shows nothing at this workload.
     """
-    if KEPT is None:
+    if KEPT is None or workload.num_scores > oracle.FULL_CHECK_PAIRS:
         return _reference_for_probe(workload, probe, seed, on_step)
     key = workload, probe, seed
     if key not in KEPT:
@@ -429,10 +413,12 @@ class References:
                 _ = self.by_probe[probe].screen  # computed here, so that its time does not count for a candidate
             except VacuousError as error:
                 reason = reason or str(error)
+        forget_drawn()
         if not self.by_probe:
             raise ValueError(reason)
 
 
+@torch.enable_grad()  # also for a limit that a call without gradients asks for
 def answers(
     workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
 ) -> dict[str, Tensor]:

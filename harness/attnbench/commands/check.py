@@ -1,7 +1,6 @@
 """`attnbench check`: compare implementations with a float64 oracle."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -155,9 +154,10 @@ def _execute(
         from attnbench.commands.repro import checked_captured  # needs torch
 
         return checked_captured(planned, replay, folder)
-    with suppress(typer.Exit):  # an interruption: the verdicts so far are printed
-        running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
-    return read(folder)
+    try:
+        return running.execute(planned, folder, stages=["check"], stops_when_wrong=not goes_on, templates=templates)
+    except typer.Exit:  # an interruption, perhaps after the last cell: the verdicts so far are printed
+        return replace(read(folder), elapsed_s=None)
 
 
 def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:

@@ -23,8 +23,8 @@ Stamps = dict[Path, tuple[int, int]]
 def watch(named: Iterable[str], check: Callable[[], Conclusion | ExitCode], templates: Iterable[Template]) -> NoReturn:
     """Call `check` now and after each save of a named file, or of a module in its folder that it imports.
 
-    The judges of `templates` then forget the earlier code. A check that raises ValueError, as for a file with a syntax
-    error, prints the message, and the next save is awaited.
+    The judges of `templates` then forget the earlier code. A check that raises ValueError or OSError, as for a file
+    with a syntax error, prints the message, and the next save is awaited.
 
     Raises:
         ValueError: no named implementation is in a file.
@@ -52,7 +52,7 @@ def _print_check(check: Callable[[], Conclusion | ExitCode]) -> None:
     """
     try:
         ended = check()
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # an editor may replace a file
         typer.echo(sanitize_line(f"error: {error}"), err=True)
         return
     if not isinstance(ended, Conclusion):

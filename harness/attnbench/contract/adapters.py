@@ -58,6 +58,7 @@ class Sizes:
 
 SMALL = {"batch_size": 1, "seq_len": 4, "num_heads": 2, "head_dim": 4, "scope": "module"}
 """A workload at which a module is created to read its parameters."""
+MANY_HEADS = 32  # heads of another such workload, at which a module with a single key/value head has one, too
 SETS_OF_BIASES = [frozenset(parts) for size in (4, 3, 2, 1, 0) for parts in combinations(BIAS_NAMES, size)]
 """Every set of projections that may have a bias, the largest sets first."""
 HELP = (
@@ -162,12 +163,15 @@ class ModuleAdapter:
             fixed.setdefault("mask", f"none{MASKS_BETWEEN}")  # "none|", a list of one mask: only a check adopts it
         for groups in ({}, {"num_kv_heads": 1}) if "num_kv_heads" not in fixed else ({},):
             without = fixed | {"mask": "none"} | groups
-            small = (Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none"))  # type: ignore[arg-type]
+            small = [Workload(**SMALL, bias=bias).with_axes(without) for bias in ("all", "none")]  # type: ignore[arg-type]
+            small += [
+                each.with_axes({"num_heads": MANY_HEADS}) for each in small if groups
+            ]  # not a fixed ratio of heads
             try:
-                every, none = map(self.biases, small)
+                every, none, *others = map(self.biases, small)
             except (ValueError, NotImplementedError):  # checks and builds report the reason
                 return fixed
-            if every is not None and none is not None:
+            if every is not None and none is not None and None not in others:
                 fixed |= groups
                 return fixed if every - {"out"} != none - {"out"} else fixed | {"bias": _bias(every)}
         return fixed
@@ -240,15 +244,16 @@ class ModuleAdapter:
             blank = _blank(sizes, parts)
             try:
                 state = {name: tuple(tensor.shape) for name, tensor in self.layout.state(blank).items()}
+                names = [name for name in {*shapes, *state} if self.constant(name) is None]
+                is_alike = all(name in state and state[name] == shapes.get(name) for name in names)
+                if is_alike and self._reaches_all(blank):  # tracing takes longer than the shapes
+                    return parts
+            except ValueError:
+                raise
             except Exception as error:
                 if len(parts) == len(BIAS_NAMES):
                     raise ValueError(f"the layout fails to pack a state dict: {words(error)}") from error
-                continue  # `pack` needs a bias
-            names = [name for name in {*shapes, *state} if self.constant(name) is None]
-            is_alike = all(name in state and state[name] == shapes.get(name) for name in names)
-            if is_alike and self._reaches_all(blank):  # tracing takes longer than the shapes
-                return parts
-        return None
+        return None  # `pack` may need a bias
 
     @torch.enable_grad()
     def _reaches_all(self, weights: Weights) -> bool:

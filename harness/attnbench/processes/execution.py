@@ -851,7 +851,8 @@ def checking_templates(
     answers of one plan are kept for the next.
     """
     settings = _usual(timeout_s, SHORT_SPIN) | ALLOCATORS["retain"] | (INTERPRETED if is_interpreted else {})
-    settings |= {KEEPS_ANSWERS: "1"} if keeps_answers else {}
+    if keeps_answers:  # bytecode of a module that is saved twice in a second would be that of the first
+        settings |= {KEEPS_ANSWERS: "1", "PYTHONDONTWRITEBYTECODE": "1"}
     names = ("worker", "second")[: containers.processors()]
     with ExitStack() as stack:
         templates = [stack.enter_context(closing(Template(folder / f"{name}.log", settings))) for name in names]

@@ -256,7 +256,7 @@ class StandIn(nn.Module):
             self.register_parameter(f"{name} weights", nn.Parameter(tensor.detach(), requires_grad=False))
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-        """Tokens (B, T, D) and, if S differs, context (B, S, D) -> (B, T, D)."""
+        """Tokens (B, T, D) and, in cross-attention, context (B, S, D) -> (B, T, D)."""
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
     def made_there(self, operands: dict[str, Tensor], mask: BoundMask) -> Tensor:

@@ -156,7 +156,11 @@ class Template:
             raise
 
     def forget_code(self) -> None:
-        """Let the judge forget results of rules, since the judged code has changed; it keeps the right answers."""
+        """Let the judge forget results of rules, since the judged code has changed; it keeps the right answers.
+
+        After an earlier check that was abandoned, as after an error in one of two lanes, processes may start again.
+        """
+        self.is_over.clear()
         if self.judge is not None and self.judge.is_running:
             self.judge.ask("forget_code", NoneType)
 
