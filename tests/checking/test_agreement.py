@@ -105,6 +105,8 @@ def test_a_small_error_is_judged_without_yardsticks_and_a_larger_one_as_with_the
         Workload(seq_len=40, num_heads=2, head_dim=8, direction="forward_backward"), "normal", 0
     )
     observed = call_candidate(implementation("sdpa"), reference).compared
+    with torch.no_grad():
+        assert reference_for_probe(reference.workload, "normal", 1).tolerance("gradient of key") > 0
     quick = {name: reference.judge(name, tensor) for name, tensor in observed.items() if name in reference.expected}
     assert "tolerances" not in vars(reference)
     for name, found in quick.items():

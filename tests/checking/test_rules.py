@@ -267,7 +267,8 @@ def broken(made, **axes):
 )
 def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope, direction):
     module = Textbook if mask != "padding(20,0)" else implementation("fused")
-    assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= ALLOWED
+    allowed = ALLOWED | ({"large products"} if dtype == "float16" else set())  # where float16 has products of its own
+    assert broken(module, dtype=dtype, mask=mask, scope=scope, direction=direction) <= allowed
 
 
 @pytest.mark.one_in(2)

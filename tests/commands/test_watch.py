@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from attnbench.checking import reference
 from attnbench.cli import app
 from attnbench.commands import watch
+from attnbench.processes.worker_client import Template
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -86,11 +87,20 @@ def test_files_are_those_that_are_named_and_those_beside_them_that_they_import(t
     (tmp_path / "kernels").mkdir()
     (tmp_path / "mine.py").write_text("import torch\nfrom kernels import one\nimport helper\n")
     (tmp_path / "helper.py").write_text("import mine\nimport deeper\n")
-    for name in ("deeper.py", "unused.py", "kernels/__init__.py", "kernels/one.py"):
+    for name in ("deeper.py", "unused.py", "kernels/one.py"):
         (tmp_path / name).write_text("")
+    (tmp_path / "kernels" / "__init__.py").write_text("from . import one\n")
     assert watch.sources([f"other={tmp_path}/mine.py+compile"]) == watch.sources([f"{tmp_path}/mine.py"])
     names = {path.relative_to(tmp_path).as_posix() for path in watch.sources(["sdpa", f"{tmp_path}/mine.py:attend"])}
     assert names == {"mine.py", "helper.py", "deeper.py", "kernels/__init__.py", "kernels/one.py"}
+
+
+def test_processes_start_again_after_a_check_that_was_abandoned(tmp_path: Path) -> None:
+    """A file that was saved between the plan and the second lane's start once ended all later checks."""
+    template = Template(tmp_path / "log")
+    template.is_over.set()
+    template.forget_code()
+    assert not template.is_over.is_set()
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,8 @@ def test_a_single_key_head_is_read_from_the_module():
     assert judge(single, POINT.with_axes(single.built_in())).agrees
     assert "--set num_kv_heads=1" in str(reason_against(single, POINT))
     assert "num_kv_heads" not in adapt(Split, SPLIT, call=across).built_in()
+    halved = adapt(lambda s: Split(replace(s, num_kv_heads=s.num_heads // 2)), SPLIT, call=across)
+    assert "num_kv_heads" not in halved.built_in()  # with two heads it has one, but not with more
 
 
 def test_what_an_adapter_cannot_is_reported_with_its_reason():
