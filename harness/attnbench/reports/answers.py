@@ -335,7 +335,7 @@ def legend(members: Sequence[Answer]) -> str:
 def names(members: Sequence[Answer]) -> list[str]:
     """The implementations that support any of these shapes: baselines, then those fastest on a shape, then others.
 
-    Each kind is in the order of the median ratio; others with a time for less than half of the shapes come last.
+    Each kind is in the order of the median ratio; within it, those compared on less than half of the shapes come last.
     """
     supported = (cell for shape in members for cell in shape.cells if cell.record.status is not Status.unsupported)
     ratios = grouped(supported, lambda cell: cell.name)
