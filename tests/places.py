@@ -133,7 +133,8 @@ def run(name: str, place: Surroundings, options: Sequence[str]) -> tuple[str, ..
     """Run the tests in a place; return its row."""
     environment = {key: value for key, value in (os.environ | place.variables).items() if value is not None}
     command = [*place.prefix, sys.executable, "-m", "pytest", "-q", f"--timeout={LIMIT_S}"]
-    command += ["--numprocesses=logical", "--dist=worksteal"]
+    number = "1" if "OMP_NUM_THREADS" in place.variables else "logical"  # threads that wait for each other spin
+    command += [f"--numprocesses={number}", "--dist=worksteal"]
     LOGS.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
     with busy(place.num_busy), (LOGS / f"{name}.log").open("w", encoding="utf-8") as log:

@@ -66,7 +66,10 @@ PAGED = {
 }
 """Arguments of functions that read a paged cache (contract/pages.py), each with its names in flash-attn, PyTorch and
 vLLM."""
-READ_PAGES = ("flex_paged", "paged_gather", "paged_loop", "torch_varlen_paged")
+READ_PAGES = (
+    *("flash_attn_2_paged", "flashinfer_paged", "flex_paged"),
+    *("paged_gather", "paged_loop", "torch_varlen_paged"),
+)
 """Built-in implementations that read a paged cache: in a run without one they take part only if named."""
 DISTRIBUTING = ("all_gather", "context_parallel", "ring", "ulysses", "zigzag_ring")
 """Built-in implementations that compute with several ranks: in a run with one rank they take part only if named."""

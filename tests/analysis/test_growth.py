@@ -1,6 +1,7 @@
 """Growth of curves with known laws, of a made-up run, and by the command."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from attnbench.analysis.growth import growths
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.statistics.growth import fit
+from attnbench.workloads.counts import pool_bytes
+from attnbench.workloads.workload import Workload
 from tests import journals
 from tests.test_cli import command
 
@@ -92,6 +95,38 @@ def test_the_length_that_varies_is_followed_and_the_other_is_named(tmp_path):
     assert lines == {"square": [("seq_len", ""), ("seq_len", "S=2048")], "decoding": [("kv_len", "T=1")]}
 
 
+def batches(*numbers: int, **axes: object) -> tuple[Workload, ...]:
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "direction": "inference"}
+    return tuple(Workload(batch=f"{number}q1kv1000", **(sizes | axes)) for number in numbers)
+
+
+def test_growth_over_requests_counts_their_cache(tmp_path):
+    """16 bits and 8 bits are apart, and so are requests of other lengths."""
+    other = Workload(batch="2q9_q5kv40", page_size=16, num_heads=4, num_kv_heads=2, head_dim=64, direction="inference")
+    points = (*batches(4, 8, 16, 32), *batches(4, 8, 16, 32, cache_dtype="float8_e4m3fn"), other)
+    found = growths(journals.write(tmp_path / "run", points, ("sdpa",)), 8 * GIB)
+    assert [each.axis for each in found] == ["seq_len", "requests", "requests"]
+    same, small = found[1:]
+    assert same.other == "requests of 1,000 keys"
+    assert [number for number, _ in same.points] == [4, 8, 16, 32]
+    slots, copied = 63 * 16, 1000 * 4  # a page is partly used; a dense function reads a copy in float32
+    for grown, key_bytes in ((same, 4), (small, 1)):
+        peaks = [value - number * (slots * key_bytes + copied) * 2 * (64 + 64) for number, value in grown.points]
+        assert all(0 < peak < 2 * number * 4 * 64 * 4 for peak, (number, _) in zip(peaks, grown.points, strict=True))
+    held = int(replace(same, limit_bytes=32 * GIB).reach) // 10 * 10  # four digits
+    assert 10_000 < held < 100_000
+    assert f"32.0 GiB holds {held:,} of them; one more needs " in replace(same, limit_bytes=32 * GIB).sentence
+    assert "for cache and call, fitted over 4 to 32" in same.sentence
+    assert "1.00 MiB holds 0 of them" in replace(same, limit_bytes=2**20).sentence
+    few = replace(same, points=same.points[:2], fit=None)
+    assert "needs three batches or more; batches measured: 2" in few.sentence
+
+
+def test_a_shared_prefix_is_held_once():
+    (plain,), (shared,) = batches(8), batches(8, shared_prefix=512)
+    assert pool_bytes(plain) - pool_bytes(shared) == 7 * 512 * 2 * (64 + 64) * 4
+
+
 def test_the_sentence_names_the_length_that_reaches_the_limit(fused):
     said = fused.sentence
     assert said.startswith("fused: 256 MiB is reached at T=2032; there memory grows with T^1.98, fitted over T=")
@@ -123,3 +158,15 @@ def test_the_command_says_where_the_limit_is(tmp_path):
     assert metrics == {"peak_memory", "scratch_memory", "saved_memory"}
     short = command("growth", "fused", "--set=seq_len=16,32", *axes[1:], cwd=tmp_path)
     assert (short.returncode, "give three lengths or more" in short.stdout) == (3, True)
+
+
+def test_the_command_says_how_many_requests_fit(tmp_path):
+    axes = ("batch=2q1kv64,4q1kv64,8q1kv64", "page_size=16", "num_heads=2", "head_dim=8", "num_threads=1")
+    done = command("growth", "paged_gather", *(f"--set={axis}" for axis in axes), "--memory-limit=1MiB", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "requests of 64 keys" in done.stdout
+    each = 64 * 2 * (8 + 8) * 4
+    (held,) = re.findall(r"1.00 MiB holds (\d+) of them", done.stdout)
+    assert (
+        0.5 * 2**20 / each < int(held) < 2**20 / each
+    )  # a call gathers one request's keys at a time, beside the cache

@@ -6,11 +6,14 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnbench.checking import rules
+from attnbench.checking.agreement import check
 from attnbench.checking.reference import References
 from attnbench.contract.adapters import adapt, packed, split
 from attnbench.contract.functions import from_function
 from attnbench.plugins import discover_implementations
+from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
+from tests.checks import references
 
 SIZES = {"batch_size": 2, "seq_len": 35, "num_heads": 2, "head_dim": 8, "direction": "forward"}
 MODULE = {"scope": "module", "bias": "all"}
@@ -116,6 +119,21 @@ def test_a_right_cache_passes_and_one_that_is_emptied_by_its_call_is_noted():
     assert (found.holds, found.is_noted) == (False, True)
     assert "empties the cache" in found.found
     assert tried(adapted(Packed), "fed in chunks", **MODULE) is None
+
+
+class DetachesWhatItKeeps(Cached):
+    def attend(self, query, key, value, mask):
+        return super().attend(query, key.detach(), value.detach(), mask)
+
+
+@pytest.mark.parametrize(("kind", "grade"), [(Cached, Grade.right), (DetachesWhatItKeeps, Grade.wrong)])
+def test_gradients_of_a_module_with_a_cache_are_checked_on_request(kind, grade):
+    made = adapted(kind, masks=("causal",), has_cache=True)
+    assert made.built_in()["direction"] == "inference"
+    asked = Workload(**(SIZES | MODULE | {"direction": "forward_backward", "mask": "causal"}))
+    assert made.unsupported(asked) is None
+    judged = check(references(asked, is_brief=True), made)
+    assert judged.grade is grade, judged.diagnosis
 
 
 class Across(nn.Module):

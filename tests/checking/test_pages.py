@@ -334,3 +334,29 @@ def test_without_query_bounds_a_function_decodes_alone() -> None:
     decode = Workload(batch="q1kv32_q1kv31_q1kv33", page_size=16, **SIZES)
     assert made.unsupported(decode) is None
     assert judged(made, decode).grade is Grade.right
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_noted"),
+    [
+        ({}, False),
+        ({"weights": lambda weights, scores, request: weights * (1 + 1e-7 * request)}, True),
+        ({"length": lambda used, size: -(-used // size) * size}, False),  # it is wrong, which says more
+    ],
+)
+def test_a_request_that_depends_on_its_neighbours_is_noted(changes, is_noted):
+    notes = {rule.rule: rule.found for rule in judged(paged(**changes)).notes}
+    assert ("neighbours" in notes) is is_noted
+    assert not is_noted or "apart from the same request in" in notes["neighbours"]
+
+
+def test_a_request_that_depends_on_the_place_of_its_pages_is_not_said_to_depend_on_others() -> None:
+    first = [0]
+
+    def address(address: Tensor, row: Tensor, at: Tensor, pool: Tensor) -> Tensor:
+        first[0] = int(row[0])
+        return address
+
+    found = judged(paged(address=address, weights=lambda weights, scores, request: weights * (1 + 1e-7 * first[0])))
+    assert found.grade is Grade.right
+    assert "neighbours" not in {rule.rule for rule in found.notes}

@@ -104,6 +104,7 @@ VALUES = {
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetPowerUsage": 650_400,
     "nvmlDeviceGetTemperature": 41,
+    "nvmlDeviceGetTotalEnergyConsumption": 1_234_500,
     "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
     "nvmlDeviceGetCurrentClocksEventReasons": 4,
     "nvmlDeviceGetEccMode": (1, 1),
@@ -187,9 +188,11 @@ def test_a_state_comes_from_the_driver_and_its_clock_from_the_blocks(version, mo
     assert here.state() == DeviceState(clock_mhz=1501, temperature_c=41, slowed_by=4)
     monkeypatch.setitem(VALUES, "nvmlDeviceGetCurrentClocksEventReasons", module.NVMLError())  # as of an older driver
     assert here.state().slowed_by == 4
+    assert here.energy_j() == 1234.5
     monkeypatch.setitem(sys.modules, "pynvml", None)
     here = cuda.Cuda("cuda:1")
     assert here.state() is None
+    assert here.energy_j() is None
     monkeypatch.setattr(here.clock, "clock_hz", lambda: 1.2e9)
     assert here.state() == DeviceState(clock_mhz=1200.0)
     assert device("cpu").state() is None

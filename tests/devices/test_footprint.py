@@ -83,7 +83,7 @@ def test_the_metrics_of_a_cell_share_one_pass():
 
 
 FIRST_CALLS = {"first_call", "first_call_cached", "first_call_new_length"}
-OFF_THE_HOST, OVER_RANKS = {"outside_memory"}, {"bytes_sent", "slowest_rank"}
+OFF_THE_HOST, OVER_RANKS = {"outside_memory", "energy"}, {"bytes_sent", "slowest_rank"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ OFF_THE_HOST, OVER_RANKS = {"outside_memory"}, {"bytes_sent", "slowest_rank"}
         ("cpu", 1, OFF_THE_HOST | OVER_RANKS | {"straggling"}),
         ("cpu", 2, OFF_THE_HOST),
         ("cuda", 1, OVER_RANKS | {"straggling"}),
-        ("cuda", 2, {"latency", "straggling"}),
+        ("cuda", 2, {"latency", "straggling", "energy"}),
     ],
 )
 def test_ranks_of_another_device_have_no_latency_and_only_there_memory_is_outside(place, world_size, lacking):

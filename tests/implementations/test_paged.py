@@ -5,6 +5,8 @@ real check judges the passing. Only CUDA can show that the kernel itself is righ
 """
 
 import dataclasses
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnbench.checking.agreement import check
-from attnbench.contract import device
+from attnbench.contract import Implementation, device
 from attnbench.contract.loading import implementation, named
+from attnbench.implementations import flashinfer_paged
 from attnbench.storage.records import Grade
 from attnbench.workloads.workload import Workload
 from tests.checks import references
@@ -30,16 +33,31 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     assert {each.dtype for each in (starts, lengths, table)} == {torch.int32}
     assert given["cu_seq_k"] is None  # the lengths are seqused_k
     assert (given["max_q"], given["max_k"]) == (int(starts.diff().max()), int(lengths.max()))
-    assert given["window_size"] == (-1, 0)  # causal
+    left, right = given["window_size"]
+    assert right == 0  # causal
     assert given["enable_gqa"] == (query.shape[1] != key.shape[2])
+    return textbook(query, (key, value), starts.tolist(), lengths.tolist(), table.long(), given["scale"], left)
+
+
+def textbook(
+    query: Tensor,
+    pools: tuple[Tensor, Tensor],
+    starts: list[int],
+    lengths: list[int],
+    pages: Any,
+    scale: float | None,
+    left: int,
+) -> Tensor:
+    """Attention over pages: `pages` holds those of each request in order. A query sees `left` before it, or all."""
     outputs = []
-    for row, length in enumerate(lengths.tolist()):
+    for row, length in enumerate(lengths):
         tokens = query[starts[row] : starts[row + 1]].transpose(0, 1)
-        keys, values = (pool[table[row].long()].flatten(0, 1)[:length].transpose(0, 1) for pool in (key, value))
+        keys, values = (pool[pages[row]].flatten(0, 1)[:length].transpose(0, 1) for pool in pools)
         seen = torch.ones(tokens.shape[1], length, dtype=torch.bool).tril(length - tokens.shape[1])
+        seen = seen.triu(length - tokens.shape[1] - left) if left >= 0 else seen
         outputs.append(
             F.scaled_dot_product_attention(
-                tokens, keys, values, attn_mask=seen, scale=given["scale"], enable_gqa=True
+                tokens, keys, values, attn_mask=seen, scale=scale, enable_gqa=True
             ).transpose(0, 1)
         )
     return torch.cat(outputs)
@@ -57,6 +75,82 @@ def test_varlen_attn_is_handed_pages(version: str, monkeypatch: pytest.MonkeyPat
     assert reason is None
     grade = check(references(MIXED), dataclasses.replace(found, unsupported=lambda _: None)).grade
     assert grade is Grade.right
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, **given: Any) -> Tensor:
+    """`flash_attn_varlen_func` with pages, by its documentation."""
+    starts, ends = given["cu_seqlens_q"], given["cu_seqlens_k"]
+    assert {each.dtype for each in (starts, ends, block_table)} == {torch.int32}
+    assert k.shape[1] % 256 == 0
+    assert (given["max_seqlen_q"], given["max_seqlen_k"]) == (int(starts.diff().max()), int(ends.diff().max()))
+    left, right = given["window_size"]
+    assert given["causal"]
+    assert right == (-1 if left < 0 else 0)  # the kernel for decodes runs only without a limit on the right
+    lengths = ends.diff().tolist()
+    return textbook(q, (k, v), starts.tolist(), lengths, block_table.long(), given["softmax_scale"], left)
+
+
+class Planner:
+    """FlashInfer's class for pages, by its documentation."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str, **_: Any) -> None:
+        assert float_workspace_buffer.dtype is torch.uint8
+        assert kv_layout == "NHD"
+        functions = {name: versions(f"{WRAPPER}.{name}")["0.7.4"] for name in ("plan", "run")}
+        self.plan = functions["plan"].stand_in(lambda **given: vars(self).update(planned=SimpleNamespace(**given)))
+        self.run = functions["run"].stand_in(self.computed)
+
+    def computed(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], **_: Any) -> Tensor:
+        at = self.planned  # type: ignore[attr-defined] # `plan` set it
+        firsts, lasts = at.paged_kv_indptr, at.paged_kv_last_page_len
+        assert {each.dtype for each in (at.qo_indptr, firsts, at.paged_kv_indices, lasts)} == {torch.int32}
+        assert (at.num_qo_heads, at.num_kv_heads, at.head_dim_qk) == (*q.shape[1:2], paged_kv_cache[0].shape[2], 64)
+        assert (at.causal, at.q_data_type, at.kv_data_type) == (True, q.dtype, q.dtype)
+        assert at.page_size == paged_kv_cache[0].shape[1]
+        assert int(lasts.min()) >= 1
+        assert int(lasts.max()) <= at.page_size
+        pages = at.paged_kv_indices.long().split(firsts.diff().tolist())
+        lengths = ((firsts.diff() - 1) * at.page_size + lasts).tolist()
+        return textbook(q, paged_kv_cache, at.qo_indptr.tolist(), lengths, pages, at.sm_scale, at.window_left)
+
+
+ON_CUDA = {"device": "cuda", "dtype": "bfloat16"}
+WRAPPER, FLASH = "flashinfer.BatchPrefillWithPagedKVCacheWrapper", "flash_attn.flash_attn_interface"
+
+
+def test_flash_attn_is_handed_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(FLASH)
+    vars(module)["flash_attn_varlen_func"] = versions(f"{FLASH}.flash_attn_varlen_func")["2.8.3"].stand_in(flash)
+    for name, made in {"flash_attn": ModuleType("flash_attn"), FLASH: module}.items():
+        monkeypatch.setitem(sys.modules, name, made)
+    found = agree_on_pages("flash_attn_2_paged", MIXED.with_axes({"page_size": 256}), "pages of 256", monkeypatch)
+    decodes = MIXED.with_axes(ON_CUDA | {"page_size": 256, "batch": "q0kv20_3q1kv40"})
+    assert "a new token in each request" in str(found.unsupported(decodes))
+
+
+def test_flashinfer_plans_for_the_pages_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flashinfer")
+    vars(module)["BatchPrefillWithPagedKVCacheWrapper"] = versions(WRAPPER)["0.7.4"].stand_in(Planner)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    flashinfer_paged.planner_on.cache_clear()
+    asked = MIXED.with_axes({"head_dim": 64})
+    empty = asked.with_axes({"batch": f"{MIXED.batch}_q0"})
+    found = agree_on_pages("flashinfer_paged", asked, "one of 64, 128, 256", monkeypatch)
+    flashinfer_paged.planner_on.cache_clear()  # it holds the stand-in
+    assert "without keys" in str(found.unsupported(empty.with_axes(ON_CUDA)))
+
+
+def agree_on_pages(name: str, asked: Workload, words: str, monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    """Require that the adapter passes what the package's function takes, and that it refuses MIXED with `words`."""
+    monkeypatch.setattr(f"attnbench.implementations.{name}.missing_package", lambda *_: None)
+    found = named(name)
+    assert words in str(found.unsupported(MIXED.with_axes(ON_CUDA)))
+    for axes in ({}, {"mask": "sliding_window(21)", "scale": 0.3}):
+        point = asked.with_axes(axes)
+        assert found.unsupported(point.with_axes(ON_CUDA)) is None
+        judged = check(references(point, is_brief=bool(axes)), dataclasses.replace(found, unsupported=lambda _: None))
+        assert judged.grade is Grade.right, judged.diagnosis
+    return found
 
 
 def test_without_cuda_it_says_so() -> None:

@@ -1,10 +1,13 @@
 """Laws of invariance: kernels that split their keys by the sizes of the call are found, others pass."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from attnbench.contract.functions import from_function
-from attnbench.invariance.laws import LAWS, Subject, tried
+from attnbench.invariance.laws import EXAMPLE, LAWS, LAWS_OF_REQUESTS, example, tried
+from attnbench.processes.one_off_tasks import shapes
 from attnbench.workloads.workload import Workload
 
 SHAPE = Workload(seq_len=40, num_heads=4, num_kv_heads=2, head_dim=4, mask="causal", direction="inference")
@@ -40,8 +43,8 @@ def split_by(number_of):
     return from_function(mine, "mine")
 
 
-def laws(implementation):
-    return {law.law: law for law in tried(Subject(implementation, SHAPE, 0))}
+def laws(implementation, shape=SHAPE):
+    return {law.law: law for law in tried(implementation, shape, 0)}
 
 
 def broken(found):
@@ -100,3 +103,74 @@ def test_the_first_difference_names_the_place_and_both_numbers():
     assert found.broken.startswith("batch 3, prefill: ")
     assert "first at sequence 0, head 0, query" in found.broken
     assert ", not " in found.broken
+
+
+REQUESTS = SHAPE.with_axes(EXAMPLE | {"batch": "q20kv90_2q1kv61_q1kv33_q7"})
+
+
+def paged_in_parts(parts_of):
+    """Decoding over pages, whose keys are summed in as many parts as `parts_of(lengths, row, table)` says."""
+
+    def mine(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q, softmax_scale):
+        outputs = []
+        for row, length in enumerate(seq_lens.tolist()):
+            tokens = query[cu_seqlens_q[row] : cu_seqlens_q[row + 1]].transpose(0, 1)[None]
+            pages = block_table[row].long()
+            keys, values = (pool[pages].flatten(0, 1)[:length].transpose(0, 1) for pool in (key_cache, value_cache))
+            keys, values = (each.repeat_interleave(2, dim=0)[None] for each in (keys, values))
+            seen = torch.ones(tokens.shape[2], length, dtype=torch.bool).tril(length - tokens.shape[2])[None, None]
+            number = parts_of(seq_lens, row, block_table)
+            outputs.append(in_parts(tokens, keys, values, seen, softmax_scale, number)[0].transpose(0, 1))
+        return torch.cat(outputs)
+
+    return from_function(mine, "mine")
+
+
+OF_REQUESTS = {
+    "by the longest request": (lambda lengths, row, table: 1 + int(lengths.max()) // 64, {"neighbours"}),
+    "by the place in the batch": (lambda lengths, row, table: 1 + row, {"neighbours", "order of requests"}),
+    "by the pages": (lambda lengths, row, table: 1 + int(table[row, 0]) % 3, {"place of pages"}),
+    "by nothing": (lambda lengths, row, table: 1, set()),
+}
+
+
+@pytest.mark.parametrize("name", OF_REQUESTS)
+def test_requests_that_depend_on_their_neighbours_are_found(name):
+    parts_of, expected = OF_REQUESTS[name]
+    found = laws(paged_in_parts(parts_of), REQUESTS)
+    assert set(found) == set(LAWS_OF_REQUESTS)
+    assert expected <= broken(found), found
+    assert expected or not broken(found), found
+    assert all(law.num_tried for law in found.values())
+
+
+def test_one_request_has_no_neighbours_and_gathered_keys_have_no_pages():
+    alone = laws(paged_in_parts(lambda lengths, row, table: 1), REQUESTS.with_axes({"batch": "q9kv40"}))
+    assert {name for name, law in alone.items() if law.reason} == {"neighbours", "order of requests"}
+    gathered = laws(split_by(lambda query, key: 1), REQUESTS)
+    assert gathered["place of pages"].reason == "it gets no pages"
+    assert not broken(gathered)
+
+
+def test_a_shared_prefix_stays_where_several_requests_are_called():
+    """A kernel may compute it once, in another order."""
+    seen = []
+
+    def mine(query, key_cache, value_cache, block_table, seq_lens, cu_seqlens_q):
+        seen.append((len(seq_lens), len(set(block_table[:, 0].tolist()))))
+        return query
+
+    batch = REQUESTS.with_axes({"batch": "q1kv61_q2kv40_q1kv33", "shared_prefix": 16})
+    assert not broken(laws(from_function(mine, "mine"), batch))
+    assert {first for number, first in seen if number > 1} == {1}
+
+
+def test_a_function_of_pages_gets_an_example_with_long_requests():
+    mine = paged_in_parts(lambda lengths, row, table: 1)
+    shape = SHAPE.with_axes({"rotary": "halves(10000)"})
+    found = example(mine, shape)
+    assert (found.batch, found.page_size, found.num_heads) == (EXAMPLE["batch"], 16, SHAPE.num_heads)
+    large = dataclasses.replace(mine, unsupported=lambda each: "large pages only" if each.page_size < 256 else None)
+    assert example(large, shape).page_size == 256
+    assert example(split_by(lambda query, key: 1), shape) == shape
+    assert shapes((REQUESTS, REQUESTS, SHAPE)) == [REQUESTS, *shapes((SHAPE,))]

@@ -1,8 +1,10 @@
 """Growth of memory with length: an exponent, a curve, and the length that reaches a limit.
 
-Memory is a count, not a sample: the same call always needs the same bytes.
+For batches of equal requests, it is growth with their number, and the cache counts, too: a service's memory is mostly
+cache. Memory is a count, not a sample: the same call always needs the same bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +12,27 @@ from attnbench.analysis.recommendation import peak_bytes
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
+from attnbench.plugins import reads_pages
 from attnbench.statistics.growth import FEWEST_LENGTHS, Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
+from attnbench.storage.records import Record
 from attnbench.units import grouped, sanitize_line, show
+from attnbench.workloads.counts import gathered_bytes, pool_bytes
 from attnbench.workloads.workload import Workload
+
+REQUESTS = "requests"
+"""The axis of growth with the number of equal requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The memory of one implementation as a function of one length, with all other axes equal."""
+    """The memory of one implementation as a function of one length or a number of requests, with all else equal."""
 
-    axis: str  # seq_len or kv_len
-    other: str  # the other length if it differs: "T=1"; else ""
+    axis: str  # seq_len, kv_len or REQUESTS
+    other: str  # the other length if it differs: "T=1"; else "". Or each request: "requests of 4,096 keys"
     implementation: str
     workload: Workload  # the one with the greatest measured length
-    points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length
+    points: tuple[tuple[int, float], ...]  # (length, peak bytes), sorted by length; with requests, cache included
     fit: Fit | None
     limit_bytes: float = 0.0  # 0: no limit
 
@@ -49,9 +57,15 @@ class Growth:
         fit, letter = self.fit, "T" if self.axis == "seq_len" else "S"
         name, limit = sanitize_line(self.implementation), show(self.limit_bytes, "bytes")
         if fit is None:
-            few = len(self.points) < FEWEST_LENGTHS
-            why = "growth needs three lengths or more" if few else "its memory fits no curve"
-            return f"{name}: {why}; lengths measured: {len(self.points)}"
+            few, what = len(self.points) < FEWEST_LENGTHS, "batches" if self.axis == REQUESTS else "lengths"
+            why = f"growth needs three {what} or more" if few else "its memory fits no curve"
+            return f"{name}: {why}; {what} measured: {len(self.points)}"
+        if self.axis == REQUESTS:
+            more = f"one more needs {show(fit.slope(fit.lengths[-1]), 'bytes')} for cache and call"
+            text = f"{more}, fitted over {fit.lengths[0]:,} to {fit.lengths[-1]:,}"
+            if self.limit_bytes <= 0:
+                return f"{name}: {text}"
+            return f"{name}: {limit} holds {rounded_down(self.reach or 0.0):,} of them; {text}"
         fitted = f"fitted over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
         text = f"memory grows with {letter}^{self.exponent:.2f}"
         if self.limit_bytes <= 0:
@@ -62,11 +76,15 @@ class Growth:
         return f"{name}: {limit} is reached at {letter}={length:.0f}; there {text}, {fitted}"
 
     def facts(self) -> dict[str, Any]:
-        """The growth as fields of JSON: lengths in tokens, memory in bytes, and the curve's a, b and c as in Fit."""
+        """The growth as fields of JSON: lengths in tokens, memory in bytes, and the curve's a, b and c as in Fit.
+
+        On the axis REQUESTS, lengths are numbers of requests, and peaks include the cache.
+        """
         return {
             "workload": self.workload.id,
             "direction": self.workload.direction,
             "axis": self.axis,
+            "others": self.other,
             "implementation": self.implementation,
             "lengths": [length for length, _ in self.points],
             "peak_bytes": [value for _, value in self.points],
@@ -85,24 +103,68 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     started; other devices have none.
     """
     free_bytes = 0 if results.system_load is None else results.system_load.free_bytes
-    groups = grouped(results.records, lambda record: tuple(map(record.workload.axes().get, GROUP_AXES)))
     found = []
-    for group in groups.values():
-        for (axis, other), members in by_length(group, lambda record: record.workload).items():
-            measured = [record for record in members if peak_bytes(record)]
-            for name, alike in grouped(measured, lambda record: record.implementation).items():
-                workload = max((record.workload for record in alike), key=lambda each: (each.seq_len, each.kv_len))
-                points = tuple(sorted((getattr(one.workload, axis), peak_bytes(one) or 0.0) for one in alike))
-                limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
-                found.append(
-                    Growth(
-                        axis=axis,
-                        other=other,
-                        implementation=name,
-                        workload=workload,
-                        points=points,
-                        fit=fit(points),
-                        limit_bytes=limit,
-                    )
+    for axis, other, members in _series(results.records):
+        measured = [record for record in members if peak_bytes(record)]
+        for name, alike in grouped(measured, lambda record: record.implementation).items():
+            workload = max((record.workload for record in alike), key=lambda each: (each.seq_len, each.kv_len))
+            points = tuple(sorted(_point(axis, record, results) for record in alike))
+            limit = limit_bytes or SHARE_OF_FREE * free_bytes * device(workload.device).is_host
+            found.append(
+                Growth(
+                    axis=axis,
+                    other=other,
+                    implementation=name,
+                    workload=workload,
+                    points=points,
+                    fit=fit(points),
+                    limit_bytes=limit,
                 )
+            )
     return found
+
+
+def _series(records: tuple[Record, ...]) -> Iterator[tuple[str, str, list[Record]]]:
+    """Records that differ only in a length or in the number of equal requests: its axis, the other length, the records.
+
+    Instead of another length, requests are described.
+    """
+    alike = grouped(records, lambda record: _request(record.workload))
+    for group in grouped(alike.pop("", []), lambda record: _axes(record.workload)).values():
+        for (axis, other), members in by_length(group, lambda record: record.workload).items():
+            yield axis, other, members
+    for request, same in alike.items():
+        for members in grouped(same, lambda record: _axes(record.workload, "batch")).values():
+            yield REQUESTS, request, members
+
+
+def _axes(workload: Workload, *but: str) -> tuple[object, ...]:
+    """The values of all axes but lengths, and `but` others."""
+    axes = workload.axes()
+    return tuple(axes[axis] for axis in GROUP_AXES if axis not in but)
+
+
+def rounded_down(number: float) -> int:
+    """The whole part, with four digits at most: an extrapolation has no more."""
+    text = str(int(number))
+    return int(text[:4] + "0" * (len(text) - 4))
+
+
+def _request(workload: Workload) -> str:
+    """Describe the requests of a batch in which all are equal: "requests of 4,096 keys"; "" for any other workload."""
+    if len({*workload.requests}) != 1:
+        return ""
+    new, total = workload.requests[0]
+    return f"requests of {'' if new == 1 else f'{new:,} new tokens and '}{total:,} keys"
+
+
+def _point(axis: str, record: Record, results: Results) -> tuple[int, float]:
+    """The length, or number of requests, and the peak bytes.
+
+    Requests need their cache, too, and those of a dense function a copy of its keys and values in the call's dtype.
+    """
+    peak, workload = peak_bytes(record) or 0.0, record.workload
+    if axis != REQUESTS:
+        return getattr(workload, axis), peak
+    copied = 0 if reads_pages(results.plan.specs[record.arm]) else gathered_bytes(workload)
+    return len(workload.requests), peak + pool_bytes(workload) + copied

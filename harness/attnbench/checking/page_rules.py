@@ -1,18 +1,23 @@
 """Rules for functions that read a paged cache, about errors that no single call shows; they join those of rules.py."""
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 
 import msgspec
+import torch
+from torch import Tensor
 
 from attnbench.case import bind, draw_normal, place
 from attnbench.checking.reference import Reference
-from attnbench.checking.rules import ANOTHER_BATCH, POOLS, USUAL, Candidate, Outcome, rule
+from attnbench.checking.rules import ANOTHER_BATCH, NEIGHBOURS, POOLS, USUAL, Candidate, Outcome, rule
 from attnbench.contract.pages import MOVED, STRIDED
 from attnbench.workloads.batch import Request, written
+from attnbench.workloads.workload import Workload
 
 MORE_KEYS = 600
 """Keys that requests of an earlier call have in addition: more than one part of a kernel that splits the keys."""
+MOST_ALONE = 3  # requests that are called alone
 
 
 @rule(ANOTHER_BATCH, *USUAL)
@@ -53,3 +58,37 @@ def _pools_in_memory(candidate: Candidate) -> Iterator[Outcome]:
         views = msgspec.structs.replace(candidate.workload.cache, form=STRIDED)
         words = "pools that are views of one buffer, page by page, give"
         yield candidate.compare(words, candidate.output, cache=views)
+
+
+@rule(NEIGHBOURS, *USUAL, is_noted=True)
+def _neighbours(candidate: Candidate) -> Iterator[Outcome]:
+    """A request alone gets the same bits as with the other requests of its batch.
+
+    Applies if no bit depends on where the pages lie.
+    """
+    if not candidate.workload.page_size or candidate.off(candidate.output, candidate.normal):
+        return
+    requests = tuple(Request(each.new, each.total + MORE_KEYS) for each in candidate.workload.requests)
+    whole = msgspec.structs.replace(candidate.workload, batch=written(requests))
+    tensors, case = place(draw_normal(whole, candidate.normal.seed), whole).tensors, candidate.case()
+
+    def answer(workload: Workload, tensors: Mapping[str, Tensor], form: str = "") -> Tensor:
+        mask = bind(workload)
+        mask.cache = workload.cache and msgspec.structs.replace(workload.cache, form=form)
+        with case.grad_mode():
+            return dataclasses.replace(case, workload=workload, mask=mask, tensors=dict(tensors)).output()
+
+    beside = answer(whole, tensors)
+    if not torch.equal(beside, answer(whole, tensors, MOVED)):
+        return
+    news, totals = zip(*requests, strict=True)
+    ends = [*itertools.accumulate(news)], [*itertools.accumulate(totals)]
+    distinct = {request: index for index, request in enumerate(requests) if request.new}
+    for request, index in [*distinct.items()][:MOST_ALONE]:
+        batch = written((request,))
+        queries, keys = (slice(end[index] - size, end[index]) for end, size in zip(ends, request, strict=True))
+        rows = {"query": queries, "key": keys, "value": keys}
+        own = {name: tensors[name][:, :, part].clone() for name, part in rows.items()}
+        alone = answer(msgspec.structs.replace(whole, batch=batch, shared_prefix=0), {**tensors, **own})
+        apart = float((alone.double() - beside[:, :, queries].double()).abs().max())
+        yield f"the request {batch} alone is {apart:.2g} apart from the same request in {whole.batch}" * bool(apart)

@@ -86,8 +86,16 @@ USUAL = ("scope", "direction", "half", "way")
 HIDING = ("scope", "direction", "hides")
 """Names of axes on which many rules may depend: HIDING for a rule about hidden keys, USUAL for others. `_values`
 computes those that a workload lacks, such as "half"."""
-ANOTHER_BATCH, POOLS = "another batch", "pools in memory"
-RULES_OF_BATCHES = {"right when short", "without gradients", OUTPUTS_APART, REPEATABLE, ANOTHER_BATCH, POOLS}
+ANOTHER_BATCH, POOLS, NEIGHBOURS = "another batch", "pools in memory", "neighbours"
+RULES_OF_BATCHES = {
+    "right when short",
+    "without gradients",
+    OUTPUTS_APART,
+    REPEATABLE,
+    ANOTHER_BATCH,
+    POOLS,
+    NEIGHBOURS,
+}
 """Rules that are also tried on batches of requests. Other rules use keys that no cache can hold, or other layouts."""
 Answer = dict[str, Tensor]  # the output and the gradients, by name
 Outcome = str | Exception | RuleResult

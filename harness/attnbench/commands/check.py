@@ -29,6 +29,7 @@ from attnbench.processes.worker_client import Template
 from attnbench.reports import exit_status, stock
 from attnbench.storage.events import Plan
 from attnbench.units import grouped
+from attnbench.workloads.workload import Workload
 
 OPTIONS = SelectionOptions(sweep="check")
 STOCK = "stock"  # the sweep of --report, unless something else is selected
@@ -185,7 +186,11 @@ def _certify(planned: Plan, not_judged: Mapping[str, str]) -> ExitCode:
 def _print_certificate(certificate: Certificate) -> None:
     """Print the verdict, each violated law, and the laws that were not tried, with the reasons."""
     shape = certificate.workload
-    sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
+    plain, keys = Workload().axes(), f"S={shape.kv_len}"
+    if shape.requests:
+        axes = ("batch", "page_size", "shared_prefix", "cache_dtype", "mask")
+        keys = " ".join(f"{axis}={shape.axes()[axis]}" for axis in axes if shape.axes()[axis] != plain[axis])
+    sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} {keys} {shape.dtype}"
     head = f"{certificate.implementation} ({sizes}):"
     tried = [law for law in certificate.laws if law.num_tried and not law.broken]
     if certificate.failed:

@@ -1,4 +1,4 @@
-"""`attnbench growth`: fit how memory grows with length, and predict where a limit is reached."""
+"""`attnbench growth`: fit how memory grows with length or requests, and predict where a limit is reached."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from attnbench.analysis.conclusion import Conclusion, Ending, Question, conclude, marks
-from attnbench.analysis.growth import growths
+from attnbench.analysis.growth import REQUESTS, Growth, growths
 from attnbench.commands import Command, running
 from attnbench.commands.frame import present
 from attnbench.commands.options import SelectionOptions
@@ -23,10 +23,15 @@ def growth(
 ) -> Conclusion:
     """Fit how memory grows with length, and predict where a limit is reached.
 
-    Calls are those of inference, unless --set direction says otherwise: training keeps more.
+    Calls are those of inference, unless --set direction says otherwise: training keeps more. For batches of 4, 8, ...
+    equal requests it is growth with their number, and their cache counts, too.
 
     Options:
         memory_limit (SIZE): The limit on memory, as in 2GiB; 0: three quarters of the free memory on the CPU.
+
+    Examples:
+        attnbench growth mine.py:attention --set seq_len=512,1024,2048 --memory-limit 2GiB
+        attnbench growth paged_gather --set batch=4q1kv1k,8q1kv1k,16q1kv1k --set page_size=16
     """
     if options.has_shapes and "direction" not in options.axes:
         options = replace(options, settings=[*(options.settings or ()), DIRECTION])
@@ -35,15 +40,23 @@ def growth(
     grown = growths(measured, memory_limit)
 
     def show() -> None:
-        panels = grouped(grown, lambda each: f"{titles.title(each.workload.axes())} {each.other}".rstrip())
+        panels = grouped(grown, _title)
         for title, members in panels.items():
             typer.echo("\n  ".join([f"\n{title}", *(each.sentence for each in members)]))
 
     present(lambda: [each.facts() for each in grown], show)
     end = conclude(marks(measured), Question.measurement)
     if end.ending is Ending.passed and not any(each.fit for each in grown):
-        return replace(end, ending=Ending.inconclusive, words="no growth could be fitted: give three lengths or more")
+        few = "no growth could be fitted: give three lengths or more, or three numbers of equal requests"
+        return replace(end, ending=Ending.inconclusive, words=few)
     return end
+
+
+def _title(each: Growth) -> str:
+    """The title of a panel: all axes but the one that grows, and what the points share."""
+    if each.axis == REQUESTS:
+        return f"{titles.title(each.workload.axes(), leave_out=('batch',))}, {each.other}"
+    return f"{titles.title(each.workload.axes())} {each.other}".rstrip()
 
 
 COMMAND = Command(growth, order=30)

@@ -102,6 +102,11 @@ def _differs(workload: Workload, axis: str, value: float | str) -> bool:
         return True
 
 
+EXPLAINED = {"mask", "scope", "bias", "direction"}
+"""Built-in axes that may have other values on request: `unsupported` says what cannot run, and a module with a cache
+has gradients, though it is checked without them by default."""
+
+
 def _reason_against(
     unsupported: Callable[[Workload], str | None],
     built_in: Callable[[], Mapping[str, Any]],
@@ -113,7 +118,7 @@ def _reason_against(
     A dense function can run a batch of requests if it can run the dense workload of each distinct request.
     """
     for axis, value in built_in().items():
-        if axis not in {"mask", "scope", "bias"} and _differs(workload, axis, value):  # `unsupported` explains these
+        if axis not in EXPLAINED and _differs(workload, axis, value):
             hint = ", or pass on the context in call" * (axis == "kv_len")
             return f"{axis}={value or FOLLOWS[axis]} is built in: add --set {axis}={value or FOLLOWS[axis]}{hint}"
     if workload.requests and not takes_batches:

@@ -44,7 +44,7 @@ class Declared:
     axes: Collection[str] = ()  # ignored: files for earlier releases set it
     extra: Mapping[str, float] = field(default_factory=dict)  # values of other parameters than weights, by name pattern
     residual: bool = False  # the module returns its input plus attention
-    has_cache: bool = False  # the module keeps a cache, which is emptied before each call; inference only
+    has_cache: bool = False  # the module keeps a cache, which is emptied before each call; by default inference alone
     approximate: bool | float = False  # meant to be close, not equal; a number is its relative tolerance
     changes_scores: bool = False  # `call` also passes on masks that change scores, if no masks are listed
     unsupported: Callable[[Workload], str | None] = lambda _: None  # the reason why it cannot run, or None
@@ -77,7 +77,7 @@ class Declared:
 
     @property
     def built_in(self) -> dict[str, int | float | str]:
-        """The only values that the implementation can take, by axis; several masks are joined by |."""
+        """The values that the implementation takes by default, by axis, most of them alone; masks are joined by |."""
         fixed: dict[str, int | float | str] = {}
         for mask in self.masks or ():
             with suppress(ValueError):  # a name without the numbers that it needs stands for several masks

@@ -97,6 +97,7 @@ class Device(Protocol):
     has_float64: bool = True  # the device supports float64, so right answers are computed there; else on the CPU
     activities: tuple[str, ...] = ("CPU",)  # activities for the profiler, as in torch.profiler.ProfilerActivity
     has_graphs: bool = False  # the launches of a call can be recorded and replayed as one graph
+    counts_energy: bool = False  # the driver may count the device's energy
     untried: str = ""  # what should work on a kind of device that was never tried, for the first line of any output
 
     def seems_present(self) -> bool:
@@ -161,6 +162,10 @@ class Device(Protocol):
 
     def state(self) -> DeviceState | None:
         """Current clock, temperature and power as the driver reports them; None without a report."""
+        return None
+
+    def energy_j(self) -> float | None:
+        """Joules that the device has used since its driver was loaded; None if nothing counts them."""
         return None
 
     def cache_bytes(self) -> int:

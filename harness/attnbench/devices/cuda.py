@@ -59,7 +59,7 @@ class Cuda(Accelerator):
 
     alignment_bytes = 16  # width of vector loads; misaligned ones destroy the context
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
-    has_graphs = can_spin = True
+    has_graphs = can_spin = counts_energy = True
     collectives = "nccl"
     _is_refused = False  # the driver has refused this process
 
@@ -205,6 +205,10 @@ class Cuda(Accelerator):
         if clock_hz := self.clock.clock_hz():
             found = structs.replace(found, clock_mhz=clock_hz / 1e6)
         return None if found == DeviceState() else found
+
+    def energy_j(self) -> float | None:
+        """Read NVML's counter, which GPUs since Volta have."""
+        return nvml.energy_j(*self._driver)
 
     def cache_bytes(self) -> int:
         """Bytes of the second-level cache."""

@@ -63,6 +63,12 @@ def moment(nvml: Any, handle: Any) -> DeviceState:  # noqa: ANN401 - nvml and ha
     )
 
 
+def energy_j(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401 - nvml and handle come from `find`
+    """Joules since the driver was loaded; None if the GPU has no counter, as before Volta."""
+    used_mj = _ask(nvml, "TotalEnergyConsumption", handle)
+    return None if used_mj is None else used_mj / 1000
+
+
 def _ask(nvml: Any, name: str, *operands: Any) -> Any:  # noqa: ANN401 - nvml and handle come from `find`
     """The driver's answer to nvmlDeviceGet`name`; None if there is no answer, no driver or no handle."""
     if operands[0] is None:

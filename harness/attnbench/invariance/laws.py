@@ -5,26 +5,35 @@ served model then answers differently under another load. Source: Thinking Machi
 LLM Inference", https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
 
 The expected output is that of causal attention on one sequence alone, all queries in one call; for a decoding batch it
-is that of decoding each sequence alone. Shapes as in the contract; N is the largest batch.
+is that of decoding each sequence alone. A batch of requests has laws of its own: the expected output is that of one
+call on the whole batch. Shapes as in the contract; N is the largest batch.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.case import TORCH_DTYPES, Case, Inputs, build, draw_normal, draw_weights, reason_against
+from attnbench.case import TORCH_DTYPES, Case, Inputs, bind, build, draw_normal, draw_weights, place, reason_against
 from attnbench.contract import Implementation
+from attnbench.contract.pages import MOVED
 from attnbench.devices import device
 from attnbench.invariance.records import LawTried
+from attnbench.workloads.batch import Request, written
 from attnbench.workloads.workload import Workload
 
 BATCHES = (2, 3, 8)  # batch sizes that `batched` tries
 PADDED_BY = (1, 17, 64, 300)  # numbers of hidden keys that `padded` appends
 FIRST = slice(0, 1)  # the first sequence alone
+EXAMPLE: dict[str, Any] = {"batch": "q20kv90_q1kv4100_2q1kv700_q1kv33_q7", "page_size": 16, "mask": "none"}
+EXAMPLE |= {"rotary": "none", "world_size": 1}
+"""Axes of a batch of requests, for functions that read pages and are given no batch. Kernels split long requests."""
+FEWEST_REQUESTS = 2
+LARGE_PAGES = {"page_size": 256}  # for functions that take no small ones
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,114 @@ def fewer_heads(subject: Subject) -> Iterator[Comparison]:
     yield f"{heads} of {subject.shape.num_heads} heads", made, subject.alone[0][None, :heads]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """An implementation at a batch of requests, as `Subject`."""
+
+    implementation: Implementation
+    workload: Workload
+    seed: int
+
+    @cached_property
+    def drawn(self) -> Inputs:
+        """The batch's inputs, in its dtype and on its device."""
+        return place(draw_normal(self.workload, self.seed), self.workload)
+
+    @cached_property
+    def places(self) -> list[tuple[Request, Tensor, Tensor]]:
+        """Each request with the indices of its t queries (t,) and of its s keys (s,)."""
+        news, totals = map(list, zip(*self.workload.requests, strict=True))
+        queries, keys = (torch.arange(sum(sizes)).split(sizes) for sizes in (news, totals))
+        return [*zip(self.workload.requests, queries, keys, strict=True)]
+
+    def answer(self, chosen: list[int], form: str = "") -> Tensor:
+        """The output (1, H, T, V) of a call on the requests with these indices, in that order; `form` as in `Cache`.
+
+        Raises:
+            UntriedError: the implementation does not support it.
+        """
+        some = (self.places[index] for index in chosen)
+        requests, *indices = zip(*some, strict=True)
+        queries, keys = map(torch.cat, indices)
+        own = {} if len(chosen) > 1 else {"shared_prefix": 0}
+        workload = msgspec.structs.replace(self.workload, batch=written(requests), **own)
+        if reason := reason_against(self.implementation, workload):
+            raise UntriedError(reason)
+        tensors = dict(self.drawn.tensors)
+        for name, rows in {"query": queries, "key": keys, "value": keys}.items():
+            tensors[name] = tensors[name][:, :, rows.to(tensors[name].device)]
+        mask = bind(workload)
+        if mask.cache is not None and form:
+            mask.cache = msgspec.structs.replace(mask.cache, form=form)
+        case = build(workload, self.implementation, Inputs(tensors=tensors, weights=self.drawn.weights), mask)
+        with case.grad_mode():
+            return case.output()
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The output of the whole batch, (1, H, T, V)."""
+        return self.answer([*range(len(self.places))])
+
+    def right(self, chosen: list[int]) -> Tensor:
+        """The expected output of a call on the requests with these indices: (1, H, T, V)."""
+        queries = torch.cat([self.places[index][1] for index in chosen])
+        return self.whole[:, :, queries.to(self.whole.device)]
+
+
+def requests_repeated(batch: Batch) -> Iterator[Comparison]:
+    """Repeat the call of the whole batch."""
+    every = [*range(len(batch.places))]
+    for number in (2, 3):
+        yield f"call {number}", batch.answer(every), batch.whole
+
+
+def requests_alone(batch: Batch) -> Iterator[Comparison]:
+    """Each distinct request alone.
+
+    Raises:
+        UntriedError: it has no neighbours.
+    """
+    if len(batch.places) < FEWEST_REQUESTS:
+        raise UntriedError("the batch has one request")
+    distinct = {request: index for index, (request, _, _) in enumerate(batch.places) if request.new}
+    for request, index in distinct.items():
+        yield f"the request {written((request,))} alone", batch.answer([index]), batch.right([index])
+
+
+def requests_reordered(batch: Batch) -> Iterator[Comparison]:
+    """The same requests in reverse order, and the first half of them.
+
+    Raises:
+        UntriedError: there is one request.
+    """
+    if len(batch.places) < FEWEST_REQUESTS:
+        raise UntriedError("the batch has one request")
+    every = [*range(len(batch.places))]
+    yield "the requests in reverse order", batch.answer(every[::-1]), batch.right(every[::-1])
+    half = every[: len(every) // 2]
+    if any(batch.places[index][0].new for index in half):
+        yield "the first half of the requests", batch.answer(half), batch.right(half)
+
+
+def pages_moved(batch: Batch) -> Iterator[Comparison]:
+    """The same pages elsewhere in the pool.
+
+    Raises:
+        UntriedError: the implementation gets no pages.
+    """
+    if not batch.workload.page_size or batch.implementation.takes_batches != "pages":
+        raise UntriedError("it gets no pages")
+    every = [*range(len(batch.places))]
+    yield "pages elsewhere in the pool", batch.answer(every, MOVED), batch.whole
+
+
+LAWS_OF_REQUESTS: dict[str, Callable[[Batch], Iterator[Comparison]]] = {
+    "run to run": requests_repeated,
+    "neighbours": requests_alone,
+    "order of requests": requests_reordered,
+    "place of pages": pages_moved,
+}
+"""The function of each law for a batch of requests, as in LAWS."""
 LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
     "run to run": repeated,
     "batch size": batched,
@@ -163,12 +280,31 @@ LAWS: dict[str, Callable[[Subject], Iterator[Comparison]]] = {
 """The function of each law, by the law's name: it varies the call and yields comparisons."""
 
 
-def tried(subject: Subject) -> Iterator[LawTried]:
-    """Test each law up to its first difference, and yield the result; an exception of the implementation breaks it."""
-    for law, compare in LAWS.items():
+def example(implementation: Implementation, shape: Workload) -> Workload:
+    """The shape, or for a function that reads pages and is given none, EXAMPLE at its heads, widths and dtype."""
+    if implementation.takes_batches != "pages" or shape.requests:
+        return shape
+    batch = shape.with_axes(EXAMPLE)
+    is_refused = reason_against(implementation, batch) is not None
+    return batch.with_axes(LARGE_PAGES) if is_refused else batch
+
+
+def tried(
+    implementation: Implementation, workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None
+) -> Iterator[LawTried]:
+    """Test each law up to its first difference, and yield the result; an exception of the implementation breaks it.
+
+    `on_step` is called before each comparison.
+    """
+    subject, batch = Subject(implementation, workload, seed), Batch(implementation, workload, seed)
+    laws = {law: partial(compare, subject) for law, compare in LAWS.items()}
+    if workload.requests:
+        laws = {law: partial(compare, batch) for law, compare in LAWS_OF_REQUESTS.items()}
+    for law, compared in laws.items():
         number = 0
         try:
-            for varied, made, right in compare(subject):
+            for varied, made, right in compared():
+                on_step()
                 number += 1
                 if words := difference(made, right):
                     yield LawTried(law=law, num_tried=number, broken=f"{varied}: {words}")

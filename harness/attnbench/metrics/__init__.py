@@ -17,13 +17,14 @@ class Metric:
     """A measured property of a cell, with its unit; smaller is better.
 
     `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. It is None for
-    the latency, which comes from interleaved blocks, and for first calls, which fresh processes time. `fits` selects
-    the workloads that have the metric, and `note` explains a value in words, or is "". `is_column` adds it to tables.
+    the latency, which comes from interleaved blocks, and for first calls, which fresh processes time; it returns None
+    if nothing can be read. `fits` selects the workloads that have the metric, and `note` explains a value in words, or
+    is "". `is_column` adds it to tables.
     """
 
     unit: str
     summary: str
-    measure: Callable[[Case], float] | None
+    measure: Callable[[Case], float | None] | None
     fits: Callable[[Workload], bool] = lambda _: True
     note: Callable[[Case], str] = lambda _: ""
     is_column: bool = True

@@ -59,9 +59,15 @@ def declared(specs: Iterable[str], template: Template | None = None) -> dict[str
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:
-    """The shapes of a plan that need certificates, each once; axes that the laws vary have plain values."""
+    """The shapes of a plan that need certificates, each once; axes that the laws vary have plain values.
+
+    Batches of requests stay as they are.
+    """
     shapes: dict[tuple[object, ...], Workload] = {}
     for workload in workloads:
+        if workload.requests:
+            shapes.setdefault((workload.id,), workload)
+            continue
         short = {"kv_len": min(workload.kv_len, LONGEST), "seq_len": min(workload.kv_len, LONGEST)}
         plain = {"mask": "causal", "layout": "contiguous", "scope": "attention", "batch_size": 1, "dropout": 0.0}
         more = {"direction": "inference", "embed_dim": 0}

@@ -28,6 +28,11 @@ class Fit:
         a, b, c = self.parts
         return (b * length + 2 * c * length**2) / (a + b * length + c * length**2)
 
+    def slope(self, length: float) -> float:
+        """Bytes of one more token at a length."""
+        _, b, c = self.parts
+        return b + 2 * c * length
+
     def reach(self, limit: float) -> float | None:
         """The length that needs `limit` bytes; None if the constant part alone needs them, or if bytes do not grow."""
         a, b, c = self.parts

@@ -153,11 +153,22 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         """The number of pages of each request, shared ones included."""
         return [-(-each.total // self.page_size) for each in self.requests]
 
+    @property
+    def num_own_pages(self) -> list[int]:
+        """The number of pages of each request without shared ones."""
+        return [max(0, count - self.shared_prefix // self.page_size) for count in self.num_pages]
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots that the batch occupies: whole pages, and those of a shared prefix once."""
+        if not self.page_size:
+            return sum(each.total for each in self.requests)
+        return self.shared_prefix + sum(self.num_own_pages) * self.page_size
+
     def layout(self) -> "Layout":
         """Assign each key to a slot in shuffled pages, some of which stay unused."""
         draws = np.random.default_rng((self.seed, self.form == "moved"))
-        shared = self.shared_prefix // self.page_size
-        own = [max(0, count - shared) for count in self.num_pages]
+        shared, own = self.shared_prefix // self.page_size, self.num_own_pages
         num_used = shared + sum(own)
         num_unused = 2 + num_used // 8
         order = draws.permutation(num_used + num_unused).astype(np.int32)

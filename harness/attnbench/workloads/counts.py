@@ -8,6 +8,8 @@ https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flas
 import math
 from functools import lru_cache
 
+import msgspec
+
 from attnbench.workloads.batch import SAME
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
@@ -83,8 +85,24 @@ def cache_bytes(workload: Workload) -> int:
     Each key that a query sees is read once, also if requests share it.
     """
     assert workload.cache is not None
+    return workload.cache.num_keys * _slot_bytes(workload)
+
+
+def pool_bytes(workload: Workload) -> int:
+    """Bytes of the pages that a batch of requests occupies: whole pages, and those of a shared prefix once."""
+    assert workload.cache is not None
+    return workload.cache.num_slots * _slot_bytes(workload)
+
+
+def gathered_bytes(workload: Workload) -> int:
+    """Bytes of the keys and values of a batch, gathered for a dense function in the call's dtype."""
+    return workload.kv_len * _slot_bytes(msgspec.structs.replace(workload, cache_dtype=SAME))
+
+
+def _slot_bytes(workload: Workload) -> int:
+    """Bytes of the key and value of one token in all G heads, in the cache's dtype."""
     each_bytes = DTYPE_BYTES[workload.dtype] if workload.cache_dtype == SAME else 1
-    return workload.cache.num_keys * workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
+    return workload.num_kv_heads * (workload.head_dim + workload.value_dim) * each_bytes
 
 
 def _spared_bytes(workload: Workload) -> int:

@@ -41,7 +41,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.functions import hides_by_bias
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, device, environment, loads, waiting
-from attnbench.invariance.laws import Subject, tried
+from attnbench.invariance.laws import example, tried
 from attnbench.invariance.records import Certificate
 from attnbench.metrics import Metric
 from attnbench.models import in_model, steps
@@ -370,11 +370,13 @@ class Worker:
         return Declared(built_in=dict(self.implementation(spec).built_in()))
 
     def certify(self, workload: Workload, spec: str, seed: int) -> Certificate:
-        """Test every law of invariance (invariance/laws.py) at the shape of a workload."""
-        laws = []
-        for law in tried(Subject(self.implementation(spec), workload, seed)):
-            laws.append(law)
-            self.heartbeat.beat()
+        """Test every law of invariance (invariance/laws.py) at the shape of a workload.
+
+        A function of pages that is given none is tested on an example of a batch.
+        """
+        candidate = self.implementation(spec)
+        workload = example(candidate, workload)
+        laws = tried(candidate, workload, seed, self.heartbeat.beat)
         return Certificate(implementation=plugins.name_of(spec), workload=workload, seed=seed, laws=tuple(laws))
 
     def build_model(self, model: ModelSpec) -> ModelBuilt:
@@ -565,9 +567,11 @@ class Worker:
         reader, case = self.metrics[metric], self.case(cell)
         assert reader.measure is not None
         value = reader.measure(case)
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             return Failed(status=Status.invalid, message=f"the metric {metric} is {value}")
-        warnings, samples = tuple(filter(None, [reader.note(case)])), (Sample(value=value),)
+        samples = () if value is None else (Sample(value=value),)
+        note = f"{metric}: no counter can be read here" if value is None else reader.note(case)
+        warnings = (note,) if note else ()
         measurement = Measurement(metric=metric, unit=reader.unit, samples=samples, warnings=warnings)
         return CellMeasured(**cell.names, measurement=measurement)
 
