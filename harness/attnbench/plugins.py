@@ -305,6 +305,12 @@ def _names_pages(function: ast.FunctionDef) -> bool:
     return bool(names & {*PAGED["block_table"]}) and bool(names & {*PAGED["query"]})
 
 
+def is_dense(spec: str) -> bool:
+    """Whether a batch's keys are gathered for a spec before its call; False if its file cannot be read any more."""
+    path, _ = split(variant(spec)[0])
+    return not reads_pages(spec) and (path is None or path.exists())
+
+
 def reads_pages(spec: str) -> bool:
     """Whether a spec names a function that reads a paged cache: one of READ_PAGES, or judged from its file's source."""
     path, attribute = split(variant(spec)[0])

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from attnbench import plugins
+from attnbench.analysis import recommendation
 from attnbench.analysis.conclusion import Mark
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.sanity import SystemLoad
@@ -43,6 +45,23 @@ def test_a_factor_says_how_much_faster_it_is(tmp_path, monkeypatch):
     (shape,) = answers.shapes(found)
     assert {each.name for each in shape.faster} == {"bmm", "fused"}
     assert [each.name for each in shape.having(Mark.slower)] == ["chunked"]
+
+
+def test_a_time_without_the_gathering_of_keys_is_no_faster_one(tmp_path, monkeypatch):
+    """A dense function once won over every kernel that reads pages."""
+    points = journals.workloads(batch=("16q1kv1k",), page_size=(16,))
+    found = journals.write(tmp_path, points, ("sdpa", "fused", "bmm"), time_of=lambda _, name: 1e-3 * len(name))
+    for module in (plugins, recommendation):  # as if sdpa read pages
+        monkeypatch.setattr(module, "is_dense", lambda spec: spec != "sdpa")
+    (shape,) = answers.shapes(found)
+    assert (shape.faster, shape.best.name) == ([], "sdpa")
+    assert shape.text_of("bmm").endswith("^")
+    assert advice(found) == "Keep sdpa: nothing is faster on this shape."
+    assert "bmm, fused: the keys were gathered before the call" in answers.batch_line(found)
+    assert "^ without gathering its keys" in answers.legend([shape])
+    (chosen,) = recommend(found)
+    assert chosen.choice == "sdpa"
+    assert {str(why) for why in chosen.excluded.values()} == {recommendation.GATHERED}
 
 
 def test_what_is_undecided_is_never_advice(tmp_path):

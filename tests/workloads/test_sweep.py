@@ -173,3 +173,10 @@ def test_a_grid_leaves_out_what_no_other_grid_has_there(write):
 
 def test_the_device_all_stands_for_every_device():
     assert {w.device for w in workloads("quick", {"seq_len": ["128"]}, ("cpu", "cuda"))} == {"cpu", "cuda"}
+
+
+def test_paged_batches_have_a_baseline_that_reads_pages():
+    settings = ["batch=4q1kv64", "page_size=16"]
+    assert build_plan(sweep="quick", settings=settings, is_exact=True).baseline == "paged_gather"
+    assert build_plan(sweep="quick", settings=settings, is_exact=True, baseline="sdpa").baseline == "sdpa"
+    assert build_plan(sweep="quick", settings=settings[:1], is_exact=True).baseline == "sdpa"

@@ -12,7 +12,7 @@ from attnbench.analysis.recommendation import peak_bytes
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, by_length
 from attnbench.devices import device
-from attnbench.plugins import reads_pages
+from attnbench.plugins import is_dense
 from attnbench.statistics.growth import FEWEST_LENGTHS, Fit, fit
 from attnbench.storage.events import SHARE_OF_FREE
 from attnbench.storage.records import Record
@@ -166,5 +166,5 @@ def _point(axis: str, record: Record, results: Results) -> tuple[int, float]:
     peak, workload = peak_bytes(record) or 0.0, record.workload
     if axis != REQUESTS:
         return getattr(workload, axis), peak
-    copied = 0 if reads_pages(results.plan.specs[record.arm]) else gathered_bytes(workload)
+    copied = gathered_bytes(workload) if is_dense(results.plan.specs[record.arm]) else 0
     return len(workload.requests), peak + pool_bytes(workload) + copied

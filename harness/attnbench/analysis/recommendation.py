@@ -15,7 +15,7 @@ import msgspec
 from attnbench.analysis.comparisons import has_doubt, paired_times, samples_of
 from attnbench.analysis.first_calls import first_s
 from attnbench.analysis.results import Results
-from attnbench.plugins import catalogue, variant
+from attnbench.plugins import catalogue, is_dense, variant
 from attnbench.statistics.break_even import BreakEven, break_even
 from attnbench.statistics.choice import Standing, standing
 from attnbench.statistics.crossover import Point, point
@@ -39,6 +39,7 @@ EXCLUDED = {
 LONG_FIRST = 10
 """A first call is mentioned if it takes as long as this many later calls."""
 OVER = "needs more memory than is allowed"
+GATHERED = "keys are gathered from their pages before the call, outside of its time"
 NOT_TIMED = "not timed before the run ended"
 TOO_LONG = "not tried, predicted to take too long"
 """Reason for cells that were predicted to be slower than others, or to exceed the time limit of a call."""
@@ -169,10 +170,11 @@ def recommend(results: Results, *, memory_bytes: int = 0, is_deterministic: bool
     `memory_bytes` limits the memory of a call beyond its inputs (0: no limit). `is_deterministic` excludes
     implementations whose answers vary between calls.
     """
+    specs = results.plan.specs
     reasons = {
         record.key: why
         for record in results.records
-        if (why := _exclusion(record, memory_bytes, is_deterministic=is_deterministic))
+        if (why := _exclusion(record, specs[record.arm], memory_bytes, is_deterministic=is_deterministic))
     }
     return [_recommended(results, workload, reasons) for workload in results.plan.asked]
 
@@ -211,13 +213,15 @@ def _recommended(results: Results, workload: Workload, reasons: Mapping[Key, Exc
     )
 
 
-def _exclusion(record: Record, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
+def _exclusion(record: Record, spec: str, memory_bytes: int, *, is_deterministic: bool) -> Exclusion | None:
     """Why a record's implementation is not a candidate; None if it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
         if record.status is Status.timeout and record.is_predicted:
             head = TOO_LONG
         return Exclusion(head, record.message)
+    if record.workload.page_size and is_dense(spec):
+        return Exclusion(GATHERED)
     peak = peak_bytes(record)
     if memory_bytes and peak is not None and peak > memory_bytes:
         return Exclusion(OVER, f"{show(peak, 'bytes')}, more than the {show(memory_bytes, 'bytes')} allowed")

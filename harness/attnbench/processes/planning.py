@@ -87,7 +87,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     left_out = {} if stands_alone else sweeps.left_out(chosen, parsed, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     typed = list(dict.fromkeys(implementations or chosen.implementations or _usual_implementations(chosen, workloads)))
-    specs, baseline_name = _with_labels(typed, baseline or chosen.baseline, with_baseline=with_baseline)
+    specs, baseline = _with_labels(typed, baseline or _usual_baseline(chosen, workloads), with_baseline=with_baseline)
     left_out = {} if implementations else {name: ids for name, ids in left_out.items() if name in specs}
     if not source:
         built_in = built_in_axes(declared(specs) if declarations is None else declarations, parsed)
@@ -102,7 +102,7 @@ def build_plan(  # noqa: PLR0913 - a parameter for each choice
     return Plan(
         sweep=f"{source.name}-{phase}" if source else "set" if stands_alone else Path(sweep).stem,
         workloads=workloads,
-        baseline=baseline_name,
+        baseline=baseline,
         metrics=metrics,
         model="" if source is None else source.name,
         left_out=left_out,
@@ -132,6 +132,12 @@ def _require_devices(workloads: Iterable[Workload], *, needs_graphs: bool) -> No
         target = device(name)  # raises if there is no such device
         if needs_graphs and not target.has_graphs:
             raise ValueError(f"{name} has no graphs of launches: omit --conditions graph, or give --set device=cuda")
+
+
+def _usual_baseline(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> str:
+    """The sweep's baseline; for paged batches one that reads pages: a dense time leaves out the gathering of keys."""
+    is_paged = all(workload.page_size for workload in workloads)
+    return "paged_gather" if is_paged and chosen.baseline not in plugins.READ_PAGES else chosen.baseline
 
 
 def _usual_implementations(chosen: sweeps.Sweep, workloads: Sequence[Workload]) -> list[str]:

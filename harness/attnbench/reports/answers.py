@@ -50,8 +50,8 @@ class Answer:
 
     @cached_property
     def faster(self) -> list[Cell]:
-        """Cells that are faster than the baseline."""
-        return self.having(Mark.faster)
+        """Cells that are faster than the baseline, without those whose time leaves out the gathering of keys."""
+        return [cell for cell in self.having(Mark.faster) if not cell.is_gathered]
 
     @property
     def best(self) -> Cell | None:
@@ -83,6 +83,8 @@ class Answer:
     def _sign(self, cell: Cell) -> str:
         if cell is self.best and not (cell is self.base and (self.is_open or not self.compared)):
             return "*"
+        if cell.is_gathered:
+            return GATHERED
         return next((sign for sign, mark in SIGNS.items() if mark is cell.mark and cell is not self.base), "")
 
     @property
@@ -296,9 +298,9 @@ def batch_line(results: Results) -> str:
         )
         parts.append(f"{cell.name} {show(cell.cache_rate, 'bytes/s')}{share}, {cell.token_rate:,.0f} tokens/s")
     text = f"Keys and values of {shape.workload.batch}: {'; '.join(parts)}."
-    dense = [arm.implementation for arm, spec in results.plan.specs.items() if not plugins.reads_pages(spec)]
+    dense = [cell.name for cell in shape.cells if cell.is_gathered]
     if dense:
-        text += f" {', '.join(dense)}: the time does not include gathering the keys before the call."
+        text += f" {', '.join(dense)}: the keys were gathered before the call, outside of its time."
     return sanitize_line(text)
 
 
@@ -319,7 +321,15 @@ def first_calls_line(members: Sequence[Answer]) -> str:
     return sanitize_line(f"First calls at {shape.name}: {'; '.join(parts)}.")
 
 
-SIGNS = {"*": "fastest", "+": Mark.faster, "=": Mark.equal, "?": Mark.undecided, "~": Mark.doubtful}
+GATHERED = "^"  # the sign of a time without the gathering of keys
+SIGNS = {
+    "*": "fastest",
+    "+": Mark.faster,
+    "=": Mark.equal,
+    "?": Mark.undecided,
+    "~": Mark.doubtful,
+    GATHERED: "without gathering its keys",
+}
 """Signs after a time, relative to the baseline except for the fastest; a compared cell without a sign is slower."""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from attnbench import plugins
 from attnbench.analysis.breakdown import backend_used
 from attnbench.analysis.comparisons import LARGEST_DETECTABLE, Comparison, comparisons, paired_times, reference
 from attnbench.analysis.conclusion import Mark, factor, mark_of
@@ -37,6 +38,7 @@ class Cell:
     warnings: tuple[Warned, ...]
     copy_rate: float | None = None  # bytes/s of a copy of as many bytes as a batch's keys and values
     break_even: BreakEven | None = None  # None for the baseline, or if a first call was not measured
+    is_gathered: bool = False  # the keys are gathered from their pages before the call, outside of its time
 
     @property
     def workload(self) -> Workload:
@@ -78,7 +80,12 @@ class Cell:
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether the cell is doubtful, or is undecided and may be faster by more than the margin."""
+        """Whether the cell is doubtful, or is undecided and may be faster by more than the margin.
+
+        A time without the gathering of keys is no faster one.
+        """
+        if self.is_gathered:
+            return False
         if self.comparison is None or self.mark is not Mark.undecided:
             return self.mark is Mark.doubtful
         return self.comparison.low is None or self.comparison.low < 1 / (1 + self.comparison.margin)
@@ -154,6 +161,7 @@ def all_cells(results: Results) -> dict[Key, Cell]:
             copy_rate=_copy_rate(results, record),
             warnings=(*cautions, *results.warnings.get(record.key, ())),
             break_even=break_evens(results).get(record.key),
+            is_gathered=bool(record.workload.page_size) and plugins.is_dense(results.plan.specs[record.arm]),
         )
     return cells
 
