@@ -7,7 +7,7 @@ import torch
 
 from attnbench.checking import steps
 from attnbench.checking.agreement import check
-from attnbench.checking.diagnosis import Evidence, cut, gather, match
+from attnbench.checking.diagnosis import Evidence, cut, gather, match, visible_keys
 from attnbench.checking.mistakes import catalogue
 from attnbench.checking.reference import reference_for_probe
 from attnbench.checking.steps import Mistake, product
@@ -140,3 +140,25 @@ def test_a_tile_that_is_lost_only_at_a_long_length_is_named_in_training_too():
     found = diagnosed(point, scores=far_tile_lost)
     assert "tile_dropped" in found.mistakes
     assert "64 keys 64 to 127" in found.diagnosis
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "words"),
+    [
+        (slice(0, 16), slice(16, 32), "hidden keys are seen by queries 0 to 15: 16 to 31"),
+        (slice(3, 4), slice(9, 10), "hidden keys are seen by query 3: 9"),
+    ],
+)
+def test_hidden_keys_that_are_seen_are_named(queries, keys, words):
+    right = torch.ones(40, 40, dtype=torch.bool).tril()
+    seen = right.clone()
+    seen[queries, keys] = True
+    assert visible_keys(seen, right) == words
+
+
+def test_keys_that_are_missed_are_named_too():
+    right = torch.ones(40, 40, dtype=torch.bool).tril()
+    seen = right.clone()
+    seen[32:, :8], seen[0, 5] = False, True
+    found = visible_keys(seen, right)
+    assert found == "hidden keys are seen by query 0: 5; visible keys are missed by queries 32 to 39: 0 to 7"

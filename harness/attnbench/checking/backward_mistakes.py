@@ -85,6 +85,41 @@ def changed(name: str, detail: str = "", *, change: Callable[[Results, RowMask],
     return wrong(name, detail, backward_pass=change)
 
 
+def over_key_width(results: Results, mask: RowMask, *, chosen: tuple[str, ...], width: int) -> Tensor:
+    """The context; in the gradient of the operands in `chosen`, dO V^T runs over the first `width` columns alone."""
+    query, key, value = (results[name] for name in ("query", "key", "value"))
+    cut = value.detach() * (torch.arange(value.shape[-1]) < width)
+    context = results["context"].detach()
+    for names, of_scores in ((chosen, cut), ({"query", "key"} - {*chosen}, value.detach())):
+        q, k = (x if name in names else x.detach() for name, x in (("query", query), ("key", key)))
+        masked = steps.masked_scores(steps.scores(q, k, mask), mask)
+        flow = results["weights"].detach() * moved(masked)
+        late = results["weights"].detach() * flow.sum(dim=-1, keepdim=True)
+        context = context + flow @ of_scores - late @ value.detach()
+    return context + results["weights"].detach() @ (value - value.detach())
+
+
+def gathered_over_others(results: Results, mask: RowMask, *, names: tuple[str, ...], readers: int) -> Tensor:
+    """The context; the gradient of key or value head g sums the query heads g, g + G, ... in place of its group."""
+    number = results["query"].shape[1]
+    head = torch.arange(number)
+    place = head % (number // readers) * readers + head // (number // readers)
+    operands = {name: results[name] for name in ("query", "key", "value")}
+    for name in names:
+        fixed = operands[name].detach()
+        operands[name] = fixed + (operands[name] - fixed)[:, place]
+    weights = steps.weights(steps.masked_scores(steps.scores(operands["query"], operands["key"], mask), mask), mask)
+    share = weights @ operands["value"]
+    return results["context"].detach() + share - share.detach()
+
+
+def by_rounded_logs(results: Results, dtype: torch.dtype) -> Tensor:
+    """The weights, recomputed from scores and a logsumexp that was rounded to `dtype`."""
+    masked = results["masked scores"]
+    logs = masked.logsumexp(dim=-1, keepdim=True).to(dtype).to(masked.dtype)
+    return (masked - logs).exp().nan_to_num(0.0, 0.0)
+
+
 def cuts(length: int) -> Iterator[int]:
     """Edges of tiles at which a backward pass may stop early."""
     tiles = [tile for tile in TILE_LENS if LEAST_TILE <= tile < length]
@@ -112,6 +147,10 @@ def groups(workload: Workload) -> Iterator[Mistake]:
         others = lambda head, _, __, place=which[1]: head % readers != place  # noqa: E731
         detail = f"only the {which[0]} query head of a group counts, in the gradient of {' and '.join(frozen)}"
         yield changed("group_not_summed", detail, change=partial(partly, frozen=frozen, chosen=others))
+    for names in (("key", "value"), ("key",), ("value",)) if min(readers, workload.num_kv_heads) > 1 else ():
+        detail = f"in the gradient of {' and '.join(names)}"
+        change = partial(gathered_over_others, names=names, readers=readers)
+        yield changed("group_of_other_heads", detail, change=change)
 
 
 def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMask], Tensor]]]:
@@ -119,6 +158,9 @@ def other_masks(workload: Workload) -> Iterator[tuple[str, str, Callable[[RowMas
     parts = workload.mask_rule.parts
     if workload.mask_rule.hides:
         yield "backward_without_mask", "", lambda mask: torch.ones_like(mask.seen)
+    for kind, end in CAUSAL.items() if not any(isinstance(part, tuple(CAUSAL)) for part in parts) else ():
+        words = f"it is causal, {end}" if workload.seq_len != workload.kv_len else "it is causal"
+        yield "backward_mask", words, lambda mask, kind=kind: mask.seen & mask.seen_under(kind())  # type: ignore[misc]
     for kind, end in CAUSAL.items() if workload.seq_len != workload.kv_len else ():
         if any(isinstance(part, tuple(CAUSAL)) and not isinstance(part, kind) for part in parts):
             yield "backward_mask", f"it is {end}", lambda mask, kind=kind: mask.seen_under(kind())  # type: ignore[misc]
@@ -135,6 +177,16 @@ def backward_catalogue(workload: Workload) -> Iterator[Mistake]:
                 yield changed(
                     name, "; ".join(filter(None, (words, detail))), change=partial(unmasked, seen=seen, is_own=is_own)
                 )
+        widths = {-(-workload.head_dim // tile) * tile for tile in (1, 16, 32, 64)}
+        for width, chosen in itertools.product(sorted(widths), (("query", "key"), ("query",), ("key",))):
+            if width < workload.value_dim:
+                detail = f"{width} of {workload.value_dim}, in the gradient of {' and '.join(chosen)}"
+                change = partial(over_key_width, chosen=chosen, width=width)
+                yield changed("gradient_over_key_width", detail, change=change)
+        for dtype in (torch.float16, torch.bfloat16):
+            weights = partial(by_rounded_logs, dtype=dtype)
+            detail = str(dtype).removeprefix("torch.")
+            yield changed("half_logsumexp", detail, change=partial(recomputed, weights=weights))
         if not workload.mask_rule.is_additive:
             yield changed("softcap_without_derivative", change=partial(recomputed, scores=uncapped))
     yield from groups(workload)

@@ -54,6 +54,8 @@ LEAST_ROWS = 8  # fewest query rows of an output that are compared with mistakes
 SHORTLIST = 24  # mistakes nearest on one probe that are compared on all probes
 MOST_EXTENTS, MOST_ROWS_OF_PART = 3, 0.9
 """The most tensors whose wrong part is described, and the largest share of a tensor's rows that count as a part."""
+MOST_HONEST = 0.6
+"""Errors up to this share of a limit are those of honest code: where others are larger, no part alone is wrong."""
 MOST_GAPS = 0.7  # a part "from row n on" contains more than this share of the rows from n on
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
@@ -83,6 +85,7 @@ SMALL_WEIGHT = 1e-3  # ratios to right weights below this, and leaks below this,
 CLOSE = 0.05  # sums of weights within this of 1 are right
 WEIGHT_ROUNDINGS = 16  # weights within this many roundings of the right ones are right
 MOST_OFF = 0.01  # a weight that is further off than this is wrong in any dtype
+MOST_IN_SUM = 0.05  # a query's weights are wrong if their errors add up to more than this
 AXES = {
     1: ("number",),
     2: ("row", "column"),
@@ -143,6 +146,10 @@ class Evidence:
     def is_wrong(self, name: str) -> bool:
         """Whether a tensor's errors exceed their limits."""
         return bool(self.beyond[name].any())
+
+    def is_off(self, name: str, share: float) -> Tensor:
+        """Where a tensor is off by more than this share of its limits."""
+        return ~((self.observed[name] - self.expected[name]).abs() <= share * self.limits[name])
 
     def distance(self, mistake: Mistake, region: Tensor | None = None, *, is_quick: bool = False) -> float:
         """The largest distance of the candidate's output from the mistake's, in tolerances, which differ by row.
@@ -248,7 +255,8 @@ def extent(evidence: list[Evidence]) -> str:
     for name in _wrong_names(evidence):
         these = [each for each in evidence if name in each.names]
         marked = torch.stack([each.beyond[name] for each in these]).any(dim=0)
-        if where := _part(marked, these[0], name):
+        near = torch.stack([each.is_off(name, MOST_HONEST) for each in these]).any(dim=0)
+        if (where := _part(marked, these[0], name)) and _part(marked | near, these[0], name) == where:
             sentences.append(f"the {name} is wrong only{where}")
     words = "; ".join(sentences[:MOST_EXTENTS])
     return f"{words[:1].upper()}{words[1:]}." if words else ""
@@ -481,7 +489,8 @@ def _known(evidence: list[Evidence]) -> Finding | None:
     if not matches:
         return None
     first, *others = matches
-    more = f" If this is meant, write {first.declare}." * bool(first.declare)
+    is_of_functions = "lambda f, q" in first.declare and workload.scope == "module"
+    more = f" If this is meant, write {first.declare}." * bool(first.declare and not is_of_functions)
     if also := dict.fromkeys(each.words for each in others if each.name != first.name):
         more += f" On this workload that cannot be distinguished from: {'; '.join(also)}."
     words = f",{where}, {first.words}" if where else first.words
@@ -558,13 +567,18 @@ def _unknown(implementation: Implementation, evidence: list[Evidence], wrong: Ag
             words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random}."
             return Finding(words, tuple(sorted(RANDOM)), "weights")
         result = replace(result, words=f"Something random is active: on equal inputs {random}. {result.words}")
-    elif not result.names and (kind := _narrower(evidence, "float16", "bfloat16")):
+    elif not result.names and _is_finite(evidence) and (kind := _narrower(evidence, "float16", "bfloat16")):
         hint = f"Its errors are within those of {kind}: is something computed in it?"
         result = replace(result, words=f"{result.words} {hint}")
     if stale is not None:
         words = f"{stale.found[0].upper()}{stale.found[1:]} (rule: {STALE}). {result.words}"
         return Finding(words, (STALE_MISTAKE,), result.step)
     return result
+
+
+def _is_finite(evidence: list[Evidence]) -> bool:
+    """Whether all answers are finite."""
+    return all(bool(each.observed[name].isfinite().all()) for each in evidence for name in each.names)
 
 
 def _differs(implementation: Implementation, reference: Reference) -> bool:
@@ -647,8 +661,10 @@ def describe_weights(implementation: Implementation, reference: Reference, *, is
     allowed = min(WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps, MOST_OFF)
     apart = (actual - right).abs().nan_to_num(torch.inf)
     place = torch.unravel_index(apart.argmax(), apart.shape)
-    if float(apart.max()) <= allowed:
-        return Finding(f"{UNKNOWN} On these queries and keys its weights are right: the values are not.", (), "context")
+    in_sum = float(apart.sum(dim=-1).max())  # with many keys, each weight is small
+    if float(apart.max()) <= allowed and in_sum <= MOST_IN_SUM:
+        words = f"{UNKNOWN} On these queries and keys its weights are right: their sum with the values is not."
+        return Finding(words, (), "context")
     if workload.sinks == "none" and (known := _by_weights(actual, results, mask, allowed)):
         return known
     (batch, head, row, column), sums = map(int, place), actual.sum(dim=-1)
@@ -667,7 +683,7 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     seen, masked = actual > 0, results["masked scores"]
     other = steps.hide(mask.changed(results["scores"]), seen).softmax(dim=-1).nan_to_num(0.0)
     if not torch.equal(seen, mask.seen.expand_as(seen)) and largest(other, actual) <= allowed:
-        words = f"{_visible(seen[0, 0])}, where the mask is {mask.rule}"
+        words = f"{visible_keys(seen[0, 0], mask.seen.expand_as(seen)[0, 0])}, where the mask is {mask.rule}"
         return finding(words, ["mask_of_its_own"], "masked scores")
     is_clear = mask.seen & (actual > 0) & (results["weights"] > 0)
     count = is_clear.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -682,15 +698,27 @@ def _by_weights(actual: Tensor, results: dict[str, Tensor], mask: oracle.RowMask
     return finding(words, ["scores_scaled"], "scores")
 
 
-def _visible(seen: Tensor) -> str:
-    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are one."""
+def visible_keys(seen: Tensor, right: Tensor) -> str:
+    """Describe the keys that queries see, boolean (T, S), as a range relative to the query if they are one.
+
+    Otherwise the keys that differ from those of the `right` mask are described.
+    """
     ahead = torch.arange(seen.shape[1]) - torch.arange(len(seen))[:, None]
     low, high = int(ahead[seen].min()), int(ahead[seen].max())
     if not torch.equal(seen, (low <= ahead) & (ahead <= high)):
-        return "queries see other keys than those of the mask"
+        apart = {"hidden keys are seen by": seen & ~right, "visible keys are missed by": right & ~seen}
+        return "; ".join(f"{words} {_block(marked)}" for words, marked in apart.items() if marked.any())
     start = f"key i{low:+d}" if low > 1 - len(seen) else "key 0"
     end = f"key i{high:+d}" if high < seen.shape[1] - 1 else "the last key"
     return f"query i sees {start} to {end}".replace("i+0", "i")
+
+
+def _block(marked: Tensor) -> str:
+    """The queries and keys of marked pairs (T, S) in words: "queries 0 to 15: some of 16 to 31"."""
+    rows, keys = (marked.any(dim=dim).nonzero().flatten().tolist() for dim in (1, 0))
+    is_whole = int(marked.sum()) == len(rows) * len(keys) and len(keys) == keys[-1] - keys[0] + 1
+    who, what = (f"{each[0]} to {each[-1]}" if len(each) > 1 else f"{each[0]}" for each in (rows, keys))
+    return f"{'queries' if len(rows) > 1 else 'query'} {who}: {'' if is_whole else 'some of '}{what}"
 
 
 def _distinct(actual: float, right: float) -> tuple[str, str]:

@@ -236,6 +236,9 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
                     detail = f"the {axis}s of the {operand} are {words}"
                     yield wrong(name, detail, needs_all_rows=is_across, **changed(operand, change))
     yield from other_blocks(workload)
+    detail = "(B, G, K, S), for the product with queries, is made of (B, G, S, K) in the key"
+    mixed = before("heads", lambda key: key.reshape(*key.shape[:2], key.shape[3], key.shape[2]).mT, 1)
+    yield wrong("viewed_not_transposed", detail, heads=mixed)
     if min(of_query, workload.seq_len) == 1:
         return
     merged = changed(OUTPUT, lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2))
@@ -266,12 +269,17 @@ def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[
     return query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
 
-def regrouped(regroup: Callable[[list[Tensor]], Iterable[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-    """The step `projection` with the weights (H, K, D), and the biases (H, K), of query, key and value regrouped."""
+def regrouped(
+    regroup: Callable[[list[Tensor]], Iterable[Tensor]], kinds: tuple[str, ...] = ("", "_bias")
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The step `projection` with the weights (H, K, D), biases (H, K), or both, of query, key and value regrouped."""
 
     def projected(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, ...]:
-        tensors, named = weights.filled().tensors(), dict[str, Tensor]()
-        for kind in ("", "_bias") if weights.has_bias else ("",):
+        tensors = weights.filled().tensors()
+        named = {
+            f"{part}{kind}": tensors[f"{part}{kind}"] for part in QKV for kind in ("", "_bias")[: 1 + weights.has_bias]
+        }
+        for kind in kinds if weights.has_bias else ("",):
             names = [f"{part}{kind}" for part in QKV]
             named |= dict(zip(names, regroup([tensors[name] for name in names]), strict=True))
         return oracle.project(x, context, Weights(**named))
@@ -300,6 +308,9 @@ def projections(workload: Workload) -> Iterator[Mistake]:
             names = "{}, {} and {}".format(*(QKV[at] for at in order))
             change = regrouped(lambda parts, order=order: [parts[place] for place in order])  # type: ignore[misc]
             yield wrong("projections_in_wrong_order", f"the weights are those of {names}", projection=change)
+            if {"q", "k", "v"} <= workload.biased:
+                alone = regrouped(lambda parts, order=order: [parts[place] for place in order], kinds=("_bias",))  # type: ignore[misc]
+                yield wrong("biases_in_wrong_order", f"they are those of {names}", projection=alone)
 
 
 def tiles_of(length: int) -> Iterator[tuple[str, range]]:
@@ -395,6 +406,7 @@ def scales(workload: Workload) -> Iterator[Mistake]:
         ("scaled_by_embedding", (workload.num_heads * width) ** -0.5),
         ("scaled_by_value_width", workload.value_dim**-0.5),
         ("scale_and_root", right / root),
+        ("scaled_by_fourth_root", width**-0.25),
         *(("scaled_by_other_width", other**-0.5) for other in (32, 64, 128)),
     ]
     known = [right]
@@ -435,9 +447,49 @@ def widths(workload: Workload) -> Iterator[Mistake]:
     if workload.rotary != "none":
         own = partial(oracle.rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"))
         yield wrong("rotary_missing", scores=partial(turned, workload=workload, turn=lambda heads, _: heads))
+        for words, otherwise in other_turns(workload):
+            yield wrong("rotary_angles", words, scores=partial(turned, workload=workload, turn=otherwise))
         for words, place in POSITIONS.items():
             at_others = lambda heads, places, place=place: own(heads, place(places))  # noqa: E731
             yield wrong("rotary_positions", words, scores=partial(turned, workload=workload, turn=at_others))
+
+
+def other_turns(workload: Workload) -> Iterator[tuple[str, Callable[..., Tensor]]]:
+    """Rotations by wrong angles, each after its description: of another width, or computed in half precision."""
+    width, base, is_interleaved = workload.head_dim, workload.rotary_base, workload.rotary.startswith("inter")
+    powers = torch.arange(width // 2, dtype=torch.float64) / (width // 2)
+
+    def turn(heads: Tensor, places: Tensor, of_place: torch.dtype, of_power: torch.dtype, whole: int) -> Tensor:
+        frequencies = (base ** (-powers * width / whole)).to(of_power).double()
+        angles = (places.to(of_place)[:, None] * frequencies.to(of_place)).double()
+        return oracle.by_angles(heads, angles, is_interleaved=is_interleaved)
+
+    whole = workload.num_heads * width
+    if whole != width:
+        yield (
+            f"the frequencies are those of all {whole} columns, not of a head's {width}",
+            partial(turn, of_place=torch.float64, of_power=torch.float64, whole=whole),
+        )
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        frequencies = partial(turn, of_place=torch.float64, of_power=dtype, whole=width)
+        yield f"the frequencies are rounded to {name}", frequencies
+        yield f"they are computed in {name}", partial(turn, of_place=dtype, of_power=dtype, whole=width)
+    yield (
+        "the second half of a pair is computed from the first when that is rotated already",
+        partial(in_place_of, base=base, is_interleaved=is_interleaved),
+    )
+
+
+def in_place_of(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool) -> Tensor:
+    """Rotate (B, H, T, K), but read the first column of each pair after it was written."""
+    num_pairs = heads.shape[-1] // 2
+    angles = places.double()[:, None] * base ** -(torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
+    cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
+    one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
+    first = one * cos - other * sin
+    pairs = first, other * cos + first * sin
+    return torch.stack(pairs, dim=-1).flatten(-2) if is_interleaved else torch.cat(pairs, dim=-1)
 
 
 POSITIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -525,6 +577,16 @@ def slopes_of(num_heads: int) -> Iterator[tuple[str, Tensor]]:
     yield "they begin at head 0 with 1", torch.exp2(-masks.STEEPEST * (place - 1) / num_heads)
 
 
+def unshifted(masked: Tensor, mask: RowMask, *, is_in_maximum: bool) -> Tensor:
+    """The weights if the sink joins the sum without the maximum that is subtracted from the scores."""
+    assert mask.sinks is not None
+    sinks = mask.sinks.to(masked.dtype)
+    top = masked.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(masked.dtype).min)
+    top = torch.maximum(top, sinks) if is_in_maximum else top
+    powers = (masked - top).exp()
+    return powers / (powers.sum(dim=-1, keepdim=True) + sinks.exp())
+
+
 def sinks(workload: Workload) -> Iterator[Mistake]:
     """Sinks that are those of other heads, or count more than once."""
     if workload.sinks == "none":
@@ -532,6 +594,8 @@ def sinks(workload: Workload) -> Iterator[Mistake]:
     for words, order in orders(workload.num_heads):
         other = lambda x, mask, order=order: softmax_with_sinks(x, mask.sinks[order])  # noqa: E731
         yield wrong("sink_head_order", f"the heads of the sinks are {words}", weights=other)
+    for words, is_in_maximum in {"": False, "which is that of scores and sink": True}.items():
+        yield wrong("sink_not_shifted", words, weights=partial(unshifted, is_in_maximum=is_in_maximum))
     for times in (2, 3, 4):
         more = lambda x, mask, times=times: softmax_with_sinks(x, mask.sinks + math.log(times))  # noqa: E731
         yield wrong("sinks_counted_again", f"{times} times", weights=more)

@@ -385,6 +385,11 @@ def rotated(heads: Tensor, places: Tensor, base: float, *, is_interleaved: bool,
     num_pairs = heads.shape[-1] // 2
     dtype = torch.promote_types(heads.dtype, torch.float32)  # half precision would be off by radians
     angles = sign * places.to(dtype)[:, None] * base ** -(torch.arange(num_pairs, dtype=dtype) / num_pairs)  # (T,K/2)
+    return by_angles(heads, angles, is_interleaved=is_interleaved)
+
+
+def by_angles(heads: Tensor, angles: Tensor, *, is_interleaved: bool) -> Tensor:
+    """Rotate each pair of columns of (B, H, T, K) by the angles (T, K/2); pairs are as in `rotated`."""
     cos, sin = (each.to(heads) for each in (angles.cos(), angles.sin()))
     one, other = (heads[..., 0::2], heads[..., 1::2]) if is_interleaved else heads.chunk(2, dim=-1)
     pairs = one * cos - other * sin, other * cos + one * sin

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attnbench.case import TORCH_DTYPES, Case, bind, build, draw_normal, place, pull_back_twice
 from attnbench.checking import memory, oracle, side_effects
+from attnbench.checking.mistakes import turned
 from attnbench.checking.probes import NEAR, TOKENS, VacuousError, draw_large
 from attnbench.checking.reference import (
     Reference,
@@ -34,7 +35,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
     require_form,
 )
-from attnbench.checking.steps import hide, wrong
+from attnbench.checking.steps import Mistake, hide, wrong
 from attnbench.contract import Implementation
 from attnbench.contract.bound_mask import SPLIT
 from attnbench.contract.declared import words
@@ -409,12 +410,36 @@ def _of_chunks(output: Tensor, reference: Reference, chunks: tuple[int, ...]) ->
         "queries see the cache before their chunk, and nothing of the chunk": (rows < first) | ~later & past,
         "the causal mask of a chunk is off by one": rows < rows[:, None],
     }
-    for meaning, keys in seen.items():
-        mistake = wrong("", meaning, masked_scores=lambda x, mask, keys=keys: hide(mask.changed(x), keys[mask.rows]))
+    mistakes = [
+        wrong("", meaning, masked_scores=lambda x, mask, keys=keys: hide(mask.changed(x), keys[mask.rows]))
+        for meaning, keys in seen.items()
+    ]
+    mistakes += _turned_in_chunks(reference.workload, first[:, 0], number, torch.tensor(chunks))
+    for mistake in mistakes:
         expected = reference.answers_of(mistake, has_gradients=False)["output"]
         if distance(output, expected) <= 4 * reference.tolerance("output"):
-            return meaning
+            return mistake.words
     return ""
+
+
+def _turned_in_chunks(workload: Workload, first: Tensor, number: Tensor, sizes: Tensor) -> Iterator[Mistake]:
+    """Rotary positions that begin again in each chunk, or are those of the first chunk of the same size.
+
+    `first` (T,) is where each token's chunk begins, `number` (T,) the chunk's number, and `sizes` those of the chunks.
+    """
+    if workload.rotary == "none":
+        return
+    own = partial(oracle.rotated, base=workload.rotary_base, is_interleaved=workload.rotary.startswith("inter"))
+    alike = (sizes[:, None] == sizes).int().argmax(dim=-1)  # the first chunk of each chunk's size
+    begins = sizes.cumsum(0) - sizes
+    for meaning, places in {
+        "the rotary positions of each later chunk begin at 0 again": torch.arange(len(first)) - first,
+        "the rotary positions of a chunk are those of the first chunk of its size": (
+            torch.arange(len(first)) - first + begins[alike[number]]
+        ),
+    }.items():
+        turn = lambda heads, at, places=places: own(heads, places[at])  # noqa: E731
+        yield wrong("", meaning, scores=partial(turned, workload=workload, turn=turn))
 
 
 @rule(OUTPUTS_APART, *USUAL)
