@@ -208,8 +208,11 @@ def constrained(package: str) -> str:
 @nox.session
 def field(session: nox.Session) -> None:
     """Check the attention of other packages, and renew results/gallery/field; not among the default sessions."""
-    needs = ["-r", "examples/field/requirements.txt"]
-    session.install("-c", "constraints.txt", "-e", ".[all]", *needs)
+    lines = Path("examples/field/requirements.txt").read_text(encoding="utf-8").splitlines()
+    alone = [line.partition(" ")[0] for line in lines if "# without its dependencies" in line]
+    needs = [line.partition(" ")[0] for line in lines if line[:1].isalpha()]
+    session.install("-c", "constraints.txt", "-e", ".[all]", *(each for each in needs if each not in alone))
+    session.install("--no-deps", *alone)
     session.run("python", "examples/field/check.py")
 
 

@@ -72,10 +72,11 @@ attnbench report {}
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding that a script prints: its outputs are stored, one for each processor, and shown if it holds on one."""
+    """A finding that a script prints: its outputs are stored, one for each processor, and shown where it holds."""
 
     script: str
     text: str
+    is_linked: bool = False  # the outputs are linked, not shown
 
     @property
     def folder(self) -> Path:
@@ -88,20 +89,19 @@ OBSERVED = {
         script="set_num_threads",
         text="""## On some processors, setting the number of threads to what it is slows SDPA down
 
-`torch.set_num_threads(torch.get_num_threads())` changes no number. With MKL it also sets that library's own number and
-turns its dynamic adjustment off
-([ParallelOpenMP.cpp](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/ParallelOpenMP.cpp)).
-[A script](../examples/findings/set_num_threads.py) that needs torch alone compares processes with and without the call,
-in turn. It printed:
+`torch.set_num_threads(torch.get_num_threads())` changes no number, but with MKL it [turns dynamic adjustment
+off](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/ParallelOpenMP.cpp). [A
+script](../examples/findings/set_num_threads.py) compares processes with and without the call:
 """,
     ),
     "limited-bfloat16": Observed(
         script="limited_bfloat16",
-        text="""## With AMX, SDPA in bfloat16 fails under a lesser instruction set
+        text="""## With AMX, SDPA in bfloat16 raises under `ATEN_CPU_CAPABILITY=avx2`
 
-`ATEN_CPU_CAPABILITY=avx2` or `default` is how one tries what older processors compute.
-[A script](../examples/findings/limited_bfloat16.py) that needs torch alone printed:
+[A script](../examples/findings/limited_bfloat16.py) that needs torch alone [shows
+it](../results/gallery/findings/limited_bfloat16).
 """,
+        is_linked=True,
     ),
 }
 """Findings by the argument that measures them."""
@@ -266,8 +266,9 @@ def _observed() -> list[str]:
     sections = []
     for finding in OBSERVED.values():
         printed = [file.read_text(encoding="utf-8").strip() for file in sorted(finding.folder.glob("*.txt"))]
-        if any(HOLDS in text for text in printed):
-            sections += [finding.text, *(f"```text\n{text}\n```\n" for text in printed)]
+        if shown := [text for text in printed if HOLDS in text]:
+            outputs = () if finding.is_linked else shown
+            sections += [finding.text, *(f"```text\n{text}\n```\n" for text in outputs)]
     return sections
 
 

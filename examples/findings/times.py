@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,15 +25,6 @@ def tensors(length, dtype=torch.float32, batch=1):
 def textbook(query, key, value, hidden=None):
     scores = query @ key.mT * 0.125
     return (scores if hidden is None else scores.masked_fill(hidden, float("-inf"))).softmax(-1) @ value
-
-
-def backward(function, *operands):
-    leaves = [each.detach().requires_grad_() for each in operands[:3]]
-
-    def call():
-        function(*leaves, *operands[3:]).sum().backward()
-
-    return call
 
 
 def seconds(*calls, rounds=9):
@@ -91,14 +81,6 @@ def compile():  # noqa: A001 - the name of the finding
     return seconds(lambda: compiled(*operands, HIDDEN[512]), lambda: compiled(*operands))
 
 
-def training():
-    operands = tensors(512)
-    forward = seconds(lambda: textbook(*operands, HIDDEN[512]), lambda: sdpa(*operands, is_causal=True))
-    causal = partial(sdpa, is_causal=True)
-    both = seconds(backward(textbook, *operands, HIDDEN[512]), backward(causal, *operands))
-    return forward[0] / forward[1], both[0] / both[1]
-
-
 FINDINGS = {
     "float16": (float16, "textbook attention in float16 and in float32", 2.0),
     "page_faults": (page_faults, "textbook attention at T=2048 with fresh and with kept pages", 1.2),
@@ -106,7 +88,6 @@ FINDINGS = {
     "window": (window, "a window of 64 keys and none", 1.3),
     "padding": (padding, "a padded batch and its words alone", 1.3),
     "compile": (compile, "compiled textbook attention with and without a causal mask", 1.2),
-    "training": (training, "what sdpa gains in inference and in training", 1.1),
 }
 
 if __name__ == "__main__":
@@ -114,7 +95,6 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or FINDINGS:
         measure, what, least = FINDINGS[name]
         first, second = measure()
-        unit = "x" if name == "training" else " s"
-        print(f"{name}: {what}: {first:.3g}{unit} and {second:.3g}{unit}, ratio {first / second:.2f}")
+        print(f"{name}: {what}: {first:.3g} s and {second:.3g} s, ratio {first / second:.2f}")
         shown += first / second >= least
     sys.exit(int(shown > 0))

@@ -33,6 +33,9 @@ KINDS = {"mutants": "wrong functions", "honest": "right functions"}
 SILENT = {"right", "right where tried"}
 BEFORE = Path(__file__).with_name("before.json")
 """Verdicts on the sets from 501 on by the code before the rules that each led to, by function."""
+JUDGED = Path(__file__).with_name("judged.json")
+"""Judgements of the diagnosis of each function from m701 on, by people who had not written it, before and after."""
+JUDGEMENTS = ("right", "vague", "wrong", "missed")
 BATCH = 20
 """Files of one command: they share its oracle."""
 
@@ -101,7 +104,25 @@ def page(verdicts: dict[str, dict[str, str]], settings: dict[str, str], before: 
             missed = [(name, text) for name, text in found.items() if not text.startswith("WRONG")]
             rows = [{"function": name, "verdict": text, "wrong where": settings[name]} for name, text in missed]
             parts += ["Not called wrong:", markdown_table(rows)]
-    return "\n\n".join([*parts, ""])
+    return "\n\n".join([*parts, *sentences(json.loads(JUDGED.read_bytes())), ""])
+
+
+def sentences(judged: dict[str, dict[str, str]]) -> list[str]:
+    """Build the section on the sentences of the diagnosis: how many were right, vague or wrong, before and after."""
+    rows = []
+    for when, found in judged.items():
+        counts, number = Counter(found.values()), len(found)
+        kinds = {kind: f"{counts[kind]} ({counts[kind] / number:.0%})" for kind in JUDGEMENTS}
+        limit = upper_limit(counts["wrong"], number, 0.95)
+        rows.append({"code": when, "sentences": str(number), **kinds, "wrong at most": f"{limit:.0%}"})
+    words = (
+        "Judged from the sources, by people who had not written the sentences: a right one leads to the line, a vague "
+    )
+    return [
+        "## Sentences",
+        f"{words}one is true but does not lead there, a wrong one leads elsewhere.",
+        markdown_table(rows),
+    ]
 
 
 def share(kind: str, found: dict[str, str]) -> str:
