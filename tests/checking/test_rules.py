@@ -350,6 +350,15 @@ def test_reading_the_mask_of_another_head_is_a_convention():
     assert tried(any_mask, direction="forward", mask="sliding_window(4)", scale=0.4)["masks of heads"].holds
 
 
+def test_code_that_mixes_up_masks_of_batch_rows_is_not_said_to_mix_up_those_of_heads():
+    def of_other_rows(query, key, value, *, mask):
+        return masked(query, key, value, mask if mask.shape[1] > 1 else mask.flip(0))
+
+    found = tried(of_other_rows, direction="forward", mask="boolean(40)", batch_size=2)
+    assert not found["right when short"].holds
+    assert "masks of heads" not in found
+
+
 @pytest.mark.parametrize(("name", "is_right"), [("mean_for_a_row", False), ("sdpa", True)])
 def test_the_gradient_of_a_row_of_bias_is_a_sum_over_queries(name, is_right):
     found = implementation(name) if is_right else mean_for_a_row
