@@ -47,6 +47,7 @@ OTHERS = {
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "places/places.md": "all tests on other instruction sets, at other addresses, and in other surroundings",
     "first_answer/first_answer.md": "how soon a check answers",
+    "serving/pages.png": "a batch of requests in the pages of a pool",
     "memory/growth.png": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
