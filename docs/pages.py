@@ -1,6 +1,6 @@
 """Draw results/gallery/serving/pages.png: how a batch of requests lies in the pages of a pool, for docs/serving.md.
 
-Command: `python docs/pages.py`.
+Command: `python docs/pages.py && python docs/figures.py`; the second one reduces the picture.
 """
 
 from pathlib import Path
