@@ -27,7 +27,7 @@ def attention(
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
     Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
-    block_table (N, pages of the longest request). k_scale and v_scale (G,) multiply the numbers of an 8-bit cache.
+    block_table (N, pages of the longest request). k_scale and v_scale, (G,) or (1,), multiply an 8-bit cache.
     softmax_scale is K**-0.5 by default. A query sees at most window_size[0] keys before its own, or all if that is -1.
     """
     attended = []
@@ -53,7 +53,7 @@ def attention(
 def gather(cache: Tensor, pages: Tensor, length: int, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The first `length` slots of a request's pages: (P, page_size, G, K) -> (G, s, K).
 
-    With a `scale` (G,) they are multiplied by it and converted to `dtype`.
+    With a `scale` (G,) or (1,) they are multiplied by it and converted to `dtype`.
     """
     page_size = cache.shape[1]
     used = pages[: -(-length // page_size)]  # the last page may be partly used

@@ -26,7 +26,7 @@ def attention(
 
     Request n has the queries cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, which are the last of its seqused_k[n] tokens.
     Their keys and values are in the pages block_table[n], in order. Shapes: cu_seqlens_q (N + 1,), seqused_k (N,),
-    block_table (N, pages of the longest request). k_scale and v_scale (G,) multiply the numbers of an 8-bit cache.
+    block_table (N, pages of the longest request). k_scale and v_scale, (G,) or (1,), multiply an 8-bit cache.
     softmax_scale is K**-0.5 by default.
     """
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

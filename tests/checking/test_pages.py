@@ -132,6 +132,17 @@ def test_a_mistake_in_scales_is_caught_and_named(name: str) -> None:
     assert name in found.mistakes, found.diagnosis
 
 
+@pytest.mark.parametrize("name", [None, "scales_swapped", "scales_left_out_or_twice"])
+def test_a_function_may_take_one_scale_for_a_tensor(name: str | None) -> None:
+    scales = OF_SCALES[name] if name else lambda key, value: (key, value)
+    workload = EIGHT_BITS.with_axes({"cache_scales": "per_tensor"})
+    kept = list[tuple[Tensor, Tensor]]()
+    found = judged(in_8_bits(lambda *own: kept.append(own) or scales(*own)), workload)
+    assert {each.shape for pair in kept for each in pair} == {(1,)}
+    assert found.mistakes[:1] == ((name,) if name else ())
+    assert found.grade is (Grade.wrong if name else Grade.right)
+
+
 def test_a_shared_page_that_one_request_reads_is_named() -> None:
     found = judged(paged(weights=alone), SHARED)
     assert "shared_page_of_one" in found.mistakes, found.diagnosis

@@ -39,6 +39,7 @@ DRAWN = (masks.Boolean, masks.Document, masks.PaddingToNothing)
 """Masks that do not occur by mistake."""
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
 MASK_TILES = (16, 32, 64, 128)  # keys in a tile
+BY_FIRST_ROW = "tiles_skipped_by_first_row"
 MOVES = (-1, 1, -2, 2, -3, 3)  # by which an argument of a mask may be off
 MOST_ROWS = 256
 """Masks that show the same keys to this many queries, evenly spaced, or to all if there are fewer, count as equal."""
@@ -48,6 +49,7 @@ OUTPUT = "output"
 BETWEEN_ROWS = {"batch_for_positions", "heads_for_positions", "query_key_swapped", "softmax_over_queries"}
 """Mistakes with one form in which a query's answer depends on other queries: they need all query rows."""
 BLOCKS = (16, 32, 64, 128, 256)
+HEAD_BLOCKS = (2, 4, 8)
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # keys in a tile
 MOST_TILES = 12
 """With more tiles of one length, only those at both ends and in the middle are tried."""
@@ -146,6 +148,8 @@ def changed_masks(workload: Workload) -> Iterator[WrongMask]:
     for tile, (words, skips) in itertools.product(MASK_TILES, SKIPPED.items()) if rule.hides else ():
         if tile < workload.kv_len:
             yield "mask_skipped_in_tiles", f"{words}, of {tile} keys", partial(also_seen, tile=tile, skips=skips)
+    for tile in MASK_TILES if rule.hides and workload.batch_size > 1 else ():
+        yield BY_FIRST_ROW, f"tiles of {tile} keys", partial(seen_by_first_row, tile=tile)
     if workload.seq_len < workload.kv_len:
         first = lambda mask: mask.seen & (mask.keys < mask.sizes[1])  # noqa: E731
         yield "keys_cut", f"the first {workload.seq_len} of {workload.kv_len}", first
@@ -155,6 +159,13 @@ def also_seen(mask: RowMask, tile: int, skips: Callable[..., Tensor]) -> Tensor:
     """The visible keys, and all keys in tiles for which `skips(key's tile, query's tile, number of tiles)` is true."""
     number = -(-mask.sizes[2] // tile)
     return mask.seen | skips(mask.keys // tile, mask.queries // tile, number)
+
+
+def seen_by_first_row(mask: RowMask, tile: int) -> Tensor:
+    """The visible keys in tiles of which batch row 0 sees a key."""
+    seen = mask.seen[:1].any(dim=-2, keepdim=True)  # (1,1,1,S)
+    tiles = torch.stack([part.any(dim=-1) for part in seen.split(tile, dim=-1)], dim=-1)
+    return mask.seen & tiles.repeat_interleave(tile, dim=-1)[..., : seen.shape[-1]]
 
 
 SKIPPED: dict[str, Callable[..., Tensor]] = {
@@ -189,7 +200,7 @@ def wrong_masks(workload: Workload) -> Iterator[Mistake]:
         if is_alike or (keys.any() and numbers not in known):
             known |= set() if is_alike else {numbers}
             masked = lambda scores, mask, seen=seen: hide(mask.changed(scores), seen(mask))  # noqa: E731
-            yield wrong(name, detail, needs_all_rows=name == "mask_transposed", masked_scores=masked)
+            yield wrong(name, detail, needs_all_rows=name in {"mask_transposed", BY_FIRST_ROW}, masked_scores=masked)
 
 
 def changed(operand: str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -250,7 +261,10 @@ def reordered(workload: Workload) -> Iterator[Mistake]:
 
 
 def other_blocks(workload: Workload) -> Iterator[Mistake]:
-    """Block b * H + h, head h of batch row b, reads the keys and values of that number modulo a power of 2."""
+    """Heads read keys and values of a block with a similar number, or of the first head of their own block.
+
+    Block b * H + h, head h of batch row b, reads those of that number modulo a power of 2.
+    """
     number = workload.batch_size * workload.num_heads
     for most in (power for power in BLOCKS if power < number):
 
@@ -261,6 +275,11 @@ def other_blocks(workload: Workload) -> Iterator[Mistake]:
             return operands[0], *again
 
         yield wrong("block_index_cut", f"block n reads the keys and values of block n % {most}", heads=read)
+    heads, readers = torch.arange(workload.num_heads), workload.num_heads // workload.num_kv_heads
+    for size in (size for size in HEAD_BLOCKS if 1 < readers and readers % size and size < workload.num_heads):
+        group = heads // size * size // readers
+        other = lambda query, key, value, _, group=group: (query, key[:, group], value[:, group])  # noqa: E731
+        yield wrong("key_head_of_the_first", f"blocks of {size} heads", heads=other)
 
 
 def interleaved(query: Tensor, key: Tensor, value: Tensor, _: RowMask) -> tuple[Tensor, ...]:
@@ -422,6 +441,11 @@ def cut(query: Tensor, key: Tensor, mask: RowMask, width: int, scaled: int) -> T
     return product(query[..., :width], key[..., :width].mT) * mask.scale_for(scaled)
 
 
+def emptied(context: Tensor, width: int) -> Tensor:
+    """The outputs (B, H, R, V) with 0 after the first `width` columns."""
+    return context * (torch.arange(context.shape[-1]) < width)
+
+
 def turned(query: Tensor, key: Tensor, mask: RowMask, workload: Workload, turn: Callable[..., Tensor]) -> Tensor:
     """The scores of query and key, rotated by `turn(heads, positions)` instead of the workload's rotation."""
     query, key, _ = oracle.in_place(workload, mask.rows, (query, key, key), -1)
@@ -436,6 +460,9 @@ def widths(workload: Workload) -> Iterator[Mistake]:
             if 0 < first < width and (scaled == width or not workload.scale):
                 change = partial(cut, width=first, scaled=scaled)
                 yield wrong("width_cut", f"the first {first} of {width}{more}", scores=change)
+                if first < workload.value_dim:
+                    values = after("context", partial(emptied, width=first))
+                    yield wrong("width_cut", f"the first {first} of {width}{more}, and of the values", scores=change, context=values)
     for base, style in itertools.product(ROTARY_BASES, ("halves", "interleaved") if width % 2 == 0 else ()):
         turn = partial(oracle.rotated, base=base, is_interleaved=style == "interleaved")
         change = partial(turned, workload=workload, turn=turn)

@@ -188,7 +188,7 @@ def _print_certificate(certificate: Certificate) -> None:
     shape = certificate.workload
     plain, keys = Workload().axes(), f"S={shape.kv_len}"
     if shape.requests:
-        axes = ("batch", "page_size", "shared_prefix", "cache_dtype", "mask")
+        axes = ("batch", "page_size", "shared_prefix", "cache_dtype", "cache_scales", "mask")
         keys = " ".join(f"{axis}={shape.axes()[axis]}" for axis in axes if shape.axes()[axis] != plain[axis])
     sizes = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} {keys} {shape.dtype}"
     head = f"{certificate.implementation} ({sizes}):"

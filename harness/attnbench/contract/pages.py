@@ -140,7 +140,7 @@ def paged(
     num_pages: int,
     slots: Any,  # noqa: ANN401 - an array of numpy
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,).
+    """Pools (P, page_size, G, K or V) with the keys and values (1, G, S, K or V), and their scales, each (G,) or (1,).
 
     `slots` (S,) holds each key's slot. Slots without a key hold NaN, or 0 if the cache's form is ZEROS.
     """
@@ -171,7 +171,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def encoded(tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Convert keys or values (..., G, K) to the cache's dtype; for float8 divide by head scales (G,) and clamp."""
+    """Convert keys or values (..., G, K) to the cache's dtype; for float8 divide by scales (G,) or (1,) and clamp."""
     if dtype == SAME:
         return tensor
     largest = LARGEST_FLOAT8[dtype]

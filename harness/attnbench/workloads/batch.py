@@ -21,6 +21,7 @@ from attnbench.workloads.masks import LARGEST, Array, Mask, Span, Table
 NO_BATCH = "none"
 SAME = "same"  # the dtype of the call
 CACHE_DTYPES = (SAME, "float8_e4m3fn", "float8_e5m2")
+CACHE_SCALES = PER_HEAD, PER_TENSOR = ("per_head", "per_tensor")
 LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # largest finite number of each dtype
 SCALES = (0.125, 0.4375, 0.3125, 0.21875, 0.09375)
 """Scales of float8 caches: all different, and of few digits, so that scaled numbers are exact in half precision."""
@@ -131,7 +132,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     number of first tokens that all requests share. A query sees the last `window` keys up to its own; 0 means all.
     `form` changes only details that no result may depend on. By default unused slots and pages hold NaN, and with
     `zeros` 0; with `moved`, pages have another order; with `strided`, the pools of keys and values are views of one
-    buffer, in which their pages alternate.
+    buffer, in which their pages alternate. An 8-bit cache has a scale for each head, or one with `has_one_scale`.
     """
 
     batch: str
@@ -142,6 +143,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     form: str = ""
     window: int = 0
+    has_one_scale: bool = False
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -199,11 +201,15 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scales(self, name: str) -> list[float]:
-        """The factor of each head's stored keys or values (G,), by `name` key or value; all 1 without float8."""
+        """The factors of stored keys or values, by `name` key or value: (G,), or (1,) with `has_one_scale`.
+
+        Without float8 all are 1.
+        """
+        count = 1 if self.has_one_scale else self.num_heads
         if self.dtype == SAME:
-            return [1.0] * self.num_heads
+            return [1.0] * count
         first = self.seed + 2 * (name == "value")
-        return [SCALES[(first + head) % len(SCALES)] for head in range(self.num_heads)]
+        return [SCALES[(first + head) % len(SCALES)] for head in range(count)]
 
     @property
     def num_keys(self) -> int:

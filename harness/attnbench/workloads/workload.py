@@ -13,7 +13,10 @@ import msgspec
 from attnbench.units import did_you_mean
 from attnbench.workloads.batch import (
     CACHE_DTYPES,
+    CACHE_SCALES,
     NO_BATCH,
+    PER_HEAD,
+    PER_TENSOR,
     SAME,
     Cache,
     Request,
@@ -44,6 +47,7 @@ CHOICES = {
     "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
     "cache_dtype": CACHE_DTYPES,
+    "cache_scales": CACHE_SCALES,
 }
 MOST_THREADS = 1024  # PyTorch crashes with too many
 MOST_RANKS = 64  # each rank is a process
@@ -72,6 +76,7 @@ SHORT_NAMES = {
     "embed_dim": "d",
     "mask": "",
     "float32_matmul_precision": "matmul_",
+    "cache_scales": "",
 }
 """Prefixes of an axis's value in an id; other axes have their name as the prefix."""
 MASKS_BETWEEN = "|"
@@ -120,7 +125,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: str = NO_BATCH  # requests, as in 2q2k_32q1kv1k; replaces batch_size, seq_len and kv_len
     page_size: int = 0  # tokens in a page of the cache of keys and values: 16, 64, 256, ...; 0: no pages
     shared_prefix: int = 0  # number of first tokens that all requests share, with their pages
-    cache_dtype: str = SAME  # dtype of stored keys and values: the call's, or 8 bits with a scale for each head
+    cache_dtype: str = SAME  # dtype of stored keys and values: the call's, or 8 bits with scales
+    cache_scales: str = PER_HEAD  # scales of an 8-bit cache: one for each head, or one for the tensor
     world_size: int = 1  # number of ranks that compute one call together
 
     def __post_init__(self) -> None:
@@ -197,13 +203,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{given} and kv_len={self.kv_len} is not allowed: {needed}")
 
     def _fill_layout(self) -> None:
-        """Check the layout, and replace it by `contiguous` if it makes no difference to this workload."""
+        """Check the layout; replace it, and the scales of the cache, by the default where they make no difference."""
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # one head or batch row has nothing to share
             msgspec.structs.force_setattr(self, "layout", "contiguous")
+        if self.cache_dtype == SAME:
+            msgspec.structs.force_setattr(self, "cache_scales", PER_HEAD)
 
     def _fill_batch(self) -> None:
         """Check the axes of a batch of requests, and set batch_size, seq_len and kv_len from it."""
@@ -289,6 +297,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             dtype=self.cache_dtype,
             seed=self.seed,
             window=self.window,
+            has_one_scale=self.cache_scales == PER_TENSOR,
         )
 
     @property
